@@ -1,0 +1,273 @@
+"""What every room shares: the Message, its Kind, and the errors. No I/O and no third-party import.
+
+One model serves five protocols. A protocol maps its frames to messages and back; hub, journal,
+pipeline and command line only ever speak of messages.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from types import MappingProxyType
+
+_NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
+
+type_of_json = str | int | float | bool | None | list["type_of_json"] | dict[str, "type_of_json"]
+
+
+class Kind(StrEnum):
+    """What a message is for, in any protocol. A closed set."""
+
+    OPEN = "open"
+    CLOSE = "close"
+    REDIRECT = "redirect"
+    PING = "ping"
+    PONG = "pong"
+    EVENT = "event"
+    REQUEST = "request"
+    PROGRESS = "progress"
+    RESPONSE = "response"
+    CANCEL = "cancel"
+    ACK = "ack"
+    ERROR = "error"
+    OTHER = "other"
+
+
+KINDS: tuple[Kind, ...] = tuple(Kind)
+"""Every kind in a fixed order: columns hold a kind as its index in this tuple."""
+
+
+class Direction(StrEnum):
+    """Which way a message went: client to server, server to client, or a datagram."""
+
+    C2S = "c2s"
+    S2C = "s2c"
+    DGRAM = "dgram"
+
+    @property
+    def opposite(self) -> Direction:
+        """The direction answers take."""
+        return {Direction.C2S: Direction.S2C, Direction.S2C: Direction.C2S}.get(self, self)
+
+
+class Authenticity(StrEnum):
+    """What is known about who sent a message."""
+
+    NONE = "none"
+    VERIFIED = "verified"
+    SELF_SIGNED = "self-signed"
+    FAILED = "failed"
+    UNCHECKED = "unchecked"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message, whatever its protocol.
+
+    >>> reading = Message(kind=Kind.EVENT, topic="sensors/kitchen", body=b'{"c": 21.5}',
+    ...                   content_type="application/json")
+    >>> reading.value()
+    {'c': 21.5}
+    """
+
+    kind: Kind
+    topic: str | None = None
+    body: bytes = b""
+    id: str | None = None
+    correlation_id: str | None = None
+    status: str | None = None
+    content_type: str | None = None
+    attributes: Mapping[str, str] = field(default=_NO_ATTRIBUTES)
+    protocol: str = ""
+    time: int | None = None
+    """Nanoseconds since 1970 at which the last byte arrived."""
+    connection: str | None = None
+    direction: Direction | None = None
+    authenticity: Authenticity = Authenticity.NONE
+
+    def value(self) -> type_of_json | bytes:
+        """The body as a Python value: parsed where the content type is JSON, text where it is text."""
+        if self.content_type is None:
+            return self.body
+        if self.content_type == "application/json" or self.content_type.endswith("+json"):
+            return json.loads(self.body) if self.body else None  # type: ignore[no-any-return]
+        if self.content_type.startswith("text/"):
+            return self.body.decode()
+        return self.body
+
+    def with_(self, **changes: object) -> Message:
+        """A copy with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+    def to_cloudevent(self) -> dict[str, type_of_json]:
+        """This message as a CloudEvent 1.0 in JSON form.
+
+        >>> Message(kind=Kind.EVENT, topic="a/b", id="7", protocol="hsp").to_cloudevent()["type"]
+        'wireloom.event'
+        """
+        event: dict[str, type_of_json] = {
+            "specversion": "1.0",
+            "id": self.id or "",
+            "source": f"wireloom:{self.protocol or 'model'}/{self.connection or ''}",
+            "type": f"wireloom.{self.kind}",
+        }
+        optional = {
+            "subject": self.topic,
+            "datacontenttype": self.content_type,
+            "time": None if self.time is None else iso_time(self.time),
+            "wireloomcorrelationid": self.correlation_id,
+            "wireloomstatus": self.status,
+            "wireloomdirection": self.direction,
+            "wireloomauthenticity": None if self.authenticity == Authenticity.NONE else self.authenticity,
+            "wireloomattributes": json.dumps(dict(self.attributes)) if self.attributes else None,
+        }
+        event.update({name: str(value) for name, value in optional.items() if value is not None})
+        if self.body:
+            event["data_base64"] = base64.b64encode(self.body).decode()
+        return event
+
+    @classmethod
+    def from_cloudevent(cls, event: Mapping[str, type_of_json]) -> Message:
+        """The message a CloudEvent (JSON form) stands for; foreign events become events of their subject."""
+
+        def text(name: str) -> str | None:
+            value = event.get(name)
+            return None if value is None else str(value)
+
+        kind_name = (text("type") or "").removeprefix("wireloom.")
+        source = text("source") or ""
+        protocol, _, connection = source.removeprefix("wireloom:").partition("/")
+        ours = source.startswith("wireloom:")
+        time_text = text("time")
+        direction = text("wireloomdirection")
+        content_type = text("datacontenttype")
+        if "data_base64" in event:
+            body = base64.b64decode(text("data_base64") or "")
+        elif "data" in event:
+            data = event["data"]
+            as_text = isinstance(data, str) and (content_type or "").startswith("text/")
+            body = str(data).encode() if as_text else json.dumps(data).encode()
+            content_type = content_type or "application/json"
+        else:
+            body = b""
+        return cls(
+            kind=Kind(kind_name) if kind_name in KINDS else Kind.EVENT,
+            topic=text("subject") or (None if ours else text("type")),
+            body=body,
+            id=text("id") or None,
+            correlation_id=text("wireloomcorrelationid"),
+            status=text("wireloomstatus"),
+            content_type=content_type,
+            attributes=json.loads(text("wireloomattributes") or "{}"),
+            protocol=protocol if ours and protocol != "model" else "",
+            time=None if time_text is None else parse_iso_time(time_text),
+            connection=connection if ours and connection else None,
+            direction=None if direction is None else Direction(direction),
+            authenticity=Authenticity(text("wireloomauthenticity") or "none"),
+        )
+
+
+def iso_time(nanoseconds: int) -> str:
+    """A time as RFC 3339 text in UTC with nine decimals.
+
+    >>> iso_time(1_500_000_000)
+    '1970-01-01T00:00:01.500000000Z'
+    """
+    seconds, rest = divmod(nanoseconds, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+def parse_iso_time(text: str) -> int:
+    """The inverse of `iso_time`; any RFC 3339 time is understood.
+
+    >>> parse_iso_time("1970-01-01T00:00:01.500000000Z")
+    1500000000
+    """
+    head, dot, tail = text.partition(".")
+    digits = 0
+    if dot:
+        digits = next((i for i, c in enumerate(tail) if not c.isdigit()), len(tail))
+        fraction, tail = tail[:digits], tail[digits:]
+        nanoseconds = int(fraction.ljust(9, "0")[:9])
+        head += tail
+    else:
+        nanoseconds = 0
+    moment = datetime.fromisoformat(head)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp()) * 1_000_000_000 + nanoseconds
+
+
+class WireloomError(Exception):
+    """The root of every error this package raises on purpose."""
+
+
+class ProtocolViolation(WireloomError):
+    """The peer broke a rule of its protocol.
+
+    `clause` is a stable name such as `hsp.command.unknown`: the pipeline's `rejects` table and the
+    conformance reports use the same. `reply` is what goes on the wire before the connection closes.
+
+    >>> str(ProtocolViolation("hsp.command.unknown", "command 9", offset=12))
+    'hsp.command.unknown: command 9 (at byte 12)'
+    """
+
+    def __init__(self, clause: str, detail: str, *, reply: bytes = b"", offset: int | None = None) -> None:
+        super().__init__(clause, detail)
+        self.clause = clause
+        self.detail = detail
+        self.reply = reply
+        self.offset = offset
+
+    def __str__(self) -> str:
+        where = "" if self.offset is None else f" (at byte {self.offset})"
+        return f"{self.clause}: {self.detail}{where}"
+
+
+class HandshakeFailed(WireloomError):
+    """The peers could not agree to talk."""
+
+
+class PeerClosed(WireloomError):
+    """The connection is gone; whatever waited for it fails with this."""
+
+
+class RequestTimeout(WireloomError):
+    """No answer came in time."""
+
+
+class RequestFailed(WireloomError):
+    """The peer answered a request with an error.
+
+    >>> str(RequestFailed("404", b"no such topic"))
+    'request failed with 404: no such topic'
+    """
+
+    def __init__(self, code: str, body: bytes = b"") -> None:
+        super().__init__(code, body)
+        self.code = code
+        self.body = body
+
+    def __str__(self) -> str:
+        detail = self.body.decode(errors="replace")
+        return f"request failed with {self.code}" + (f": {detail}" if detail else "")
+
+
+class LimitExceeded(WireloomError):
+    """Something is larger or more than a limit allows; the text names the limit."""
+
+
+class NotSupported(WireloomError):
+    """The protocol has no way to say this."""
+
+
+class ConfigError(WireloomError):
+    """A setting is unknown or wrong; the text names it and what would be right."""
+
+
+class JournalError(WireloomError):
+    """The journal cannot be read or written; the text says where and what to do."""

@@ -1,0 +1,196 @@
+"""Many frames at a time: the contract of every `columns.py`, and the slow default made from a decoder.
+
+Input is one buffer and spans in it, each a run of bytes of one stream (one direction of one
+connection). Output is a table: a row a message, as numpy and Arrow arrays. Loaded only by the hub and
+the pipeline; numpy is needed here, pyarrow only when Arrow columns are asked for.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.model import KINDS, Direction, Kind
+from wireloom.protocols.contract import Decoded, Framing, Settings, decode_stream
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from wireloom.protocols.contract import Protocol
+
+KIND_CODES: Mapping[Kind, int] = {kind: code for code, kind in enumerate(KINDS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One direction of one connection: what must be known beside its bytes.
+
+    `state` is whatever the protocol carried over from the spans of an earlier call, as bytes only it
+    understands (an agreed serializer, half a split message).
+    """
+
+    direction: Direction
+    topics: Mapping[int, str] = field(default_factory=dict)
+    state: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Runs of bytes inside one buffer; runs of the same stream stand in order."""
+
+    data: NDArray[np.uint8]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    stream: NDArray[np.int32]
+    streams: Sequence[Stream]
+
+    @classmethod
+    def whole(cls, data: bytes, stream: Stream) -> Spans:
+        """One buffer that is one run of one stream."""
+        return cls(
+            np.frombuffer(data, np.uint8),
+            np.zeros(1, np.int64),
+            np.array([len(data)], np.int64),
+            np.zeros(1, np.int32),
+            (stream,),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Bytes of a span that did not decode. In a stream everything after them is lost with them."""
+
+    span: int
+    offset: int
+    size: int
+    clause: str
+    detail: str
+
+
+@dataclass(slots=True)
+class Columns:
+    """A row a message, in the order of the spans.
+
+    `offset` and `size` say where in the buffer the message's bytes are, `kind` is an index into
+    `KINDS`. The Arrow arrays have the types of the `messages` table. `consumed` says for each span up to
+    which offset of the buffer it was decoded or rejected: what lies between that and the span's end is the
+    beginning of a frame. `state` is what each stream wants to be given next time.
+    """
+
+    span: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    kind: NDArray[np.uint8]
+    topic: pa.Array
+    message_id: pa.Array
+    correlation_id: pa.Array
+    status: pa.Array
+    content_type: pa.Array
+    body: pa.Array
+    attributes: pa.Array
+    authenticity: pa.Array
+    rejects: list[Reject]
+    consumed: NDArray[np.int64]
+    state: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+
+class ColumnDecoder(abc.ABC):
+    """What a `columns.py` offers to the pipeline."""
+
+    def warm(self) -> None:
+        """Compile or load the kernels, so that the first call does not pay for it."""
+
+    @abc.abstractmethod
+    def decode(self, spans: Spans, settings: Settings) -> Columns:
+        """All messages of all spans. Must give exactly what `frames.py` gives for the same bytes."""
+
+
+class SlowColumns(ColumnDecoder):
+    """Columns for a protocol that has no kernel: one Python object a message."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.protocol = protocol
+
+    def decode(self, spans: Spans, settings: Settings) -> Columns:
+        """Decode span by span with the protocol's own decoder."""
+        import pyarrow as pa
+
+        rows: list[tuple[int, int, Decoded]] = []
+        rejects: list[Reject] = []
+        consumed = spans.end.copy()
+        broken: set[int] = set()
+        for index in range(len(spans.start)):
+            start, end = int(spans.start[index]), int(spans.end[index])
+            stream = spans.streams[spans.stream[index]]
+            if int(spans.stream[index]) in broken:
+                rejects.append(Reject(index, start, end - start, "stream.broken", AFTER_VIOLATION))
+                continue
+            decoder = self.protocol.decoder(stream.direction, settings, stream.topics)
+            for found in decode_stream(decoder, spans.data[start:end].tobytes(), final=False):
+                if isinstance(found, Decoded):
+                    rows.append((index, start + found.offset, found))
+                else:
+                    at, size = start + found.offset, len(found.data)
+                    rejects.append(Reject(index, at, size, found.clause, found.detail))
+            if decoder.violation is None:
+                consumed[index] = start + decoder.offset
+            elif self.protocol.framing is Framing.STREAM:
+                broken.add(int(spans.stream[index]))
+        messages = [found.message for _, _, found in rows]
+        text = pa.string()
+        return Columns(
+            span=np.array([index for index, _, _ in rows], np.int32),
+            offset=np.array([at for _, at, _ in rows], np.int64),
+            size=np.array([found.size for _, _, found in rows], np.int64),
+            kind=np.array([KIND_CODES[m.kind] for m in messages], np.uint8),
+            topic=pa.array([m.topic for m in messages], text),
+            message_id=pa.array([m.id for m in messages], text),
+            correlation_id=pa.array([m.correlation_id for m in messages], text),
+            status=pa.array([m.status for m in messages], text),
+            content_type=pa.array([m.content_type for m in messages], text),
+            body=pa.array([m.body for m in messages], pa.binary()),
+            attributes=pa.array([list(m.attributes.items()) for m in messages], pa.map_(text, text)),
+            authenticity=pa.array([str(m.authenticity) for m in messages], text),
+            rejects=rejects,
+            consumed=consumed,
+            state=[stream.state for stream in spans.streams],
+        )
+
+
+AFTER_VIOLATION = "follows a violation in the same direction, after which a peer closes the connection"
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _copy_slices(
+    data: NDArray[np.uint8], start: NDArray[np.int64], offsets: NDArray[np.int32], out: NDArray[np.uint8]
+) -> None:
+    for row in range(start.shape[0]):
+        source = start[row]
+        for position in range(offsets[row], offsets[row + 1]):
+            out[position] = data[source]
+            source += 1
+
+
+def gather(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64]) -> pa.Array:
+    """Slices of a buffer as one Arrow binary array; one copy, no Python object a slice."""
+    import pyarrow as pa
+
+    total = int(size.sum())
+    if total > np.iinfo(np.int32).max:
+        raise OverflowError("more than 2 GiB in one column: decode the input in smaller pieces")
+    offsets = np.zeros(len(start) + 1, np.int32)
+    np.cumsum(size, out=offsets[1:])
+    out = np.empty(total, np.uint8)
+    _copy_slices(data, start, offsets, out)
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(start), [None, pa.py_buffer(offsets), pa.py_buffer(out)]
+    )

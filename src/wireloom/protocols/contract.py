@@ -1,0 +1,428 @@
+"""What a protocol must offer to live in Wireloom: the contract between `protocols/` and every other room.
+
+A protocol is one object of a subclass of `Protocol`. It brings, each in a module of its own:
+
+- `frames.py`: the wire, one frame at a time, as frozen values (reached through `Protocol.decoder`
+  and `Protocol.encode`);
+- `session.py`: one end of one conversation (`Protocol.session`): bytes in, messages out;
+- `columns.py`: the wire again, thousands of frames a call (`Protocol.columns`, loaded only when asked
+  for, so that the bare library runs without numpy).
+
+The hub's own operations need no part of the contract: every protocol maps its extension points to
+requests for topics that begin with `$hub/` (see `HUB_PREFIX`), and the hub acts on those.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from wireloom.model import ConfigError, Direction, Message, ProtocolViolation
+
+if TYPE_CHECKING:
+    from wireloom.protocols.columns import ColumnDecoder
+
+HUB_PREFIX = "$hub/"
+"""Requests for topics under this prefix are operations of the hub profile: `$hub/subscribe`,
+`$hub/unsubscribe`, `$hub/provide`, `$hub/withdraw`, `$hub/map`, each with a JSON body, and
+`$hub/publish/<topic>`, an acknowledged publish of the request's body."""
+
+CUT = "stream.cut"
+"""The clause of a frame that is cut off by the end of its stream."""
+
+
+class Role(StrEnum):
+    """Which end of a conversation a session is."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+    @property
+    def sends(self) -> Direction:
+        """The direction of what this end sends."""
+        return Direction.C2S if self is Role.CLIENT else Direction.S2C
+
+
+class Framing(StrEnum):
+    """What a violation does to the bytes after it."""
+
+    STREAM = "stream"
+    """The rest of that direction is lost with it."""
+    LINES = "lines"
+    """The next line stands alone."""
+    DATAGRAM = "datagram"
+    """Each datagram stands alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A URL scheme, the transport behind it and the port it uses when the URL names none."""
+
+    name: str
+    transport: str
+    port: int
+    secure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Base of a protocol's settings: a frozen dataclass with a default for every field.
+
+    >>> @dataclass(frozen=True, slots=True)
+    ... class Example(Settings):
+    ...     max_payload: int = 8192
+    >>> Example.parse({"max_payload": "100"})
+    Example(max_payload=100)
+    >>> Example.parse({"max_paylod": 1})
+    Traceback (most recent call last):
+    wireloom.model.ConfigError: unknown setting 'max_paylod'; known: max_payload
+    """
+
+    @classmethod
+    def parse(cls, values: Mapping[str, object]) -> Self:
+        """Settings from plain values (TOML, command line), checked by name and type."""
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        hints = typing.get_type_hints(cls)
+        parsed: dict[str, Any] = {}
+        for name, value in values.items():
+            if name not in fields:
+                raise ConfigError(f"unknown setting {name!r}; known: {', '.join(sorted(fields))}")
+            parsed[name] = _coerce(name, value, hints[name])
+        return cls(**parsed)
+
+
+_BOOLEANS = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}
+
+
+def _coerce(name: str, value: object, hint: object) -> object:
+    """`value` as the type the settings field asks for, or a ConfigError that says what is wanted."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        origin = typing.get_origin(option) or option
+        if value is None and option is types.NoneType:
+            return None
+        if option is bool:
+            if isinstance(value, bool):
+                return value
+            if isinstance(value, str) and value.lower() in _BOOLEANS:
+                return _BOOLEANS[value.lower()]
+        elif option in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
+            try:
+                number: float = int(value) if option is int else float(value)
+            except ValueError:
+                continue
+            if not (option is int and isinstance(value, float) and value != number):
+                return number
+        elif isinstance(option, type) and issubclass(option, Enum):
+            try:
+                return option(value)
+            except ValueError:
+                continue
+        elif isinstance(origin, type) and isinstance(value, origin):
+            return value
+        elif origin is tuple and isinstance(value, list):
+            return tuple(value)
+    wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options)
+    raise ConfigError(f"setting {name!r} is {value!r}; it must be of type {wanted}")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One message and where it stood in the stream; `frame` is the protocol's own value."""
+
+    message: Message
+    frame: object
+    offset: int
+    size: int
+
+
+class Decoder(abc.ABC):
+    """Frames of one direction of one connection, one at a time: feed bytes, then iterate.
+
+    Iteration stops when the buffer holds no complete frame; feed more and iterate again. The first
+    violation raises `ProtocolViolation` with its offset. For `Framing.STREAM` it is final and raises
+    again; for lines and datagrams the bad unit is gone and iteration goes on after it.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._taken = 0
+        """Bytes of the buffer already decoded; cut off in one go, not per frame."""
+        self.offset = 0
+        """Stream offset of the first byte not yet decoded."""
+        self.violation: ProtocolViolation | None = None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Add bytes in the order of the stream."""
+        if self._taken:
+            del self._buffer[: self._taken]
+            self._taken = 0
+        self._buffer += data
+
+    @property
+    def buffered(self) -> bytes:
+        """Bytes fed and not decoded yet: the beginning of a frame, or what follows a violation."""
+        return bytes(self._buffer[self._taken :])
+
+    @abc.abstractmethod
+    def decode_one(self, buffer: bytearray, start: int) -> tuple[object, int] | None:
+        """The frame at `start` and where it ends, or None when the buffer holds only a part of it.
+
+        Must raise as soon as a limit is broken, before the bytes it speaks of are waited for.
+        """
+
+    @abc.abstractmethod
+    def to_message(self, frame: object) -> Message | None:
+        """What the frame means; None while it is a part of a larger message."""
+
+    def __iter__(self) -> Iterator[Decoded]:
+        return self
+
+    def __next__(self) -> Decoded:
+        if self.violation is not None:
+            raise self.violation
+        while True:
+            try:
+                found = self.decode_one(self._buffer, self._taken)
+                if found is None:
+                    raise StopIteration
+                frame, end = found
+                size = end - self._taken
+                message = self.to_message(frame)
+            except ProtocolViolation as violation:
+                if violation.offset is None:
+                    violation.offset = self.offset
+                self._after_violation(violation)
+                raise
+            start = self.offset
+            self._taken = end
+            self.offset += size
+            if message is not None:
+                return Decoded(message, frame, start, size)
+
+    def _after_violation(self, violation: ProtocolViolation) -> None:
+        """Remember a final violation. Decoders of lines and datagrams skip the bad unit instead."""
+        self.violation = violation
+
+
+class SessionState(StrEnum):
+    """Where a conversation stands."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+    """We said goodbye and send nothing new."""
+    CLOSED = "closed"
+    """Send what is left in `outgoing`, then close the transport."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What a session took from one read.
+
+    `data` is the run of complete, accepted frames exactly as they came, for the journal. `messages`
+    are those frames as messages, in order. A session with column kernels may leave `messages` empty
+    and fill `bulk` instead; then no object was made per message.
+    """
+
+    data: bytes | memoryview = b""
+    messages: Sequence[Message] = ()
+    bulk: Bulk | None = None
+
+    @property
+    def count(self) -> int:
+        """How many messages the run holds."""
+        return len(self.messages) if self.bulk is None else self.bulk.count
+
+
+class Bulk(abc.ABC):
+    """Many messages of one read in columns: the hub's way to route and acknowledge without objects."""
+
+    count: int
+
+    @abc.abstractmethod
+    def topics(self) -> Sequence[str]:
+        """The topics that events and acknowledged publishes of this run are for, each once."""
+
+    @abc.abstractmethod
+    def messages(self, topic: str | None = None) -> list[Message]:
+        """The events and publishes of one topic (or of all) as messages, in order."""
+
+    @abc.abstractmethod
+    def forward(self, topic: str) -> bytes:
+        """The events and publishes of one topic as unacknowledged frames for a peer of this protocol."""
+
+    @abc.abstractmethod
+    def others(self) -> list[Message]:
+        """Everything that is neither event nor publish, as messages: responses, errors, pings."""
+
+    @abc.abstractmethod
+    def acknowledgements(self, refused: frozenset[str] = frozenset()) -> bytes:
+        """The answers to all acknowledged publishes of the run, as frames.
+
+        What was published to a topic in `refused` is answered with the protocol's plain error.
+        """
+
+
+class Session(abc.ABC):
+    """One end of one conversation. No clock, no socket, no randomness that is not passed in.
+
+    The owner calls `connected` once, `receive` with what the transport read, `expire` when `deadline`
+    has passed, and after each of them writes what `outgoing` returns and closes the transport when
+    `state` is CLOSED. `now` is any monotonic clock in seconds.
+
+    A peer's mistake never raises: messages before it are returned, `violation` says what it was,
+    `outgoing` holds the last words and `state` is CLOSED. The caller's own mistakes do raise.
+    """
+
+    state: SessionState = SessionState.OPENING
+    violation: ProtocolViolation | None = None
+    close_reason: str | None = None
+    refused: bytes = b""
+    """After a violation: the bytes that were not accepted (the bad frame and what followed)."""
+    counters: dict[str, int]
+    """Things that are counted and otherwise ignored, by clause (unknown ids, unasked pongs)."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.counters = {}
+
+    def connected(self, now: float) -> None:
+        """The transport is up: say hello, start timers."""
+        self.state = SessionState.OPEN
+
+    @abc.abstractmethod
+    def receive(self, data: bytes, now: float) -> Run:
+        """Take bytes from the transport."""
+
+    def end_of_input(self, now: float) -> None:
+        """The peer will send no more. What is still owed to it can be sent."""
+        self.state = SessionState.CLOSED
+
+    @abc.abstractmethod
+    def outgoing(self) -> bytes:
+        """Bytes to write now; they are handed out once."""
+
+    def deadline(self) -> float | None:
+        """When `expire` wants to be called, if nothing else happens."""
+        return None
+
+    def expire(self, now: float) -> Run:
+        """A deadline has passed: send pings, resend, give up."""
+        return Run()
+
+    @abc.abstractmethod
+    def send(self, message: Message, now: float) -> Message:
+        """Queue a message; returned with the id (and whatever else) it got on the wire.
+
+        Events, requests, progress, responses, errors and cancels are sent this way; `correlation_id`
+        of an answer is the `id` of its request. Raises NotSupported for what the protocol cannot
+        say, LimitExceeded for what is too large, PeerClosed when it is too late.
+        """
+
+    def send_frames(self, frames: bytes) -> None:
+        """Queue frames that are encoded already (from `Bulk.forward` or `Bulk.acknowledgements`)."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def close(self, now: float, reason: str = "") -> None:
+        """Say goodbye as the protocol does it."""
+
+    def outstanding(self) -> Sequence[Message]:
+        """Requests sent and not answered yet, in the order they were sent."""
+        return ()
+
+    def topic_numbers(self) -> Mapping[int, str]:
+        """The numbers that stand for topics on this connection, in protocols that number them."""
+        return {}
+
+    def count(self, what: str) -> None:
+        """Count something that is otherwise ignored."""
+        self.counters[what] = self.counters.get(what, 0) + 1
+
+
+class Protocol(abc.ABC):
+    """One protocol: its names, and the way to its frames, sessions and columns."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    schemes: ClassVar[tuple[Scheme, ...]]
+    framing: ClassVar[Framing] = Framing.STREAM
+    settings_type: ClassVar[type[Settings]]
+    clauses: ClassVar[Mapping[str, str]]
+    """Every clause a violation can name, and the sentence of the specification behind it."""
+
+    def settings(self, values: Mapping[str, object] | None = None) -> Settings:
+        """Settings from plain values."""
+        return self.settings_type.parse(values or {})
+
+    @abc.abstractmethod
+    def decoder(
+        self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None
+    ) -> Decoder:
+        """A decoder for one direction of one connection.
+
+        `topics` are the numbers that stand for topics, in protocols that number them.
+        """
+
+    @abc.abstractmethod
+    def encode(self, message: Message, settings: Settings, topics: Mapping[int, str] | None = None) -> bytes:
+        """One message as bytes on the wire; the inverse of decoding."""
+
+    @abc.abstractmethod
+    def session(
+        self, role: Role, settings: Settings, *, unique: int = 0, topics: Mapping[int, str] | None = None
+    ) -> Session:
+        """A session at the start of its life. `unique` seeds whatever ids the protocol draws."""
+
+    @abc.abstractmethod
+    def recognise(self, head: bytes, direction: Direction) -> bool:
+        """Whether a stream that begins with `head` is likely to be this protocol."""
+
+    def columns(self) -> ColumnDecoder:
+        """The fast decoder; by default a slow one made from `decoder`."""
+        from wireloom.protocols.columns import SlowColumns
+
+        return SlowColumns(self)
+
+    def scheme(self, name: str) -> Scheme:
+        """The scheme of that name."""
+        return next(s for s in self.schemes if s.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Bytes that did not decode: from `offset` to the end of the unit that is lost with them."""
+
+    clause: str
+    detail: str
+    offset: int
+    data: bytes
+
+
+def decode_stream(decoder: Decoder, data: bytes, *, final: bool = True) -> Iterator[Decoded | Rejected]:
+    """Everything a whole stream holds, messages and rejects in order; every byte is in exactly one of them.
+
+    `decoder` is fresh. With `final` a frame that is cut off at the end is a reject, too.
+    """
+    decoder.feed(data)
+    while True:
+        start = decoder.offset
+        try:
+            for decoded in decoder:
+                start = decoded.offset + decoded.size
+                yield decoded
+            break
+        except ProtocolViolation as violation:
+            end = len(data) if decoder.violation is not None else decoder.offset
+            yield Rejected(violation.clause, violation.detail, start, data[start:end])
+            if decoder.violation is not None:
+                return
+    if final and decoder.offset < len(data):
+        yield Rejected(CUT, "the stream ends inside a frame", decoder.offset, data[decoder.offset :])

@@ -1,0 +1,174 @@
+"""The frames of hsp: seven commands, integers in big-endian, byte arrays with a 32-bit length.
+
+Implements the sections "Data Types" and "Commands" of the hsp specification. One frame at a time;
+`columns.py` does the same for thousands.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from wireloom.model import ProtocolViolation
+
+MAX_PAYLOAD_DEFAULT = 8192
+MAX_PAYLOAD_LIMIT = 2**32 - 1
+
+CLAUSES = {
+    "hsp.command.unknown": "The command is one of 0 to 6 (Commands)",
+    "hsp.payload.too-large": "The application may restrict the maximum length (ByteArray)",
+    "hsp.message-id.reused": "A MessageID is reused only once a response was received for it (DATA_ACK)",
+}
+
+
+class Command(IntEnum):
+    """The first byte of every frame."""
+
+    DATA = 0
+    DATA_ACK = 1
+    ACK = 2
+    PING = 3
+    PONG = 4
+    ERROR = 5
+    ERROR_UNDEF = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Send data, don't expect acknowledgement."""
+
+    type: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DataAck:
+    """Send data, expect `Ack`, `Error` or `ErrorUndef` in return."""
+
+    message_id: int
+    type: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Acknowledge a previous `DataAck`."""
+
+    message_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Expect `Pong` in return."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Response to `Ping`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """A previous `DataAck` could not be processed: error code and details."""
+
+    message_id: int
+    type: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorUndef:
+    """A previous `DataAck` could not be processed, for an unknown reason."""
+
+    message_id: int
+
+
+Frame = Data | DataAck | Ack | Ping | Pong | Error | ErrorUndef
+
+PING, PONG = Ping(), Pong()
+
+_HEAD_DATA = struct.Struct(">BHI")
+_HEAD_DATA_ACK = struct.Struct(">BIHI")
+_HEAD_ID = struct.Struct(">BI")
+
+
+def encode(frame: Frame) -> bytes:
+    """A frame as bytes.
+
+    >>> encode(Data(7, b"hello")).hex()
+    '0000070000000568656c6c6f'
+    >>> encode(Ack(1)).hex()
+    '0200000001'
+    """
+    match frame:
+        case Data(type_, payload):
+            return _HEAD_DATA.pack(Command.DATA, type_, len(payload)) + payload
+        case DataAck(message_id, type_, payload):
+            return _HEAD_DATA_ACK.pack(Command.DATA_ACK, message_id, type_, len(payload)) + payload
+        case Error(message_id, type_, payload):
+            return _HEAD_DATA_ACK.pack(Command.ERROR, message_id, type_, len(payload)) + payload
+        case Ack(message_id):
+            return _HEAD_ID.pack(Command.ACK, message_id)
+        case ErrorUndef(message_id):
+            return _HEAD_ID.pack(Command.ERROR_UNDEF, message_id)
+        case Ping():
+            return bytes((Command.PING,))
+        case Pong():
+            return bytes((Command.PONG,))
+
+
+def decode(
+    buffer: bytes | bytearray, start: int = 0, max_payload: int = MAX_PAYLOAD_DEFAULT
+) -> tuple[Frame, int] | None:
+    """The frame at `start` and where it ends; None when only a part of it is there.
+
+    >>> decode(bytes.fromhex("0000070000000568656c6c6f"))
+    (Data(type=7, payload=b'hello'), 12)
+    >>> decode(bytes.fromhex("00000700")) is None
+    True
+    >>> decode(b"\\x09")
+    Traceback (most recent call last):
+    wireloom.model.ProtocolViolation: hsp.command.unknown: command 9
+    """
+    available = len(buffer) - start
+    if available < 1:
+        return None
+    command = buffer[start]
+    if command == Command.DATA:
+        if available < _HEAD_DATA.size:
+            return None
+        _, type_, length = _HEAD_DATA.unpack_from(buffer, start)
+        _check_length(length, max_payload, reply_to=None)
+        body = start + _HEAD_DATA.size
+        return None if len(buffer) < body + length else (Data(type_, bytes(buffer[body : body + length])), body + length)
+    if command in (Command.DATA_ACK, Command.ERROR):
+        if available < _HEAD_DATA_ACK.size:
+            return None
+        _, message_id, type_, length = _HEAD_DATA_ACK.unpack_from(buffer, start)
+        _check_length(length, max_payload, reply_to=message_id if command == Command.DATA_ACK else None)
+        body = start + _HEAD_DATA_ACK.size
+        if len(buffer) < body + length:
+            return None
+        frame = DataAck if command == Command.DATA_ACK else Error
+        return frame(message_id, type_, bytes(buffer[body : body + length])), body + length
+    if command in (Command.ACK, Command.ERROR_UNDEF):
+        if available < _HEAD_ID.size:
+            return None
+        _, message_id = _HEAD_ID.unpack_from(buffer, start)
+        return (Ack(message_id) if command == Command.ACK else ErrorUndef(message_id)), start + _HEAD_ID.size
+    if command == Command.PING:
+        return PING, start + 1
+    if command == Command.PONG:
+        return PONG, start + 1
+    raise ProtocolViolation("hsp.command.unknown", f"command {command}")
+
+
+def _check_length(length: int, max_payload: int, reply_to: int | None) -> None:
+    """Refuse a length before memory is taken for it; a `DATA_ACK` still gets its answer."""
+    if length > max_payload:
+        raise ProtocolViolation(
+            "hsp.payload.too-large",
+            f"payload of {length} bytes; max_payload is {max_payload}",
+            reply=b"" if reply_to is None else encode(ErrorUndef(reply_to)),
+        )

@@ -1,0 +1,68 @@
+"""Finds protocols: the built-in ones and those of other packages, the same way.
+
+A package brings a protocol by an entry point in the group `wireloom.protocols` that names an object
+of a subclass of `contract.Protocol`. The built-in ones are listed here as well, so that a source tree
+works before it is installed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from wireloom.model import ConfigError
+from wireloom.protocols.contract import Protocol, Scheme
+
+GROUP = "wireloom.protocols"
+
+BUILT_IN = {
+    "hsp": "wireloom.protocols.hsp:HSP",
+}
+
+
+@cache
+def protocols() -> dict[str, Protocol]:
+    """All protocols by name.
+
+    >>> "hsp" in protocols()
+    True
+    """
+    references = dict(BUILT_IN)
+    references.update({entry.name: entry.value for entry in entry_points(group=GROUP)})
+    found: dict[str, Protocol] = {}
+    for name, reference in references.items():
+        module, _, attribute = reference.partition(":")
+        protocol = getattr(import_module(module), attribute)
+        if not isinstance(protocol, Protocol) or protocol.name != name:
+            raise ConfigError(f"entry point {name} = {reference} of {GROUP} is not a protocol named {name!r}")
+        found[name] = protocol
+    return found
+
+
+def protocol(name: str) -> Protocol:
+    """The protocol of that name.
+
+    >>> protocol("smtp")
+    Traceback (most recent call last):
+    wireloom.model.ConfigError: unknown protocol 'smtp'; known: ...
+    """
+    try:
+        return protocols()[name]
+    except KeyError:
+        known = ", ".join(sorted(protocols()))
+        raise ConfigError(f"unknown protocol {name!r}; known: {known}") from None
+
+
+def scheme(name: str) -> tuple[Protocol, Scheme]:
+    """The protocol and transport behind a URL scheme.
+
+    >>> scheme("hsp")[1].port
+    5042
+    """
+    for candidate in protocols().values():
+        for known in candidate.schemes:
+            if known.name == name:
+                return candidate, known
+    names = ", ".join(sorted(s.name for p in protocols().values() for s in p.schemes))
+    raise ConfigError(f"unknown URL scheme {name!r}; known: {names}")
