@@ -81,7 +81,7 @@ class Message:
     correlation_id: str | None = None
     status: str | None = None
     content_type: str | None = None
-    attributes: Mapping[str, str] = field(default=_NO_ATTRIBUTES)
+    attributes: Mapping[str, str] = field(default_factory=lambda: _NO_ATTRIBUTES)
     protocol: str = ""
     time: int | None = None
     """Nanoseconds since 1970 at which the last byte arrived."""

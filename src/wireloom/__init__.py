@@ -1,0 +1,1 @@
+"""Wireloom: five lightweight messaging protocols, one API."""
