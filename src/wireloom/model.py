@@ -265,6 +265,10 @@ class NotSupported(WireloomError):
     """The protocol has no way to say this."""
 
 
+class BodyError(WireloomError):
+    """A value does not fit the format or the schema of the body it should become."""
+
+
 class ConfigError(WireloomError):
     """A setting is unknown or wrong; the text names it and what would be right."""
 

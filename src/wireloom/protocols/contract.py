@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from wireloom.model import ConfigError, Direction, Message, ProtocolViolation
+from wireloom.model import ConfigError, Direction, Message, NotSupported, ProtocolViolation
 
 if TYPE_CHECKING:
     from wireloom.protocols.columns import ColumnDecoder
@@ -234,11 +234,13 @@ class Run:
     data: bytes | memoryview = b""
     messages: Sequence[Message] = ()
     bulk: Bulk | None = None
+    ignored: int = 0
+    """Messages that `data` holds and `messages` does not: valid on the wire, but nobody is to act on them."""
 
     @property
     def count(self) -> int:
-        """How many messages the run holds."""
-        return len(self.messages) if self.bulk is None else self.bulk.count
+        """How many messages the run's data holds."""
+        return len(self.messages) + self.ignored if self.bulk is None else self.bulk.count
 
 
 class Bulk(abc.ABC):
@@ -263,8 +265,12 @@ class Bulk(abc.ABC):
         """Everything that is neither event nor publish, as messages: responses, errors, pings."""
 
     @abc.abstractmethod
+    def take(self, topic: str) -> list[Message]:
+        """Take a topic out of the bulk: its messages will be handled, and answered, one by one."""
+
+    @abc.abstractmethod
     def acknowledgements(self, refused: frozenset[str] = frozenset()) -> bytes:
-        """The answers to all acknowledged publishes of the run, as frames.
+        """The answers to all acknowledged publishes left in the bulk, as frames; they count as answered.
 
         What was published to a topic in `refused` is answered with the protocol's plain error.
         """
@@ -288,6 +294,10 @@ class Session(abc.ABC):
     """After a violation: the bytes that were not accepted (the bad frame and what followed)."""
     counters: dict[str, int]
     """Things that are counted and otherwise ignored, by clause (unknown ids, unasked pongs)."""
+    content_type: str | None = None
+    """What bodies are on this connection, where the protocol agrees on that; see `Protocol.format_for`."""
+    epoch: float = 0.0
+    """What to add to `now` to get seconds since 1970; the owner sets it, for ids that tell the time."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -326,9 +336,13 @@ class Session(abc.ABC):
         say, LimitExceeded for what is too large, PeerClosed when it is too late.
         """
 
-    def send_frames(self, frames: bytes) -> None:
+    def send_frames(self, encoded: bytes) -> None:
         """Queue frames that are encoded already (from `Bulk.forward` or `Bulk.acknowledgements`)."""
         raise NotImplementedError
+
+    def enable_bulk(self) -> bool:
+        """Allow `receive` to answer with `Run.bulk` for large reads; False where there is no kernel."""
+        return False
 
     @abc.abstractmethod
     def close(self, now: float, reason: str = "") -> None:
@@ -347,6 +361,24 @@ class Session(abc.ABC):
         self.counters[what] = self.counters.get(what, 0) + 1
 
 
+class Format(typing.Protocol):
+    """How Python values become bodies of one content type, and back.
+
+    `dumps` raises `BodyError` for a value the format cannot hold, `loads` a `ProtocolViolation` for
+    bytes that are not of the format.
+    """
+
+    @property
+    def content_type(self) -> str:
+        """The content type of what `dumps` returns."""
+
+    def dumps(self, value: object) -> bytes:
+        """A value as a body."""
+
+    def loads(self, data: bytes) -> object:
+        """The value a body stands for."""
+
+
 class Protocol(abc.ABC):
     """One protocol: its names, and the way to its frames, sessions and columns."""
 
@@ -357,6 +389,8 @@ class Protocol(abc.ABC):
     settings_type: ClassVar[type[Settings]]
     clauses: ClassVar[Mapping[str, str]]
     """Every clause a violation can name, and the sentence of the specification behind it."""
+    decode_options: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
+    """Options of `wireloom decode` that only this protocol has, and the setting each of them gives."""
 
     def settings(self, values: Mapping[str, object] | None = None) -> Settings:
         """Settings from plain values."""
@@ -390,6 +424,17 @@ class Protocol(abc.ABC):
         from wireloom.protocols.columns import SlowColumns
 
         return SlowColumns(self)
+
+    def format_for(self, content_type: str | None) -> Format | None:
+        """How bodies of this content type are read and written, where the protocol says so."""
+        return None
+
+    def redirected(self, url: str, settings: Settings, *, secure: bool) -> str:
+        """The URL to connect to after a `redirect` message that named `url`; `secure` if TLS was in use.
+
+        Raises NotSupported for a redirect that must not be followed.
+        """
+        raise NotSupported(f"{self.name} has no redirects")
 
     def scheme(self, name: str) -> Scheme:
         """The scheme of that name."""
