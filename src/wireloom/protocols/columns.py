@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from wireloom.protocols.contract import Protocol
 
+BROKEN = "stream.broken"
+AFTER_VIOLATION = "follows a violation in the same direction, after which a peer closes the connection"
+
 KIND_CODES: Mapping[Kind, int] = {kind: code for code, kind in enumerate(KINDS)}
 
 
@@ -132,7 +135,7 @@ class SlowColumns(ColumnDecoder):
             start, end = int(spans.start[index]), int(spans.end[index])
             stream = spans.streams[spans.stream[index]]
             if int(spans.stream[index]) in broken:
-                rejects.append(Reject(index, start, end - start, "stream.broken", AFTER_VIOLATION))
+                rejects.append(Reject(index, start, end - start, BROKEN, AFTER_VIOLATION))
                 continue
             decoder = self.protocol.decoder(stream.direction, settings, stream.topics)
             for found in decode_stream(decoder, spans.data[start:end].tobytes(), final=False):
@@ -164,9 +167,6 @@ class SlowColumns(ColumnDecoder):
             consumed=consumed,
             state=[stream.state for stream in spans.streams],
         )
-
-
-AFTER_VIOLATION = "follows a violation in the same direction, after which a peer closes the connection"
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -1,0 +1,219 @@
+"""One large read of an hsp connection in columns: routed and acknowledged without an object a message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.model import Message, ProtocolViolation
+from wireloom.protocols.columns import Spans, Stream
+from wireloom.protocols.contract import Bulk
+from wireloom.protocols.hsp import frames
+from wireloom.protocols.hsp.columns import scan, violation_at
+from wireloom.protocols.hsp.profile import FIRST_RESERVED, LAST_RESERVED, MAP_TYPE
+from wireloom.protocols.hsp.protocol import to_message
+
+if TYPE_CHECKING:
+    from wireloom.protocols.hsp.session import HspSession
+
+_DATA, _DATA_ACK, _ACK = int(frames.Command.DATA), int(frames.Command.DATA_ACK), int(frames.Command.ACK)
+_PING, _PONG = int(frames.Command.PING), int(frames.Command.PONG)
+_ERROR_UNDEF = int(frames.Command.ERROR_UNDEF)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _ascending(ids: NDArray[np.int64]) -> bool:
+    for row in range(1, ids.shape[0]):
+        if ids[row] <= ids[row - 1]:
+            return False
+    return True
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _write_answers(
+    ids: NDArray[np.int64], refused: NDArray[np.bool_], ack: int, error: int, out: NDArray[np.uint8]
+) -> None:
+    at = 0
+    for row in range(ids.shape[0]):
+        number = ids[row]
+        out[at] = error if refused[row] else ack
+        out[at + 1] = (number >> 24) & 0xFF
+        out[at + 2] = (number >> 16) & 0xFF
+        out[at + 3] = (number >> 8) & 0xFF
+        out[at + 4] = number & 0xFF
+        at += 5
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _write_data(
+    data: NDArray[np.uint8],
+    type_: int,
+    body: NDArray[np.int64],
+    size: NDArray[np.int64],
+    out: NDArray[np.uint8],
+) -> None:
+    """`DATA` frames of one type around the given payloads."""
+    at = 0
+    for row in range(body.shape[0]):
+        length = size[row]
+        out[at] = _DATA
+        out[at + 1] = (type_ >> 8) & 0xFF
+        out[at + 2] = type_ & 0xFF
+        out[at + 3] = (length >> 24) & 0xFF
+        out[at + 4] = (length >> 16) & 0xFF
+        out[at + 5] = (length >> 8) & 0xFF
+        out[at + 6] = length & 0xFF
+        at += 7
+        source = body[row]
+        for _ in range(length):
+            out[at] = data[source]
+            at += 1
+            source += 1
+
+
+class HspBulk(Bulk):
+    """The frames of one read. Made by `HspSession.receive`, which keeps the conversation's rules."""
+
+    def __init__(self, session: HspSession, buffer: bytes) -> None:
+        self._session = session
+        self._names = session.names
+        self._buffer = buffer
+        self._data = np.frombuffer(buffer, np.uint8)
+        direction = session.role.sends.opposite
+        limit = session.settings.max_payload
+        found = scan(Spans.whole(buffer, Stream(direction)), limit)
+        self._direction = direction
+        self.consumed = int(found.consumed[0])
+        self.violation: ProtocolViolation | None = None
+        if found.bad[0] >= 0:
+            self.violation = violation_at(self._data, int(found.bad[0]), limit)
+        self.remaps = self._names.profile and bool((found.type == MAP_TYPE).any())
+        if self.remaps:
+            return
+        rows = self._check_ids(found.id, found.command, found.offset)
+        self.count = rows
+        self._offset = found.offset[:rows]
+        self._command = found.command[:rows]
+        self._type = found.type[:rows]
+        self._id = found.id[:rows]
+        self._body = found.body[:rows]
+        self._body_size = found.body_size[:rows]
+        counts = np.bincount(self._command, minlength=7)
+        self.pings, self.pongs = int(counts[_PING]), int(counts[_PONG])
+        self._plain = self._command <= _DATA_ACK
+        if self._names.profile:
+            self._plain &= (self._type < FIRST_RESERVED) | (self._type > LAST_RESERVED)
+        self._settle_owed()
+        self._others = [] if int(self._plain.sum()) == rows else self._make_others()
+        self._numbers = {self._names.topic(int(n)): int(n) for n in np.flatnonzero(self._type_counts())}
+
+    def _settle_owed(self) -> None:
+        """Which ids the acknowledgements of this bulk will answer."""
+        self._owed = self._id[self._plain & (self._command == _DATA_ACK)]
+        self.owes = len(self._owed) > 0
+        self.owed_bounds = (int(self._owed.min()), int(self._owed.max())) if self.owes else (0, -1)
+
+    def _type_counts(self) -> NDArray[np.int64]:
+        return np.bincount(self._type[self._plain], minlength=1)
+
+    def _check_ids(
+        self, ids: NDArray[np.int64], command: NDArray[np.uint8], offset: NDArray[np.int64]
+    ) -> int:
+        """How many frames are accepted: all before a `DATA_ACK` whose id is still unanswered."""
+        asking = np.flatnonzero(command == _DATA_ACK)
+        new = ids[asking]
+        if not len(new):
+            return len(ids)
+        owed = self._session.owed_range()
+        if _ascending(new) and (owed is None or new[0] > owed[1] or new[-1] < owed[0]):
+            return len(ids)
+        seen = self._session.owed_ids()
+        for row, number in zip(asking.tolist(), new.tolist(), strict=True):
+            if number in seen:
+                from wireloom.protocols.hsp.session import reused
+
+                self.violation = reused(number)
+                self.consumed = int(offset[row])
+                return int(row)
+            seen.add(number)
+        return len(ids)
+
+    def _make_others(self) -> list[Message]:
+        """Answers, pings, envelopes and operations as messages, accounted for in the session."""
+        return self._hand_over(~self._plain)
+
+    def _hand_over(self, rows: NDArray[np.bool_]) -> list[Message]:
+        messages = []
+        for row in np.flatnonzero(rows):
+            message = self._message(int(row))
+            if message.correlation_id is not None:
+                self._session.settle(message)
+            elif message.id is not None:
+                self._session.owe(int(message.id))
+            messages.append(message)
+        return messages
+
+    def _message(self, row: int) -> Message:
+        found = frames.decode(self._buffer, int(self._offset[row]), self._session.settings.max_payload)
+        assert found is not None
+        return to_message(found[0], self._names, self._direction)
+
+    def topics(self) -> Sequence[str]:
+        """Topics of plain `DATA` and `DATA_ACK` frames."""
+        return list(self._numbers)
+
+    def messages(self, topic: str | None = None) -> list[Message]:
+        """The plain messages of one topic, or of all."""
+        return [self._message(int(row)) for row in np.flatnonzero(self._rows(topic))]
+
+    def _rows(self, topic: str | None) -> NDArray[np.bool_]:
+        if topic is None or (len(self._numbers) == 1 and topic in self._numbers):
+            return self._plain
+        return self._plain & (self._type == self._numbers[topic])
+
+    def forward(self, topic: str) -> bytes:
+        """The payloads of one topic as `DATA` frames."""
+        rows = self._rows(topic)
+        if len(self._numbers) == 1 and bool((self._command == _DATA).all()) and bool(rows.all()):
+            return self._buffer[: self.consumed]
+        body, size = self._body[rows], self._body_size[rows]
+        out = np.empty(int(size.sum()) + 7 * len(body), np.uint8)
+        _write_data(self._data, self._numbers[topic], body, size, out)
+        return out.tobytes()
+
+    def others(self) -> list[Message]:
+        """What is no plain event or publish."""
+        return self._others
+
+    def take(self, topic: str) -> list[Message]:
+        """Messages of one topic that are no longer part of the bulk."""
+        rows = self._rows(topic).copy()
+        self._plain = self._plain & ~rows
+        del self._numbers[topic]
+        self._settle_owed()
+        return self._hand_over(rows)
+
+    def acknowledgements(self, refused: frozenset[str] = frozenset()) -> bytes:
+        """`ACK` (or `ERROR_UNDEF`) for every plain `DATA_ACK`, in order."""
+        wrong = np.zeros(len(self._owed), np.bool_)
+        if refused:
+            numbers = [self._numbers[topic] for topic in refused & self._numbers.keys()]
+            wrong = np.isin(self._type[self._plain & (self._command == _DATA_ACK)], numbers)
+        out = np.empty(5 * len(self._owed), np.uint8)
+        _write_answers(self._owed, wrong, _ACK, _ERROR_UNDEF, out)
+        self._session.answered(self)
+        return out.tobytes()
+
+    # What the session asks
+
+    def owed_ids(self) -> list[int]:
+        """Ids of this run that wait for their answer."""
+        return self._owed.tolist()  # type: ignore[no-any-return]
+
+    def owes_id(self, message_id: int) -> bool:
+        """Whether one id is among them."""
+        return bool((self._owed == message_id).any())

@@ -1,0 +1,401 @@
+"""hsp a buffer at a time: a kernel finds every frame, numpy and Arrow make the columns.
+
+Gives exactly what `frames.py` and `protocol.py` give for the same bytes; the tests hold the two
+against each other. Where a frame is in doubt, the readable decoder is asked for its words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.model import Kind, ProtocolViolation
+from wireloom.protocols.columns import (
+    AFTER_VIOLATION,
+    BROKEN,
+    KIND_CODES,
+    ColumnDecoder,
+    Columns,
+    Reject,
+    Spans,
+    gather,
+)
+from wireloom.protocols.contract import Settings
+from wireloom.protocols.hsp import frames
+from wireloom.protocols.hsp.profile import ENVELOPE, OPERATIONS, Names
+from wireloom.protocols.hsp.protocol import UNDEFINED, HspSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DATA, _DATA_ACK, _ACK = int(frames.Command.DATA), int(frames.Command.DATA_ACK), int(frames.Command.ACK)
+_PING, _PONG = int(frames.Command.PING), int(frames.Command.PONG)
+_ERROR, _ERROR_UNDEF = int(frames.Command.ERROR), int(frames.Command.ERROR_UNDEF)
+_TYPES = 0x10000
+
+_KIND_OF_COMMAND = np.array(
+    [
+        KIND_CODES[kind]
+        for kind in (Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Kind.PING, Kind.PONG, Kind.ERROR, Kind.ERROR)
+    ],
+    np.uint8,
+)
+
+
+@dataclass(slots=True)
+class Scan:
+    """Where every frame is and what its header says; a row a frame.
+
+    `type` and `id` are -1 where a frame has none. `bad` says per span where a violation stands, or -1.
+    """
+
+    span: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    command: NDArray[np.uint8]
+    type: NDArray[np.int32]
+    id: NDArray[np.int64]
+    body: NDArray[np.int64]
+    body_size: NDArray[np.int64]
+    consumed: NDArray[np.int64]
+    bad: NDArray[np.int64]
+
+
+@numba.njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+def _u32(data: NDArray[np.uint8], at: int) -> int:
+    return (
+        (np.int64(data[at]) << 24)
+        | (np.int64(data[at + 1]) << 16)
+        | (np.int64(data[at + 2]) << 8)
+        | np.int64(data[at + 3])
+    )
+
+
+@numba.njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
+def _frame_size(data: NDArray[np.uint8], at: int, end: int, max_payload: int) -> int:
+    """Size of the frame at `at`; 0 when it is incomplete, -1 when it breaks a rule."""
+    command = data[at]
+    left = end - at
+    if command == _DATA:
+        if left < 7:
+            return 0
+        length = _u32(data, at + 3)
+        if length > max_payload:
+            return -1
+        return 7 + length if left >= 7 + length else 0
+    if command in (_DATA_ACK, _ERROR):
+        if left < 11:
+            return 0
+        length = _u32(data, at + 7)
+        if length > max_payload:
+            return -1
+        return 11 + length if left >= 11 + length else 0
+    if command in (_ACK, _ERROR_UNDEF):
+        return 5 if left >= 5 else 0
+    if command in (_PING, _PONG):
+        return 1
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _count(
+    data: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    stream: NDArray[np.int32],
+    broken: NDArray[np.bool_],
+    max_payload: int,
+    consumed: NDArray[np.int64],
+    bad: NDArray[np.int64],
+) -> int:
+    """How many frames there are; fills `consumed` and `bad` for every span."""
+    total = 0
+    for index in range(start.shape[0]):
+        at, last = start[index], end[index]
+        bad[index] = -1
+        if broken[stream[index]]:
+            bad[index] = at
+            consumed[index] = at
+            continue
+        while at < last:
+            size = _frame_size(data, at, last, max_payload)
+            if size <= 0:
+                if size < 0:
+                    bad[index] = at
+                    broken[stream[index]] = True
+                break
+            at += size
+            total += 1
+        consumed[index] = at
+    return total
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _fill(
+    data: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    consumed: NDArray[np.int64],
+    span: NDArray[np.int32],
+    offset: NDArray[np.int64],
+    size: NDArray[np.int64],
+    command: NDArray[np.uint8],
+    type_: NDArray[np.int32],
+    id_: NDArray[np.int64],
+    body: NDArray[np.int64],
+    body_size: NDArray[np.int64],
+) -> None:
+    """The columns of every frame that `_count` counted."""
+    row = 0
+    for index in range(start.shape[0]):
+        at, last = start[index], consumed[index]
+        while at < last:
+            code = data[at]
+            kind, number, payload, length = -1, np.int64(-1), at, np.int64(0)
+            if code == _DATA:
+                kind = (np.int32(data[at + 1]) << 8) | np.int32(data[at + 2])
+                length = _u32(data, at + 3)
+                payload = at + 7
+            elif code in (_DATA_ACK, _ERROR):
+                number = _u32(data, at + 1)
+                kind = (np.int32(data[at + 5]) << 8) | np.int32(data[at + 6])
+                length = _u32(data, at + 7)
+                payload = at + 11
+            elif code in (_ACK, _ERROR_UNDEF):
+                number = _u32(data, at + 1)
+                payload = at + 5
+            else:
+                payload = at + 1
+            span[row] = index
+            offset[row] = at
+            command[row] = code
+            type_[row] = kind
+            id_[row] = number
+            body[row] = payload
+            body_size[row] = length
+            at = payload + length
+            size[row] = at - offset[row]
+            row += 1
+
+
+def scan(spans: Spans, max_payload: int) -> Scan:
+    """Find every frame of every span."""
+    count = len(spans.start)
+    consumed, bad = np.empty(count, np.int64), np.empty(count, np.int64)
+    broken = np.zeros(max(len(spans.streams), 1), np.bool_)
+    rows = _count(spans.data, spans.start, spans.end, spans.stream, broken, max_payload, consumed, bad)
+    result = Scan(
+        np.empty(rows, np.int32), np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.uint8),
+        np.empty(rows, np.int32), np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.int64),
+        consumed, bad,
+    )  # fmt: skip
+    _fill(
+        spans.data, spans.start, consumed, result.span, result.offset, result.size, result.command,
+        result.type, result.id, result.body, result.body_size,
+    )  # fmt: skip
+    return result
+
+
+def violation_at(data: NDArray[np.uint8], at: int, max_payload: int) -> ProtocolViolation:
+    """What the readable decoder says about the bytes that the kernel stopped at."""
+    try:
+        frames.decode(data[at : at + 16].tobytes(), 0, max_payload)
+    except ProtocolViolation as violation:
+        return violation
+    raise AssertionError(f"kernel and decoder disagree at byte {at}")
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _open_envelopes(
+    data: NDArray[np.uint8], body: NDArray[np.int64], size: NDArray[np.int64], out: NDArray[np.int64]
+) -> None:
+    """Per envelope: topic size and content type size, or -1 where the payload is none."""
+    for row in range(body.shape[0]):
+        out[row, 0] = out[row, 1] = -1
+        if size[row] < 3:
+            continue
+        name = (np.int64(data[body[row]]) << 8) | np.int64(data[body[row] + 1])
+        if size[row] <= 2 + name:
+            continue
+        kind = np.int64(data[body[row] + 2 + name])
+        if size[row] >= 3 + name + kind:
+            out[row, 0] = name
+            out[row, 1] = kind
+
+
+class HspColumns(ColumnDecoder):
+    """The `messages` columns of hsp."""
+
+    def warm(self) -> None:
+        """Run each kernel once on a small input."""
+        from wireloom.model import Direction
+        from wireloom.protocols.columns import Stream
+
+        sample = frames.encode(frames.DataAck(1, ENVELOPE, b"\0\1a\0b")) + frames.encode(frames.PING)
+        self.decode(Spans.whole(sample, Stream(Direction.C2S)), HspSettings())
+
+    def decode(self, spans: Spans, settings: Settings) -> Columns:
+        """All messages of all spans."""
+        import pyarrow as pa
+
+        own = cast(HspSettings, settings)
+        found = scan(spans, own.max_payload)
+        command, types = found.command, found.type
+        typed = command <= _DATA_ACK
+        names = [Names(stream.topics, own.profile) for stream in spans.streams]
+        topics = _Words(pa)
+        kinds = _Words(pa)
+        topic_code = _number_topics(topics, spans, found, typed, names)
+        kind_code = np.full(len(command), -1, np.int32)
+        if own.profile:
+            for number in OPERATIONS:
+                kind_code[typed & (types == number)] = kinds.code("application/json")
+            _unwrap(
+                spans.data,
+                found,
+                np.flatnonzero(typed & (types == ENVELOPE)),
+                topics,
+                topic_code,
+                kinds,
+                kind_code,
+            )
+        statuses = _Words(pa)
+        status_code = np.full(len(command), -1, np.int32)
+        status_code[command == _ACK] = statuses.code("done")
+        status_code[command == _ERROR_UNDEF] = statuses.code(UNDEFINED)
+        errors = command == _ERROR
+        status_code[errors] = statuses.numbers(types[errors])
+        type_words = _Words(pa)
+        type_values = type_words.take(type_words.numbers(types[typed]))
+        attribute_offsets = np.zeros(len(command) + 1, np.int32)
+        np.cumsum(typed, out=attribute_offsets[1:])
+        rejects = []
+        for index in np.flatnonzero(found.bad >= 0):
+            at, end = int(found.bad[index]), int(spans.end[index])
+            if at == spans.start[index] and _broken_before(found, spans, int(index)):
+                rejects.append(Reject(int(index), at, end - at, BROKEN, AFTER_VIOLATION))
+            else:
+                violation = violation_at(spans.data, at, own.max_payload)
+                rejects.append(Reject(int(index), at, end - at, violation.clause, violation.detail))
+        return Columns(
+            span=found.span,
+            offset=found.offset,
+            size=found.size,
+            kind=_KIND_OF_COMMAND[command],
+            topic=topics.take(topic_code),
+            message_id=pa.array(found.id, mask=command != _DATA_ACK).cast(pa.string()),
+            correlation_id=pa.array(
+                found.id, mask=(command != _ACK) & (command != _ERROR) & (command != _ERROR_UNDEF)
+            ).cast(pa.string()),
+            status=statuses.take(status_code),
+            content_type=kinds.take(kind_code),
+            body=gather(spans.data, found.body, found.body_size),
+            attributes=pa.MapArray.from_arrays(
+                pa.array(attribute_offsets), pa.repeat(pa.scalar("type"), len(type_values)), type_values
+            ),
+            authenticity=pa.repeat(pa.scalar("none"), len(command)),
+            rejects=rejects,
+            consumed=np.where(found.bad >= 0, spans.end, found.consumed),
+            state=[stream.state for stream in spans.streams],
+        )
+
+
+def _broken_before(found: Scan, spans: Spans, index: int) -> bool:
+    """Whether an earlier span of the same stream held a violation."""
+    same = spans.stream[:index] == spans.stream[index]
+    return bool((found.bad[:index][same] >= 0).any())
+
+
+class _Words:
+    """A small vocabulary: texts by code, and columns of codes made into Arrow text at the end."""
+
+    def __init__(self, arrow: object) -> None:
+        self._codes: dict[str, int] = {}
+        self._arrow = arrow
+
+    def code(self, text: str) -> int:
+        """The code of a text, new or known."""
+        return self._codes.setdefault(text, len(self._codes))
+
+    def numbers(self, values: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Codes of 16-bit numbers written as decimal text."""
+        table = np.full(_TYPES, -1, np.int32)
+        for number in np.flatnonzero(np.bincount(values, minlength=1)):
+            table[number] = self.code(str(number))
+        return table[values]
+
+    def take(self, codes: NDArray[np.int32]) -> pa.Array:
+        """The texts of a column of codes; -1 is null."""
+        import pyarrow as pa
+
+        words = pa.array(list(self._codes), pa.string())
+        return words.take(pa.array(codes, mask=codes < 0))
+
+
+def _number_topics(
+    topics: _Words, spans: Spans, found: Scan, typed: NDArray[np.bool_], names: list[Names]
+) -> NDArray[np.int32]:
+    """The topic code of every row whose type is a plain number."""
+    maps: list[Names] = []
+    known: dict[tuple[tuple[int, str], ...], int] = {}
+    map_of_stream = np.zeros(len(names), np.int64)
+    for index, name in enumerate(names):
+        content = tuple(sorted(name.topics.items()))
+        if content not in known:
+            known[content] = len(maps)
+            maps.append(name)
+        map_of_stream[index] = known[content]
+    key = map_of_stream[spans.stream[found.span]] * _TYPES + found.type
+    table = np.full(max(len(maps), 1) * _TYPES, -1, np.int32)
+    for number in np.flatnonzero(np.bincount(key[typed], minlength=1)):
+        table[number] = topics.code(maps[number // _TYPES].topic(int(number % _TYPES)))
+    return np.where(typed, table[np.where(typed, key, 0)], -1).astype(np.int32)
+
+
+def _unwrap(
+    data: NDArray[np.uint8],
+    found: Scan,
+    rows: NDArray[np.int64],
+    topics: _Words,
+    topic_code: NDArray[np.int32],
+    kinds: _Words,
+    kind_code: NDArray[np.int32],
+) -> None:
+    """Take envelopes apart: their topic and content type become the row's, the rest its body."""
+    if not len(rows):
+        return
+    sizes = np.empty((len(rows), 2), np.int64)
+    body, body_size = found.body[rows], found.body_size[rows]
+    _open_envelopes(data, body, body_size, sizes)
+    whole = sizes[:, 0] >= 0
+    rows, sizes, body, body_size = rows[whole], sizes[whole], body[whole], body_size[whole]
+    names = gather(data, body + 2, sizes[:, 0]).dictionary_encode()
+    types = gather(data, body + 3 + sizes[:, 0], sizes[:, 1]).dictionary_encode()
+    name_codes = np.array(
+        [_text_code(topics, raw, "utf-8") for raw in names.dictionary.to_pylist()], np.int32
+    )
+    type_codes = np.array([_text_code(kinds, raw, "ascii") for raw in types.dictionary.to_pylist()], np.int32)
+    name_code = name_codes[names.indices.to_numpy()]
+    type_code = type_codes[types.indices.to_numpy()]
+    valid = (name_code > _INVALID) & (type_code > _INVALID)
+    rows = rows[valid]
+    topic_code[rows] = name_code[valid]
+    kind_code[rows] = type_code[valid]
+    head = (3 + sizes[:, 0] + sizes[:, 1])[valid]
+    found.body[rows] += head
+    found.body_size[rows] -= head
+
+
+_INVALID = -2
+
+
+def _text_code(words: _Words, raw: bytes, encoding: str) -> int:
+    """The code of a text in an envelope; -1 for an empty content type, `_INVALID` for no text."""
+    try:
+        text = raw.decode(encoding)
+    except UnicodeDecodeError:
+        return _INVALID
+    return words.code(text) if text or encoding == "utf-8" else -1

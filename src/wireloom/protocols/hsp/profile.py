@@ -1,0 +1,120 @@
+"""Topics in hsp: numbers that stand for topics, and the reserved types of the hub profile.
+
+hsp leaves the meaning of its 16-bit types to the application. Here a type means a topic: by a map
+that both ends agree on, else the topic `hsp/<type>`. Where the hub profile is on, six types are
+reserved: one wraps a message together with its topic (`ENVELOPE`), the others are the hub's operations.
+
+An envelope's payload is: topic length (2 bytes), topic (UTF-8), content type length (1 byte), content
+type (ASCII), body. A payload that does not fit this is ordinary data of its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wireloom.model import NotSupported
+from wireloom.protocols.contract import HUB_PREFIX
+
+ENVELOPE = 0xFD00
+MAP_TYPE = 0xFD05
+OPERATIONS = {
+    0xFD01: HUB_PREFIX + "subscribe",
+    0xFD02: HUB_PREFIX + "unsubscribe",
+    0xFD03: HUB_PREFIX + "provide",
+    0xFD04: HUB_PREFIX + "withdraw",
+    MAP_TYPE: HUB_PREFIX + "map",
+}
+FIRST_RESERVED, LAST_RESERVED = 0xFD00, 0xFD0F
+_OPERATION_TYPES = {topic: number for number, topic in OPERATIONS.items()}
+PUBLISH = HUB_PREFIX + "publish/"
+UNNAMED = "hsp/"
+"""Topics of types that no map names: `hsp/7`."""
+
+
+@dataclass(slots=True)
+class Names:
+    """What types mean on one connection."""
+
+    topics: Mapping[int, str] = field(default_factory=dict)
+    profile: bool = True
+    _numbers: dict[str, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._numbers = {topic: number for number, topic in self.topics.items()}
+
+    def topic(self, number: int) -> str:
+        """The topic a type stands for.
+
+        >>> Names({7: "sensors/kitchen"}).topic(7), Names().topic(7)
+        ('sensors/kitchen', 'hsp/7')
+        """
+        named = self.topics.get(number)
+        if named is None and self.profile:
+            named = OPERATIONS.get(number)
+        return named if named is not None else f"{UNNAMED}{number}"
+
+    def read(self, number: int, payload: bytes) -> tuple[str, bytes, str | None]:
+        """Topic, body and content type of a typed payload."""
+        if number == ENVELOPE and self.profile:
+            opened = open_envelope(payload)
+            if opened is not None:
+                return opened
+        content_type = "application/json" if self.profile and number in OPERATIONS else None
+        return self.topic(number), payload, content_type
+
+    def write(self, topic: str, body: bytes, content_type: str | None) -> tuple[int, bytes]:
+        """The typed payload that says this; an envelope where no number does."""
+        topic = topic.removeprefix(PUBLISH)
+        number = self._numbers.get(topic)
+        if number is None and self.profile:
+            number = _OPERATION_TYPES.get(topic)
+        if number is None and topic.startswith(UNNAMED):
+            tail = topic.removeprefix(UNNAMED)
+            if tail.isascii() and tail.isdecimal() and str(int(tail)) == tail and int(tail) <= 0xFFFF:
+                number = int(tail)
+        if number is not None:
+            return number, body
+        if self.profile:
+            return ENVELOPE, make_envelope(topic, body, content_type)
+        raise NotSupported(
+            f"hsp has no type for topic {topic!r}: name it in `topics`, or turn the hub profile on (`profile`)"
+        )
+
+
+def make_envelope(topic: str, body: bytes, content_type: str | None) -> bytes:
+    """A body together with its topic and content type.
+
+    >>> make_envelope("a/b", b"!", "text/plain")
+    b'\\x00\\x03a/b\\ntext/plain!'
+    """
+    name, kind = topic.encode(), (content_type or "").encode()
+    if len(name) > 0xFFFF or len(kind) > 0xFF:
+        raise NotSupported(
+            "a topic has at most 65535 bytes and a content type at most 255 in an hsp envelope"
+        )
+    return len(name).to_bytes(2) + name + bytes((len(kind),)) + kind + body
+
+
+def open_envelope(payload: bytes) -> tuple[str, bytes, str | None] | None:
+    """Topic, body and content type; None when the payload is not an envelope.
+
+    >>> open_envelope(b"\\x00\\x03a/b\\ntext/plain!")
+    ('a/b', b'!', 'text/plain')
+    """
+    if len(payload) < 3:
+        return None
+    name_end = 2 + int.from_bytes(payload[:2])
+    if len(payload) <= name_end:
+        return None
+    kind_end = name_end + 1 + payload[name_end]
+    if len(payload) < kind_end:
+        return None
+    try:
+        return (
+            payload[2:name_end].decode(),
+            payload[kind_end:],
+            payload[name_end + 1 : kind_end].decode("ascii") or None,
+        )
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,210 @@
+"""hsp as a `Protocol`: names, settings, and what each frame means as a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from wireloom.model import Direction, Kind, LimitExceeded, Message, NotSupported
+from wireloom.protocols.contract import Decoder, Protocol, Role, Scheme, Settings
+from wireloom.protocols.hsp import frames
+from wireloom.protocols.hsp.profile import ENVELOPE, Names, make_envelope
+
+if TYPE_CHECKING:
+    from wireloom.protocols.columns import ColumnDecoder
+    from wireloom.protocols.hsp.session import HspSession
+
+UNDEFINED = "undefined"
+"""The status of an `ERROR_UNDEF`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HspSettings(Settings):
+    """Limits and timers of one hsp connection."""
+
+    max_payload: int = frames.MAX_PAYLOAD_DEFAULT
+    ping_interval: float = 30.0
+    pong_timeout: float = 10.0
+    profile: bool = True
+    """Whether the reserved types of the hub profile are active."""
+
+
+def to_message(frame: frames.Frame, names: Names, direction: Direction | None) -> Message:
+    """What a frame means."""
+    match frame:
+        case frames.Data(type_, payload):
+            topic, body, content_type = names.read(type_, payload)
+            return Message(
+                Kind.EVENT,
+                topic,
+                body,
+                None,
+                None,
+                None,
+                content_type,
+                {"type": str(type_)},
+                "hsp",
+                None,
+                None,
+                direction,
+            )
+        case frames.DataAck(message_id, type_, payload):
+            topic, body, content_type = names.read(type_, payload)
+            return Message(
+                Kind.REQUEST, topic, body, str(message_id), None, None, content_type,
+                {"type": str(type_)}, "hsp", None, None, direction,
+            )  # fmt: skip
+        case frames.Ack(message_id):
+            return Message(
+                Kind.RESPONSE,
+                correlation_id=str(message_id),
+                status="done",
+                protocol="hsp",
+                direction=direction,
+            )
+        case frames.Error(message_id, type_, payload):
+            return Message(
+                Kind.ERROR, body=payload, correlation_id=str(message_id), status=str(type_),
+                protocol="hsp", direction=direction,
+            )  # fmt: skip
+        case frames.ErrorUndef(message_id):
+            return Message(
+                Kind.ERROR,
+                correlation_id=str(message_id),
+                status=UNDEFINED,
+                protocol="hsp",
+                direction=direction,
+            )
+        case frames.Ping():
+            return Message(Kind.PING, protocol="hsp", direction=direction)
+        case frames.Pong():
+            return Message(Kind.PONG, protocol="hsp", direction=direction)
+
+
+def to_frame(message: Message, names: Names, settings: HspSettings) -> frames.Frame:
+    """The frame that says this; raises NotSupported where hsp has no word for it."""
+    frame: frames.Frame
+    match message.kind:
+        case Kind.EVENT | Kind.REQUEST:
+            type_, payload = _typed_payload(message, names)
+            if len(payload) > settings.max_payload:
+                raise LimitExceeded(f"payload of {len(payload)} bytes; max_payload is {settings.max_payload}")
+            if message.kind is Kind.EVENT:
+                return frames.Data(type_, payload)
+            return frames.DataAck(_number(message.id, "id", 32), type_, payload)
+        case Kind.RESPONSE:
+            return frames.Ack(_number(message.correlation_id, "correlation_id", 32))
+        case Kind.ERROR:
+            request = _number(message.correlation_id, "correlation_id", 32)
+            status = message.status or UNDEFINED
+            if status.isascii() and status.isdecimal():
+                frame = frames.Error(request, _number(status, "status", 16), message.body)
+            elif message.body:
+                frame = frames.Error(request, 0, message.body)
+            else:
+                frame = frames.ErrorUndef(request)
+            return frame
+        case Kind.PING:
+            return frames.PING
+        case Kind.PONG:
+            return frames.PONG
+        case _:
+            raise NotSupported(f"hsp has no frame for a message of kind {message.kind}")
+
+
+def _typed_payload(message: Message, names: Names) -> tuple[int, bytes]:
+    """Type and payload: the type the message names itself, else the one its topic stands for."""
+    type_text = message.attributes.get("type")
+    if type_text is not None:
+        number = _number(type_text, "attributes['type']", 16)
+        if number == ENVELOPE and names.profile and message.topic not in (None, names.topic(ENVELOPE)):
+            return number, make_envelope(str(message.topic), message.body, message.content_type)
+        return number, message.body
+    if message.topic is None:
+        raise NotSupported("an hsp message needs a topic, or its number in attributes['type']")
+    return names.write(message.topic, message.body, message.content_type)
+
+
+def _number(text: str | None, what: str, bits: int) -> int:
+    if text is None or not (text.isascii() and text.isdecimal()) or int(text) >= 1 << bits:
+        raise NotSupported(f"{what} of an hsp message is a decimal number below 2^{bits}, not {text!r}")
+    return int(text)
+
+
+class HspDecoder(Decoder):
+    """Frames of one direction, as messages."""
+
+    def __init__(self, direction: Direction, settings: HspSettings, names: Names) -> None:
+        super().__init__()
+        self._direction = direction
+        self._max_payload = settings.max_payload
+        self._names = names
+
+    def decode_one(self, buffer: bytearray, start: int) -> tuple[object, int] | None:
+        """The next frame, by `frames.decode`."""
+        return frames.decode(buffer, start, self._max_payload)
+
+    def to_message(self, frame: object) -> Message:
+        """The frame's meaning under this connection's names."""
+        return to_message(cast(frames.Frame, frame), self._names, self._direction)
+
+
+class Hsp(Protocol):
+    """The protocol object of hsp."""
+
+    name: ClassVar[str] = "hsp"
+    title: ClassVar[str] = "HSP"
+    schemes: ClassVar[tuple[Scheme, ...]] = (
+        Scheme("hsp", "tcp", 5042),
+        Scheme("hsps", "tls", 5042, secure=True),
+    )
+    settings_type: ClassVar[type[Settings]] = HspSettings
+    clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
+
+    def decoder(
+        self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None
+    ) -> Decoder:
+        """A decoder for one direction."""
+        own = cast(HspSettings, settings)
+        return HspDecoder(direction, own, Names(topics or {}, own.profile))
+
+    def encode(self, message: Message, settings: Settings, topics: Mapping[int, str] | None = None) -> bytes:
+        """One message as one frame."""
+        own = cast(HspSettings, settings)
+        return frames.encode(to_frame(message, Names(topics or {}, own.profile), own))
+
+    def session(
+        self, role: Role, settings: Settings, *, unique: int = 0, topics: Mapping[int, str] | None = None
+    ) -> HspSession:
+        """A new session; its message ids count up from `unique`."""
+        from wireloom.protocols.hsp.session import HspSession
+
+        return HspSession(role, cast(HspSettings, settings), unique=unique, topics=topics)
+
+    def recognise(self, head: bytes, direction: Direction) -> bool:
+        """Whether frames in a row hold from the first byte on; small types and lengths decide.
+
+        hsp has no magic number: a single byte 3 or 4 could be anything, so a frame with a plausible
+        length is asked for.
+        """
+        position, seen = 0, 0
+        while position < len(head):
+            try:
+                found = frames.decode(head, position, frames.MAX_PAYLOAD_DEFAULT)
+            except Exception:  # any violation means: not ours
+                return False
+            if found is None:
+                return seen > 0 or head[position] in (frames.Command.DATA, frames.Command.DATA_ACK)
+            position = found[1]
+            seen += 1
+        return seen > 0
+
+    def columns(self) -> ColumnDecoder:
+        """The numba kernels."""
+        from wireloom.protocols.hsp.columns import HspColumns
+
+        return HspColumns()
+
+
+HSP = Hsp()

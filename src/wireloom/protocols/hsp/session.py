@@ -1,0 +1,281 @@
+"""One end of an hsp conversation: ids, answers owed, keep-alive. Bytes in, messages out.
+
+hsp has no handshake and no goodbye. What a session must keep in mind is which ids wait for an answer,
+on either side, and when the peer was heard last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
+from wireloom.protocols.contract import HUB_PREFIX, Role, Run, Session, SessionState
+from wireloom.protocols.hsp import frames
+from wireloom.protocols.hsp.profile import Names
+from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
+
+if TYPE_CHECKING:
+    from wireloom.protocols.hsp import bulk
+
+MAP = HUB_PREFIX + "map"
+BULK_FROM = 512
+"""Reads shorter than this are decoded frame by frame: a kernel call costs more than a few frames do."""
+
+
+class HspSession(Session):
+    """Client and server are alike in hsp; the role only names the direction."""
+
+    def __init__(
+        self, role: Role, settings: HspSettings, *, unique: int = 0, topics: Mapping[int, str] | None = None
+    ) -> None:
+        super().__init__(role)
+        self.settings = settings
+        self.names = Names(dict(topics or {}), settings.profile)
+        self._receives = role.sends.opposite
+        self._buffer = b""
+        self._out: list[bytes] = []
+        self._next_id = unique & 0xFFFFFFFF
+        self._waiting: dict[int, Message] = {}
+        """Requests we sent, by id, until they are answered."""
+        self._owed: set[int] = set()
+        """Ids the peer waits on."""
+        self._bulk: type[bulk.HspBulk] | None = None
+        self._bulk_owed: dict[bulk.HspBulk, None] = {}
+        """Runs whose acknowledgements are still to be sent, in order."""
+        self._heard = 0.0
+        self._ping_sent: float | None = None
+
+    # The transport's side
+
+    def connected(self, now: float) -> None:
+        """The transport is up; hsp says nothing until somebody has something to say."""
+        self.state = SessionState.OPEN
+        self._heard = now
+
+    def enable_bulk(self) -> bool:
+        """Let `receive` use the column kernels for large reads."""
+        from wireloom.protocols.hsp.bulk import HspBulk
+
+        self._bulk = HspBulk
+        return True
+
+    def receive(self, data: bytes, now: float) -> Run:
+        """Take what the transport read."""
+        if self.state is SessionState.CLOSED:
+            return Run()
+        self._heard = now
+        buffer = self._buffer + data if self._buffer else data
+        if self._bulk is not None and len(buffer) >= BULK_FROM:
+            return self._receive_bulk(buffer)
+        return self._receive_frames(buffer)
+
+    def _receive_frames(self, buffer: bytes) -> Run:
+        messages: list[Message] = []
+        position = 0
+        limit = self.settings.max_payload
+        try:
+            while (found := frames.decode(buffer, position, limit)) is not None:
+                frame, end = found
+                message = self._accept(frame)
+                if message is not None:
+                    messages.append(message)
+                position = end
+        except ProtocolViolation as violation:
+            violation.offset = None
+            self._refuse(violation, buffer[position:])
+            return Run(buffer[:position], messages)
+        self._buffer = buffer[position:]
+        return Run(buffer[:position] if self._buffer else buffer, messages)
+
+    def _receive_bulk(self, buffer: bytes) -> Run:
+        assert self._bulk is not None
+        run = self._bulk(self, buffer)
+        if run.remaps:
+            # What follows a new topic map must be read with it: one frame after the other.
+            return self._receive_frames(buffer)
+        self._buffer = buffer[run.consumed :]
+        if run.pings:
+            self._out.append(frames.encode(frames.PONG) * run.pings)
+        if run.pongs:
+            self._pong()
+        if run.violation is not None:
+            self._refuse(run.violation, self._buffer)
+            self._buffer = b""
+        if run.owes:
+            self._bulk_owed[run] = None
+        return Run(memoryview(buffer)[: run.consumed], bulk=run)
+
+    def _accept(self, frame: frames.Frame) -> Message | None:
+        """Check a frame against the conversation; returns what it says."""
+        match frame:
+            case frames.DataAck(message_id=message_id):
+                if self.owes(message_id):
+                    raise reused(message_id)
+                self._owed.add(message_id)
+            case frames.Ping():
+                self._out.append(frames.encode(frames.PONG))
+            case frames.Pong():
+                self._pong()
+        message = to_message(frame, self.names, self._receives)
+        if message.correlation_id is not None:
+            return self.settle(message)
+        if message.topic == MAP and message.kind is Kind.REQUEST:
+            self._learn(message.body)
+        return message
+
+    def settle(self, answer: Message) -> Message:
+        """An answer arrived: the request no longer waits. Answers to nothing are counted."""
+        if self._waiting.pop(int(answer.correlation_id or 0), None) is None:
+            self.count("hsp.response.unknown-id")
+        return answer
+
+    def owes(self, message_id: int) -> bool:
+        """Whether the peer waits for an answer to this id."""
+        return message_id in self._owed or any(run.owes_id(message_id) for run in self._bulk_owed)
+
+    def owed_ids(self) -> set[int]:
+        """Every id the peer waits on."""
+        return self._owed.union(*(run.owed_ids() for run in self._bulk_owed))
+
+    def owed_range(self) -> tuple[int, int] | None:
+        """Bounds of the ids the peer waits on: a cheap way to see that new ones are new."""
+        bounds = [run.owed_bounds for run in self._bulk_owed]
+        if self._owed:
+            bounds.append((min(self._owed), max(self._owed)))
+        return (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else None
+
+    def owe(self, message_id: int) -> None:
+        """The peer waits for an answer to this id, one by one."""
+        self._owed.add(message_id)
+
+    def answered(self, run: bulk.HspBulk) -> None:
+        """A run was acknowledged in bulk."""
+        self._bulk_owed.pop(run, None)
+        self._close_when_settled()
+
+    def _pong(self) -> None:
+        if self._ping_sent is None:
+            self.count("hsp.pong.unasked")
+        self._ping_sent = None
+
+    def _learn(self, body: bytes) -> None:
+        """`$hub/map`: from now on these numbers stand for these topics, in both directions."""
+        try:
+            learnt = {int(number): str(topic) for number, topic in json.loads(body)["topics"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.count("hsp.map.invalid")
+            return
+        self.names = Names({**self.names.topics, **learnt}, self.names.profile)
+
+    def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
+        self.violation, self.refused, self.close_reason = violation, bytes(rest), "error"
+        if violation.reply:
+            self._out.append(violation.reply)
+        self._buffer = b""
+        self.state = SessionState.CLOSED
+
+    def end_of_input(self, now: float) -> None:
+        """The peer sends no more; it still gets the answers it waits for."""
+        self.close_reason = self.close_reason or "close"
+        if self._buffer:
+            self.count("stream.cut")
+        self.state = SessionState.CLOSING
+        self._close_when_settled()
+
+    def _close_when_settled(self) -> None:
+        if self.state is SessionState.CLOSING and not self._owed and not self._bulk_owed:
+            self.state = SessionState.CLOSED
+
+    def outgoing(self) -> bytes:
+        """Bytes to write now."""
+        out = self._out
+        if not out:
+            return b""
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    def deadline(self) -> float | None:
+        """When a ping is due, or the pong is overdue."""
+        if self.state is not SessionState.OPEN or not self.settings.ping_interval:
+            return None
+        if self._ping_sent is not None:
+            return self._ping_sent + self.settings.pong_timeout
+        return self._heard + self.settings.ping_interval
+
+    def expire(self, now: float) -> Run:
+        """Ping an idle peer; close when it does not answer."""
+        due = self.deadline()
+        if due is None or now < due:
+            return Run()
+        if self._ping_sent is None:
+            self._ping_sent = now
+            self._out.append(frames.encode(frames.PING))
+        else:
+            self.close_reason = "idle"
+            self.state = SessionState.CLOSED
+        return Run()
+
+    # The application's side
+
+    def send(self, message: Message, now: float) -> Message:
+        """Queue a message: `DATA`, `DATA_ACK`, or the answer to one."""
+        answer = message.kind in (Kind.RESPONSE, Kind.ERROR)
+        if self.state is SessionState.CLOSED or (self.state is SessionState.CLOSING and not answer):
+            raise PeerClosed("the hsp connection is closed")
+        if message.kind is Kind.REQUEST:
+            message = message.with_(id=str(self._draw_id()))
+        frame = to_frame(message, self.names, self.settings)
+        match frame:
+            case frames.DataAck(message_id=message_id):
+                self._waiting[message_id] = message
+                if message.topic == MAP:
+                    self._learn(message.body)
+            case frames.Ack(message_id) | frames.Error(message_id) | frames.ErrorUndef(message_id):
+                self._discharge(message_id)
+                if message.kind is Kind.RESPONSE and message.body:
+                    self.count("hsp.response.body-dropped")
+        self._out.append(frames.encode(frame))
+        self._close_when_settled()
+        return message
+
+    def _discharge(self, message_id: int) -> None:
+        if message_id not in self._owed:
+            raise NotSupported(f"no DATA_ACK with id {message_id} waits for an answer")
+        self._owed.discard(message_id)
+
+    def _draw_id(self) -> int:
+        """The next id, skipping those still waiting for a response."""
+        while self._next_id in self._waiting:
+            self._next_id = (self._next_id + 1) & 0xFFFFFFFF
+        drawn = self._next_id
+        self._next_id = (drawn + 1) & 0xFFFFFFFF
+        return drawn
+
+    def send_frames(self, encoded: bytes) -> None:
+        """Queue frames made by `HspBulk`."""
+        if self.state is SessionState.CLOSED:
+            raise PeerClosed("the hsp connection is closed")
+        self._out.append(encoded)
+
+    def close(self, now: float, reason: str = "") -> None:
+        """Hsp has no goodbye: what is owed is answered, then the stream closes."""
+        if self.state in (SessionState.OPENING, SessionState.OPEN):
+            self.close_reason = self.close_reason or reason or "close"
+            self.state = SessionState.CLOSING
+        self._close_when_settled()
+
+    def outstanding(self) -> Sequence[Message]:
+        """Requests sent and not answered yet."""
+        return list(self._waiting.values())
+
+    def topic_numbers(self) -> Mapping[int, str]:
+        """The types that stand for topics on this connection."""
+        return self.names.topics
+
+
+def reused(message_id: int) -> ProtocolViolation:
+    """A `DATA_ACK` with an id that is still unanswered."""
+    return ProtocolViolation("hsp.message-id.reused", f"id {message_id} is still unanswered")
