@@ -1,0 +1,88 @@
+"""Addresses and URLs: the one place that takes them apart, and complains in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from wireloom.model import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A place that can be reached or listened at, whatever the transport.
+
+    >>> str(Address("::1", 5042))
+    '[::1]:5042'
+    """
+
+    host: str
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}{self.path}"
+
+    def with_port(self, port: int) -> Address:
+        """The same place with another port."""
+        return replace(self, port=port)
+
+
+@dataclass(frozen=True, slots=True)
+class URL:
+    """A URL in its parts; `port` is None when the text names none."""
+
+    text: str
+    scheme: str
+    host: str
+    port: int | None
+    path: str
+    query: tuple[tuple[str, str], ...] = ()
+    user: str | None = None
+    password: str | None = None
+
+
+def parse_url(text: str) -> URL:
+    """Take a URL apart.
+
+    >>> url = parse_url("hsp://[::1]:5042")
+    >>> url.scheme, url.host, url.port
+    ('hsp', '::1', 5042)
+    >>> parse_url("hsp://localhost:99999")
+    Traceback (most recent call last):
+    wireloom.model.ConfigError: URL 'hsp://localhost:99999': the port must be a number from 0 to 65535
+    >>> parse_url("localhost:5042")
+    Traceback (most recent call last):
+    wireloom.model.ConfigError: URL 'localhost:5042': write it as scheme://host:port, such as hsp://127.0.0.1:5042
+    """
+
+    def wrong(what: str) -> ConfigError:
+        return ConfigError(f"URL {text!r}: {what}")
+
+    if "://" not in text:
+        raise wrong("write it as scheme://host:port, such as hsp://127.0.0.1:5042")
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise wrong("an IPv6 address stands in brackets, such as hsp://[::1]:5042") from None
+    authority = parts.netloc.rpartition("@")[2]
+    if authority.count(":") > 1 and not authority.startswith("["):
+        raise wrong("an IPv6 address stands in brackets, such as hsp://[::1]:5042")
+    try:
+        port = parts.port
+    except ValueError:
+        raise wrong("the port must be a number from 0 to 65535") from None
+    if not parts.hostname:
+        raise wrong("the host is missing")
+    path = parts.path + (f"?{parts.query}" if parts.query else "")
+    return URL(
+        text,
+        parts.scheme,
+        unquote(parts.hostname),
+        port,
+        path,
+        tuple(parse_qsl(parts.query, keep_blank_values=True)),
+        None if parts.username is None else unquote(parts.username),
+        None if parts.password is None else unquote(parts.password),
+    )

@@ -1,0 +1,139 @@
+"""The seam between sockets and everything above: a transport hands a pipe of bytes to an owner.
+
+Tiny on purpose, so that an in-memory transport and a fault-injecting one are as good as TCP. Everything is
+a callback on the event loop's thread; nothing here awaits, parses or queues.
+"""
+
+from __future__ import annotations
+
+import abc
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from wireloom.transports.address import Address
+
+HIGH_WATER = 256 * 1024
+"""Unsent bytes above which the owner is asked to stop writing; it may go on below a quarter of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TLSInfo:
+    """What is known about a secured connection."""
+
+    version: str
+    cipher: str
+    peer_certificate: bytes | None = None
+    """The peer's certificate in DER form, where it showed one."""
+    peer_name: str | None = None
+    """The common name of the peer's verified certificate."""
+
+
+class Pipe(abc.ABC):
+    """One connected pair of byte streams, as the owner sees it."""
+
+    peername: str = ""
+    """The other end: `host:port`, or a name."""
+    sockname: str = ""
+    tls: TLSInfo | None = None
+    headers: Mapping[str, str] = {}
+    """What the transport's own handshake said (WebSocket), by lowercase name."""
+    carries_messages: bool = False
+    """Whether each `write` travels as one message; the owner then writes one frame a call."""
+
+    @abc.abstractmethod
+    def write(self, data: bytes) -> None:
+        """Send bytes in order; never blocks. Past the high-water mark the owner is told to pause."""
+
+    @abc.abstractmethod
+    def finish(self) -> None:
+        """Say that no more will be written; what the peer still sends arrives.
+
+        Where the transport cannot close one half, this closes both.
+        """
+
+    @abc.abstractmethod
+    def pause_reading(self) -> None:
+        """Hand over no more bytes until `resume_reading`; the peer feels it as back-pressure."""
+
+    @abc.abstractmethod
+    def resume_reading(self) -> None:
+        """Hand over bytes again."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close after everything written is sent; `ended` follows."""
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Close at once and drop what is unsent; `ended` follows."""
+
+
+class Owner(Protocol):
+    """Whoever talks over a pipe. `opened` comes first and `ended` last, each once."""
+
+    def opened(self, pipe: Pipe) -> None:
+        """The pipe is up."""
+
+    def received(self, data: bytes) -> None:
+        """Bytes arrived."""
+
+    def input_ended(self) -> None:
+        """The peer will send no more; it may still read."""
+
+    def ended(self, error: Exception | None) -> None:
+        """The pipe is gone; `error` is None after an orderly close."""
+
+    def writing_paused(self) -> None:
+        """More than the high-water mark is unsent: stop writing."""
+
+    def writing_resumed(self) -> None:
+        """Write again."""
+
+
+OwnerFactory = Callable[[], Owner]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to connect or listen. Each transport takes what concerns it."""
+
+    tls: ssl.SSLContext | None = None
+    server_hostname: str | None = None
+    """The name the server's certificate must bear, if not the host of the URL."""
+    high_water: int = HIGH_WATER
+    backlog: int = 1024
+    handshake_timeout: float = 10.0
+    """Seconds for TLS and WebSocket handshakes."""
+    origins: tuple[str, ...] | None = None
+    """WebSocket servers: the Origins of web pages that may connect. None: no web page; '*': every one."""
+    max_message: int = 64 * 1024 * 1024
+    """WebSocket: the largest message taken."""
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """Settings of transports that other packages bring."""
+
+
+class Listener(abc.ABC):
+    """An open door; each connection that comes in gets an owner of its own."""
+
+    address: Address
+    """Where it listens, with the real port."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Take no new connections. Those that are open stay open."""
+
+
+class Transport(abc.ABC):
+    """A way to carry bytes between two places."""
+
+    name: str
+
+    @abc.abstractmethod
+    async def connect(self, address: Address, owner: Owner, options: Options) -> Pipe:
+        """Reach an address; `owner.opened` was called when this returns. Raises OSError."""
+
+    @abc.abstractmethod
+    async def listen(self, address: Address, owner: OwnerFactory, options: Options) -> Listener:
+        """Wait for connections at an address. Raises OSError when it cannot be had."""
