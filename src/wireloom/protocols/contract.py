@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from wireloom.model import ConfigError, Direction, Message, NotSupported, ProtocolViolation
+from wireloom.model import ConfigError, Direction, Message, NotSupported, ProtocolViolation, encode_value
 
 if TYPE_CHECKING:
     from wireloom.protocols.columns import ColumnDecoder
@@ -319,6 +319,11 @@ class Session(abc.ABC):
     def outgoing(self) -> bytes:
         """Bytes to write now; they are handed out once."""
 
+    def outgoing_frames(self) -> Sequence[bytes]:
+        """The same as `outgoing`, a frame an item, for transports that carry messages (WebSocket)."""
+        data = self.outgoing()
+        return (data,) if data else ()
+
     def deadline(self) -> float | None:
         """When `expire` wants to be called, if nothing else happens."""
         return None
@@ -332,9 +337,19 @@ class Session(abc.ABC):
         """Queue a message; returned with the id (and whatever else) it got on the wire.
 
         Events, requests, progress, responses, errors and cancels are sent this way; `correlation_id`
-        of an answer is the `id` of its request. Raises NotSupported for what the protocol cannot
+        of an answer is the `id` of its request. A request with `attributes["progressive"] = "1"` asks for
+        progress, a cancel with `attributes["kill"] = "1"` for no answer; progress that nobody asked for is
+        NotSupported. Raises NotSupported for what the protocol cannot
         say, LimitExceeded for what is too large, PeerClosed when it is too late.
         """
+
+    def dumps(self, value: object) -> tuple[bytes, str | None]:
+        """A Python value as a body and its content type, in the form this conversation agreed on."""
+        return encode_value(value)
+
+    def loads(self, message: Message) -> object:
+        """The body of a message as a Python value; the inverse of `dumps`."""
+        return message.value()
 
     def send_frames(self, encoded: bytes) -> None:
         """Queue frames that are encoded already (from `Bulk.forward` or `Bulk.acknowledgements`)."""
@@ -397,9 +412,7 @@ class Protocol(abc.ABC):
         return self.settings_type.parse(values or {})
 
     @abc.abstractmethod
-    def decoder(
-        self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None
-    ) -> Decoder:
+    def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
         """A decoder for one direction of one connection.
 
         `topics` are the numbers that stand for topics, in protocols that number them.
