@@ -44,9 +44,7 @@ def rows_of_columns(columns: Columns, shift: int = 0) -> tuple[list[Row], list[R
     ]  # fmt: skip
     rows: list[Row] = []
     for index in range(len(columns)):
-        topic, message_id, correlation, status, kind, body, attributes, authenticity = (
-            t[index] for t in texts
-        )
+        topic, message_id, correlation, status, kind, body, attributes, authenticity = (t[index] for t in texts)
         rows.append(
             (int(columns.offset[index]) + shift, int(columns.size[index]), str(KINDS[columns.kind[index]]), topic,
              message_id, correlation, status, kind, body, dict(attributes), authenticity)  # type: ignore[call-overload]
@@ -64,9 +62,7 @@ def assert_columns_agree(
 ) -> None:
     names = topics or {}
     rows, rejects, consumed = rows_of_decoder(protocol, data, direction, names, values or {})
-    columns = protocol.columns().decode(
-        Spans.whole(data, Stream(direction, names)), protocol.settings(values or {})
-    )
+    columns = protocol.columns().decode(Spans.whole(data, Stream(direction, names)), protocol.settings(values or {}))
     assert rows_of_columns(columns) == (rows, rejects)
     assert columns.consumed.tolist() == [consumed]
 
@@ -88,9 +84,7 @@ def assert_split_columns_agree(
     rows: list[Row] = []
     taken, state = 0, b""
     for edge in edges[1:]:
-        columns = protocol.columns().decode(
-            Spans.whole(data[taken:edge], Stream(direction, names, state)), options
-        )
+        columns = protocol.columns().decode(Spans.whole(data[taken:edge], Stream(direction, names, state)), options)
         rows += rows_of_columns(columns, taken)[0]
         taken += int(columns.consumed[0])
         state = columns.state[0]

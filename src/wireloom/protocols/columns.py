@@ -169,7 +169,7 @@ class SlowColumns(ColumnDecoder):
         )
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _copy_slices(
     data: NDArray[np.uint8], start: NDArray[np.int64], offsets: NDArray[np.int32], out: NDArray[np.uint8]
 ) -> None:
@@ -191,6 +191,4 @@ def gather(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.i
     np.cumsum(size, out=offsets[1:])
     out = np.empty(total, np.uint8)
     _copy_slices(data, start, offsets, out)
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), len(start), [None, pa.py_buffer(offsets), pa.py_buffer(out)]
-    )
+    return pa.BinaryArray.from_buffers(pa.binary(), len(start), [None, pa.py_buffer(offsets), pa.py_buffer(out)])

@@ -11,9 +11,7 @@ ids = st.integers(0, 2**32 - 1)
 types = st.one_of(st.integers(0, 2**16 - 1), st.sampled_from([7, 300, ENVELOPE, *OPERATIONS]))
 payloads = st.one_of(
     st.binary(max_size=60),
-    st.builds(
-        make_envelope, st.text(max_size=12), st.binary(max_size=9), st.sampled_from([None, "text/plain"])
-    ),
+    st.builds(make_envelope, st.text(max_size=12), st.binary(max_size=9), st.sampled_from([None, "text/plain"])),
 )
 
 

@@ -25,7 +25,7 @@ _PING, _PONG = int(frames.Command.PING), int(frames.Command.PONG)
 _ERROR_UNDEF = int(frames.Command.ERROR_UNDEF)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _ascending(ids: NDArray[np.int64]) -> bool:
     for row in range(1, ids.shape[0]):
         if ids[row] <= ids[row - 1]:
@@ -33,7 +33,7 @@ def _ascending(ids: NDArray[np.int64]) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _write_answers(
     ids: NDArray[np.int64], refused: NDArray[np.bool_], ack: int, error: int, out: NDArray[np.uint8]
 ) -> None:
@@ -48,7 +48,7 @@ def _write_answers(
         at += 5
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _write_data(
     data: NDArray[np.uint8],
     type_: int,
@@ -120,9 +120,7 @@ class HspBulk(Bulk):
     def _type_counts(self) -> NDArray[np.int64]:
         return np.bincount(self._type[self._plain], minlength=1)
 
-    def _check_ids(
-        self, ids: NDArray[np.int64], command: NDArray[np.uint8], offset: NDArray[np.int64]
-    ) -> int:
+    def _check_ids(self, ids: NDArray[np.int64], command: NDArray[np.uint8], offset: NDArray[np.int64]) -> int:
         """How many frames are accepted: all before a `DATA_ACK` whose id is still unanswered."""
         asking = np.flatnonzero(command == _DATA_ACK)
         new = ids[asking]
@@ -173,7 +171,8 @@ class HspBulk(Bulk):
     def _rows(self, topic: str | None) -> NDArray[np.bool_]:
         if topic is None or (len(self._numbers) == 1 and topic in self._numbers):
             return self._plain
-        return self._plain & (self._type == self._numbers[topic])
+        chosen: NDArray[np.bool_] = self._plain & (self._type == self._numbers[topic])
+        return chosen
 
     def forward(self, topic: str) -> bytes:
         """The payloads of one topic as `DATA` frames."""

@@ -65,8 +65,8 @@ class Scan:
     bad: NDArray[np.int64]
 
 
-@numba.njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def _u32(data: NDArray[np.uint8], at: int) -> int:
+@numba.njit(cache=True, nogil=True, inline="always")
+def _u32(data: NDArray[np.uint8], at: np.int64) -> np.int64:
     return (
         (np.int64(data[at]) << 24)
         | (np.int64(data[at + 1]) << 16)
@@ -75,8 +75,8 @@ def _u32(data: NDArray[np.uint8], at: int) -> int:
     )
 
 
-@numba.njit(cache=True, nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def _frame_size(data: NDArray[np.uint8], at: int, end: int, max_payload: int) -> int:
+@numba.njit(cache=True, nogil=True, inline="always")
+def _frame_size(data: NDArray[np.uint8], at: np.int64, end: np.int64, max_payload: int) -> np.int64 | int:
     """Size of the frame at `at`; 0 when it is incomplete, -1 when it breaks a rule."""
     command = data[at]
     left = end - at
@@ -101,7 +101,7 @@ def _frame_size(data: NDArray[np.uint8], at: int, end: int, max_payload: int) ->
     return -1
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _count(
     data: NDArray[np.uint8],
     start: NDArray[np.int64],
@@ -134,7 +134,7 @@ def _count(
     return total
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _fill(
     data: NDArray[np.uint8],
     start: NDArray[np.int64],
@@ -154,7 +154,7 @@ def _fill(
         at, last = start[index], consumed[index]
         while at < last:
             code = data[at]
-            kind, number, payload, length = -1, np.int64(-1), at, np.int64(0)
+            kind, number, payload, length = np.int32(-1), np.int64(-1), at, np.int64(0)
             if code == _DATA:
                 kind = (np.int32(data[at + 1]) << 8) | np.int32(data[at + 2])
                 length = _u32(data, at + 3)
@@ -208,7 +208,7 @@ def violation_at(data: NDArray[np.uint8], at: int, max_payload: int) -> Protocol
     raise AssertionError(f"kernel and decoder disagree at byte {at}")
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _open_envelopes(
     data: NDArray[np.uint8], body: NDArray[np.int64], size: NDArray[np.int64], out: NDArray[np.int64]
 ) -> None:
@@ -374,9 +374,7 @@ def _unwrap(
     rows, sizes, body, body_size = rows[whole], sizes[whole], body[whole], body_size[whole]
     names = gather(data, body + 2, sizes[:, 0]).dictionary_encode()
     types = gather(data, body + 3 + sizes[:, 0], sizes[:, 1]).dictionary_encode()
-    name_codes = np.array(
-        [_text_code(topics, raw, "utf-8") for raw in names.dictionary.to_pylist()], np.int32
-    )
+    name_codes = np.array([_text_code(topics, raw, "utf-8") for raw in names.dictionary.to_pylist()], np.int32)
     type_codes = np.array([_text_code(kinds, raw, "ascii") for raw in types.dictionary.to_pylist()], np.int32)
     name_code = name_codes[names.indices.to_numpy()]
     type_code = type_codes[types.indices.to_numpy()]

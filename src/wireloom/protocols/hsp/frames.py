@@ -142,9 +142,7 @@ def decode(
         _check_length(length, max_payload, reply_to=None)
         body = start + _HEAD_DATA.size
         return (
-            None
-            if len(buffer) < body + length
-            else (Data(type_, bytes(buffer[body : body + length])), body + length)
+            None if len(buffer) < body + length else (Data(type_, bytes(buffer[body : body + length])), body + length)
         )
     if command in (Command.DATA_ACK, Command.ERROR):
         if available < _HEAD_DATA_ACK.size:

@@ -90,9 +90,7 @@ def make_envelope(topic: str, body: bytes, content_type: str | None) -> bytes:
     """
     name, kind = topic.encode(), (content_type or "").encode()
     if len(name) > 0xFFFF or len(kind) > 0xFF:
-        raise NotSupported(
-            "a topic has at most 65535 bytes and a content type at most 255 in an hsp envelope"
-        )
+        raise NotSupported("a topic has at most 65535 bytes and a content type at most 255 in an hsp envelope")
     return len(name).to_bytes(2) + name + bytes((len(kind),)) + kind + body
 
 

@@ -162,9 +162,7 @@ class Hsp(Protocol):
     settings_type: ClassVar[type[Settings]] = HspSettings
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
 
-    def decoder(
-        self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None
-    ) -> Decoder:
+    def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
         """A decoder for one direction."""
         own = cast(HspSettings, settings)
         return HspDecoder(direction, own, Names(topics or {}, own.profile))
