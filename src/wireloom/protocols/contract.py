@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from wireloom.model import ConfigError, Direction, Message, NotSupported, ProtocolViolation, encode_value
+from wireloom.model import ConfigError, Direction, Message, NotSupported, ProtocolViolation
 
 if TYPE_CHECKING:
     from wireloom.protocols.columns import ColumnDecoder
@@ -342,14 +342,6 @@ class Session(abc.ABC):
         NotSupported. Raises NotSupported for what the protocol cannot
         say, LimitExceeded for what is too large, PeerClosed when it is too late.
         """
-
-    def dumps(self, value: object) -> tuple[bytes, str | None]:
-        """A Python value as a body and its content type, in the form this conversation agreed on."""
-        return encode_value(value)
-
-    def loads(self, message: Message) -> object:
-        """The body of a message as a Python value; the inverse of `dumps`."""
-        return message.value()
 
     def send_frames(self, encoded: bytes) -> None:
         """Queue frames that are encoded already (from `Bulk.forward` or `Bulk.acknowledgements`)."""
