@@ -1,0 +1,459 @@
+"""The blocks of a journal segment: pcapng blocks as bytes, and back. No files, no third-party import.
+
+Implements "A segment", "Blocks with frames" and "Records" of docs/reference/journal-format.md: a Section
+Header Block, one Interface Description Block, then Enhanced Packet Blocks of link type 252 (upper PDU).
+`index.py` reads the same blocks by the million; this module is the one to read.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from wireloom.model import Direction, JournalError, type_of_json
+
+FORMAT = "wireloom journal 1"
+"""The comment of the Section Header Block: what the file is, and the version of its format."""
+
+SECTION_HEADER, INTERFACE_DESCRIPTION, ENHANCED_PACKET = 0x0A0D0D0A, 1, 6
+LINK_TYPE_UPPER_PDU = 252
+SNAP_LENGTH = 262_144
+MAX_PACKET_DATA = 128 * 1024
+MAX_REFUSED = 4096
+MAX_COMMENT = 60_000
+"""Options have a 16-bit length; a comment stays well below it."""
+
+OPTION_END, OPTION_COMMENT, OPTION_FLAGS, OPTION_HASH, OPTION_PACKET_ID = 0, 1, 2, 3, 5
+HASH_CRC32 = 2
+INBOUND, OUTBOUND = 1, 2
+TAG_END, TAG_DISSECTOR, TAG_PORT_TYPE, TAG_SOURCE_PORT, TAG_DESTINATION_PORT = 0, 12, 24, 25, 26
+TAG_SOURCE_IP = {4: 20, 6: 22}
+TAG_DESTINATION_IP = {4: 21, 6: 23}
+PORT_TCP, PORT_UDP = 2, 3
+DISSECTOR_PREFIX = "wireloom."
+
+_BYTE_ORDER = 0x1A2B3C4D
+_WORD = struct.Struct("<I")
+_HEAD = struct.Struct("<II")
+_PACKET = struct.Struct("<7I")
+_OPTION = struct.Struct("<HH")
+_TAG = struct.Struct(">HH")
+_OPTIONS = struct.Struct("<HHI HHBI3x HHQ HH")
+"""Flags, hash, packet id, and the head of the comment, in the order of the format."""
+_PACKET_ID_AT = 24
+"""Where in those options the packet id's value stands."""
+_PADDING = (b"", b"\0", b"\0\0", b"\0\0\0")
+_OPTIONS_END = tuple(padding + b"\0\0\0\0" for padding in _PADDING)
+
+_FRAMES = re.compile(rb"conn=([0-9a-f]{16}) dir=(c2s|s2c|dgram) seq=([0-9]{1,18})(?: map=([0-9a-f]{8}))?( more)?")
+_RECORD = re.compile(rb"record=([a-z]{1,32})(?: conn=([0-9a-f]{16}))? (\{.*\})", re.DOTALL)
+_DIRECTIONS = {direction.value.encode(): direction for direction in Direction}
+_NO_DETAILS: Mapping[str, type_of_json] = MappingProxyType({})
+
+Buffer = bytes | bytearray | memoryview
+
+
+class BlockFault(JournalError):
+    """A block that is cut off or damaged: where, and what is wrong with it.
+
+    >>> str(BlockFault(96, "wrong hash"))
+    'wrong hash at byte 96'
+    """
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(offset, reason)
+        self.offset = offset
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason} at byte {self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One packet block: a run of frames, or a record.
+
+    `offset` and `size` are the block's place in its segment, `payload_offset` that of its payload. A
+    record has a name and details; a run of frames has a direction and a sequence.
+    """
+
+    offset: int
+    size: int
+    packet_id: int
+    time_ns: int
+    protocol: str
+    source: str | None
+    destination: str | None
+    inbound: bool
+    payload: bytes
+    payload_offset: int
+    connection: int | None = None
+    direction: Direction | None = None
+    sequence: int = 0
+    topic_map: int | None = None
+    more: bool = False
+    record: str | None = None
+    details: Mapping[str, type_of_json] = field(default_factory=lambda: _NO_DETAILS)
+
+
+# --- writing ---------------------------------------------------------------------------------------
+
+
+def segment_head(version: str) -> bytes:
+    """The Section Header Block and the Interface Description Block every segment begins with.
+
+    >>> head = segment_head("1.0")
+    >>> head[:4].hex(), len(head) % 4
+    ('0a0d0d0a', 0)
+    """
+    section = struct.pack("<IHHq", _BYTE_ORDER, 1, 0, -1)
+    section += _option(OPTION_COMMENT, FORMAT.encode()) + _option(4, f"wireloom {version}".encode())
+    interface = struct.pack("<HHI", LINK_TYPE_UPPER_PDU, 0, SNAP_LENGTH) + _option(9, b"\x09")
+    return _block(SECTION_HEADER, section + _option(OPTION_END, b"")) + _block(
+        INTERFACE_DESCRIPTION, interface + _option(OPTION_END, b"")
+    )
+
+
+def _option(code: int, value: bytes) -> bytes:
+    return _OPTION.pack(code, len(value)) + value + _PADDING[-len(value) & 3]
+
+
+def _block(block_type: int, body: bytes) -> bytes:
+    total = len(body) + 12
+    return _HEAD.pack(block_type, total) + body + _WORD.pack(total)
+
+
+def encode_tags(
+    protocol: str, source: str | None = None, destination: str | None = None, *, datagram: bool = False
+) -> bytes:
+    """The upper-PDU tags before a payload. Addresses are `host:port`; others leave no tag.
+
+    >>> encode_tags("hsp").hex()
+    '000c000c776972656c6f6f6d2e68737000000000'
+    """
+    name = (DISSECTOR_PREFIX + protocol).encode()
+    tags = [_tag(TAG_DISSECTOR, name + _PADDING[-len(name) & 3])]
+    ends = split_address(source), split_address(destination)
+    for end, address_tags in zip(ends, (TAG_SOURCE_IP, TAG_DESTINATION_IP), strict=True):
+        if end is not None:
+            tags.append(_tag(address_tags[end[0].version], end[0].packed))
+    if any(ends):
+        tags.append(_tag(TAG_PORT_TYPE, struct.pack(">I", PORT_UDP if datagram else PORT_TCP)))
+    for end, port_tag in zip(ends, (TAG_SOURCE_PORT, TAG_DESTINATION_PORT), strict=True):
+        if end is not None:
+            tags.append(_tag(port_tag, struct.pack(">I", end[1])))
+    return b"".join(tags) + _tag(TAG_END, b"")
+
+
+def _tag(code: int, value: bytes) -> bytes:
+    return _TAG.pack(code, len(value)) + value
+
+
+def split_address(text: str | None) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int] | None:
+    """Address and port of `host:port` or `[host]:port`; None for what is no IP address.
+
+    >>> split_address("[::1]:5042")
+    (IPv6Address('::1'), 5042)
+    >>> split_address("kitchen@example.org/desk") is None
+    True
+    """
+    host, colon, port = (text or "").rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
+        return None
+    host = host.removeprefix("[").removesuffix("]").partition("%")[0]
+    try:
+        return ipaddress.ip_address(host), int(port)
+    except ValueError:
+        return None
+
+
+def join_address(host: str, port: int) -> str:
+    """The text form of an address: `host:port`, with brackets around IPv6.
+
+    >>> join_address("::1", 80)
+    '[::1]:80'
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def encode_packet(
+    packet_id: int, time_ns: int, tags: bytes, tags_crc: int, payload: Buffer, comment: bytes, flags: int
+) -> bytes:
+    """One Enhanced Packet Block. `tags_crc` is the CRC-32 of `tags`, so that it is computed once."""
+    captured = len(tags) + len(payload)
+    total = 72 + captured + (-captured & 3) + len(comment) + (-len(comment) & 3)
+    return b"".join(
+        (
+            _PACKET.pack(ENHANCED_PACKET, total, 0, time_ns >> 32, time_ns & 0xFFFFFFFF, captured, captured),
+            tags,
+            payload,
+            _PADDING[-captured & 3],
+            _OPTIONS.pack(
+                *(OPTION_FLAGS, 4, flags),
+                *(OPTION_HASH, 5, HASH_CRC32, zlib.crc32(payload, tags_crc)),
+                *(OPTION_PACKET_ID, 8, packet_id),
+                *(OPTION_COMMENT, len(comment)),
+            ),
+            comment,
+            _OPTIONS_END[-len(comment) & 3],
+            _WORD.pack(total),
+        )
+    )
+
+
+def renumber(block: bytearray, packet_id: int) -> None:
+    """Give a block made by `encode_packet` another packet id, in place."""
+    struct.pack_into("<Q", block, _options_at(block) + _PACKET_ID_AT, packet_id)
+
+
+def packet_id_of(block: Buffer) -> int:
+    """The packet id of a block made by `encode_packet`."""
+    return int.from_bytes(block[_options_at(block) + _PACKET_ID_AT :][:8], "little")
+
+
+def comment_of(block: Buffer) -> bytes:
+    """The comment of a block made by `encode_packet`."""
+    start = _options_at(block) + _OPTIONS.size
+    length = _OPTION.unpack_from(block, start - _OPTION.size)[1]
+    return bytes(block[start : start + length])
+
+
+def _options_at(block: Buffer) -> int:
+    captured: int = _PACKET.unpack_from(block)[5]
+    return _PACKET.size + captured + (-captured & 3)
+
+
+def record_comment(name: str, details: Mapping[str, type_of_json], connection: int | None = None) -> bytes:
+    """The comment of a record.
+
+    >>> record_comment("closed", {"reason": "close", "detail": ""}, 1)
+    b'record=closed conn=0000000000000001 {"detail":"","reason":"close"}'
+    """
+    head = f"record={name} " if connection is None else f"record={name} conn={connection:016x} "
+    comment = head.encode() + canonical_json(details)
+    if len(comment) > MAX_COMMENT:
+        # Only texts that came from outside get that long; the record matters more than their end.
+        cut = {key: value[:1000] + "…" if isinstance(value, str) and len(value) > 1000 else value
+               for key, value in details.items()}  # fmt: skip
+        comment = head.encode() + canonical_json(cut)
+        if len(comment) > MAX_COMMENT:
+            raise JournalError(f"a record {name!r} of {len(comment)} bytes; at most {MAX_COMMENT} fit")
+    return comment
+
+
+def canonical_json(value: Mapping[str, type_of_json]) -> bytes:
+    """JSON with sorted keys, no spaces, UTF-8 without escapes.
+
+    >>> canonical_json({"b": 1, "a": "ü"}).decode()
+    '{"a":"ü","b":1}'
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode(errors="replace")
+
+
+class TopicMap:
+    """Which numbers stand for which topics, with its id and the records that state it. Never changes.
+
+    A map too large for one comment is stated in several records, which readers unite.
+
+    >>> TopicMap({1: "a/b"}).records[0].decode()
+    'record=topics {"map":"8b7bb0a6","topics":{"1":"a/b"}}'
+    """
+
+    __slots__ = ("id", "records", "topics", "word")
+
+    def __init__(self, topics: Mapping[int, str]) -> None:
+        self.topics = dict(topics)
+        named: dict[str, type_of_json] = {str(number): topic for number, topic in self.topics.items()}
+        self.id = zlib.crc32(canonical_json(named))
+        self.word = b" map=%08x" % self.id
+        self.records = [record_comment("topics", {"map": f"{self.id:08x}", "topics": part}) for part in _parts(named)]
+
+
+def _parts(topics: dict[str, type_of_json]) -> Iterator[dict[str, type_of_json]]:
+    """The map in pieces that fit a comment; an empty map is one empty piece."""
+    part: dict[str, type_of_json] = {}
+    size = 0
+    for number, topic in topics.items():
+        entry = len(canonical_json({number: topic}))
+        if part and size + entry > MAX_COMMENT - 100:
+            yield part
+            part, size = {}, 0
+        part[number] = topic
+        size += entry
+    yield part
+
+
+# --- reading ---------------------------------------------------------------------------------------
+
+
+def check_head(data: Buffer) -> int:
+    """Where the first block after the two head blocks begins; BlockFault when this is no segment."""
+    if len(data) < 4 or _WORD.unpack_from(data)[0] != SECTION_HEADER:
+        raise BlockFault(0, "no pcapng section header")
+    if len(data) < 28:
+        raise BlockFault(0, "section header cut off")
+    if _WORD.unpack_from(data, 8)[0] != _BYTE_ORDER:
+        raise BlockFault(0, "section header of another byte order")
+    _, size = block_at(data, 0, len(data))
+    comments = [value for code, value in _options(data, 24, size - 4) if code == OPTION_COMMENT]
+    if FORMAT.encode() not in comments:
+        raise BlockFault(0, f"section header without the comment {FORMAT!r}")
+    block_type, interface = block_at(data, size, len(data))
+    if block_type != INTERFACE_DESCRIPTION or interface < 20:
+        raise BlockFault(size, "no interface description")
+    if _OPTION.unpack_from(data, size + 8)[0] != LINK_TYPE_UPPER_PDU:
+        raise BlockFault(size, f"link type is not {LINK_TYPE_UPPER_PDU}")
+    return size + interface
+
+
+def block_at(data: Buffer, offset: int, end: int) -> tuple[int, int]:
+    """Type and size of the block at `offset`, which must end at or before `end`."""
+    if end - offset < 12:
+        raise BlockFault(offset, "block cut off")
+    block_type, size = _HEAD.unpack_from(data, offset)
+    if size < 12 or size & 3:
+        raise BlockFault(offset, "wrong block length")
+    if size > end - offset:
+        raise BlockFault(offset, "block cut off")
+    if _WORD.unpack_from(data, offset + size - 4)[0] != size:
+        raise BlockFault(offset, "wrong trailing length")
+    return block_type, size
+
+
+def blocks(data: Buffer, start: int, end: int, *, check_hash: bool = True) -> Iterator[Block]:
+    """The packet blocks in a part of a segment; other blocks are passed over.
+
+    Raises BlockFault at the first block that is cut off or damaged.
+    """
+    offset = start
+    while offset < end:
+        block_type, size = block_at(data, offset, end)
+        if block_type == ENHANCED_PACKET:
+            yield parse_packet(data, offset, size, check_hash=check_hash)
+        elif block_type == 0:
+            # A stretch of zeros has no length either, but zeros with a length are no block of ours.
+            raise BlockFault(offset, "no block")
+        offset += size
+
+
+def parse_packet(data: Buffer, offset: int, size: int, *, check_hash: bool = True) -> Block:
+    """The Enhanced Packet Block of `size` bytes at `offset`; BlockFault if it is damaged."""
+    if size < 32:
+        raise BlockFault(offset, "wrong block length")
+    _, _, _, high, low, captured, _ = _PACKET.unpack_from(data, offset)
+    body = offset + _PACKET.size
+    options_at = body + captured + (-captured & 3)
+    if options_at > offset + size - 4:
+        raise BlockFault(offset, "wrong captured length")
+    packet_id = flags = stated = None
+    comment = b""
+    for code, value in _options(data, options_at, offset + size - 4):
+        if code == OPTION_PACKET_ID and len(value) == 8:
+            packet_id = int.from_bytes(value, "little")
+        elif code == OPTION_FLAGS and len(value) == 4:
+            flags = int.from_bytes(value, "little")
+        elif code == OPTION_HASH and len(value) == 5 and value[0] == HASH_CRC32:
+            stated = int.from_bytes(value[1:], "little")
+        elif code == OPTION_COMMENT:
+            comment = value
+    if packet_id is None or stated is None or flags is None:
+        raise BlockFault(offset, "block without flags, hash and packet id")
+    with memoryview(data) as view, view[body : body + captured] as packet:
+        if check_hash and zlib.crc32(packet) != stated:
+            raise BlockFault(offset, "wrong hash")
+        protocol, source, destination, tags_size = parse_tags(packet, offset)
+        payload = bytes(packet[tags_size:])
+    common = (
+        *(offset, size, packet_id, high << 32 | low, protocol, source, destination),
+        *(flags & 3 == INBOUND, payload, body + tags_size),
+    )
+    if frames := _FRAMES.fullmatch(comment):
+        connection, direction, sequence, topic_map, more = frames.groups()
+        return Block(
+            *common,
+            connection=int(connection, 16),
+            direction=_DIRECTIONS[direction],
+            sequence=int(sequence),
+            topic_map=None if topic_map is None else int(topic_map, 16),
+            more=more is not None,
+        )
+    if record := _RECORD.fullmatch(comment):
+        name, connection, details = record.groups()
+        try:
+            parsed = json.loads(details)
+        except ValueError:
+            raise BlockFault(offset, "record whose details are no JSON") from None
+        return Block(
+            *common,
+            connection=None if connection is None else int(connection, 16),
+            record=name.decode(),
+            details=parsed,
+        )
+    raise BlockFault(offset, "comment of no known form")
+
+
+def _options(data: Buffer, offset: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The options of a block, up to the end-of-options or the end of the block."""
+    while end - offset >= 4:
+        code, length = _OPTION.unpack_from(data, offset)
+        offset += 4
+        if code == OPTION_END:
+            return
+        if length > end - offset:
+            return
+        yield code, bytes(data[offset : offset + length])
+        offset += length + (-length & 3)
+
+
+def parse_tags(packet: Buffer, offset: int) -> tuple[str, str | None, str | None, int]:
+    """Protocol, source, destination, and the size of the tags that packet data begins with."""
+    protocol = ""
+    hosts: list[str | None] = [None, None]
+    ports = [0, 0]
+    position = 0
+    while True:
+        if len(packet) - position < 4:
+            raise BlockFault(offset, "tags without an end")
+        tag, length = _TAG.unpack_from(packet, position)
+        position += 4
+        if tag == TAG_END:
+            break
+        if length > len(packet) - position:
+            raise BlockFault(offset, "tags without an end")
+        value = bytes(packet[position : position + length])
+        position += length
+        if tag == TAG_DISSECTOR:
+            protocol = value.rstrip(b"\0").decode(errors="replace").removeprefix(DISSECTOR_PREFIX)
+        elif 20 <= tag <= 23 and length in (4, 16):
+            hosts[tag & 1] = str(ipaddress.ip_address(value))
+        elif tag in (TAG_SOURCE_PORT, TAG_DESTINATION_PORT) and length == 4:
+            ports[tag - TAG_SOURCE_PORT] = int.from_bytes(value, "big")
+    if not protocol:
+        raise BlockFault(offset, "tags without a dissector's name")
+    source, destination = (
+        None if host is None else join_address(host, port) for host, port in zip(hosts, ports, strict=True)
+    )
+    return protocol, source, destination, position
+
+
+def topic_maps(found: Iterable[Block]) -> dict[int, dict[int, str]]:
+    """The topic maps stated by the `topics` records among some blocks."""
+    maps: dict[int, dict[int, str]] = {}
+    for block in found:
+        add_topics(maps, block)
+    return maps
+
+
+def add_topics(maps: dict[int, dict[int, str]], block: Block) -> None:
+    """Take in what a `topics` record states; other blocks change nothing."""
+    topics = block.details.get("topics")
+    if block.record == "topics" and isinstance(topics, dict):
+        part = maps.setdefault(int(str(block.details["map"]), 16), {})
+        part.update({int(number): str(topic) for number, topic in topics.items()})

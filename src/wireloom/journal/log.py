@@ -1,0 +1,271 @@
+"""Blocks on their way to disk: numbered, planned into segments, taken as a batch, stored, settled.
+
+A `SegmentLog` lives on one thread, except for `store`, which only touches files and may run on another
+while further blocks are added. Nothing leaves memory before it is committed: after a failed write or sync
+the segment ends, and what was in doubt begins a new one.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wireloom.journal import blocks
+from wireloom.journal.segment import SegmentFile, segment_name, segments
+from wireloom.model import JournalError
+
+
+@dataclass(slots=True)
+class Part:
+    """Blocks for one segment; `begins` names it when they are its first.
+
+    `maps` are the topic maps stated in that segment so far, in this part or before it.
+    """
+
+    maps: dict[int, blocks.TopicMap]
+    begins: str | None = None
+    data: bytearray = field(default_factory=bytearray)
+    last_ticket: int = 0
+
+
+@dataclass(slots=True)
+class Batch:
+    """What `store` is to write; afterwards what is left of it, and why."""
+
+    parts: list[Part]
+    durable: int
+    error: OSError | None = None
+
+
+class SegmentLog:
+    """The segments of one folder, written one after the other.
+
+    A ticket stands for a block: tickets up to `durable` are on disk. It equals the block's packet id
+    until a failed write makes topic records necessary that nobody asked for.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        version: str,
+        *,
+        next_packet_id: int,
+        segment_bytes: int,
+        sync: bool,
+        quota: int | None = None,
+    ) -> None:
+        self.folder = folder
+        self.segment_bytes = segment_bytes
+        self.sync = sync
+        self.quota = quota
+        self.next_packet_id = next_packet_id
+        self.ticket = self.durable = next_packet_id - 1
+        self.pending_bytes = 0
+        self.dropped_segments = 0
+        self._head = blocks.segment_head(version)
+        self._parts: list[Part] = []
+        self._maps: dict[int, blocks.TopicMap] = {}
+        self._planned = 0
+        """Bytes of the segment that blocks go to now, counting what is still in memory; 0: none begun."""
+        self._file: SegmentFile | None = None
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether blocks wait for a `take`."""
+        return bool(self._parts)
+
+    def prepare(self, topic_map: blocks.TopicMap | None, time_ns: int) -> None:
+        """Call before the blocks of a run: begins a segment if it is time, states the map if it is new there."""
+        if not 0 < self._planned <= self.segment_bytes:
+            self._begin(time_ns)
+        if topic_map is not None and topic_map.id not in self._maps:
+            self._maps[topic_map.id] = topic_map
+            for record in topic_map.records:
+                self.add(time_ns, RECORD_TAGS, RECORD_TAGS_CRC, b"", record, blocks.INBOUND)
+
+    def add(self, time_ns: int, tags: bytes, tags_crc: int, payload: blocks.Buffer, comment: bytes, flags: int) -> int:
+        """Append one block to what waits; returns its ticket."""
+        block = blocks.encode_packet(self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags)
+        self.next_packet_id += 1
+        self.ticket += 1
+        part = self._parts[-1] if self._parts else self._continue()
+        part.data += block
+        part.last_ticket = self.ticket
+        self._planned += len(block)
+        self.pending_bytes += len(block)
+        return self.ticket
+
+    def _begin(self, time_ns: int) -> None:
+        self._maps = {}
+        name = segment_name(self.next_packet_id, time_ns)
+        self._parts.append(Part(self._maps, name, bytearray(self._head), self.ticket))
+        self._planned = len(self._head)
+        self.pending_bytes += len(self._head)
+
+    def _continue(self) -> Part:
+        part = Part(self._maps)
+        self._parts.append(part)
+        return part
+
+    def take(self) -> Batch:
+        """Everything that waits, to be stored and then settled before the next `take`."""
+        parts, self._parts = self._parts, []
+        return Batch(parts, self.durable)
+
+    def store(self, batch: Batch) -> None:
+        """Write a batch and sync it. Never raises for a failing disk: the batch says what is left of it."""
+        try:
+            while batch.parts:
+                part = batch.parts[0]
+                if part.begins is not None:
+                    self._next_file(part.begins)
+                if self._file is None:
+                    raise OSError(errno.EBADF, "the segment has ended")
+                self._file.store(part.data)
+                batch.durable = part.last_ticket
+                del batch.parts[0]
+        except OSError as error:
+            batch.error = error
+            if self._file is not None:
+                self._file.abandon()
+                self._file = None
+
+    def _next_file(self, name: str) -> None:
+        if self._file is not None:
+            self._file.seal()
+            self._file = None
+        if self.quota is not None:
+            self._drop_oldest(self.quota)
+        self._file = SegmentFile(self.folder, name, sync=self.sync)
+
+    def _drop_oldest(self, quota: int) -> None:
+        """Make room for one more segment within the quota."""
+        sizes = [(path, path.stat().st_size) for path in segments(self.folder)]
+        total = sum(size for _, size in sizes) + self.segment_bytes
+        for path, size in sizes:
+            if total <= quota:
+                break
+            path.unlink()
+            self.dropped_segments += 1
+            total -= size
+
+    def settle(self, batch: Batch) -> int:
+        """After `store`: the last ticket that is durable. After a failure, what is left waits again."""
+        self.durable = batch.durable
+        if batch.error is not None:
+            self._parts = batch.parts + self._parts
+            if self._parts[0].begins is None:
+                self._begin_again()
+            else:
+                # A fresh name: what the failure left behind may be in the way of the old one.
+                self._parts[0].begins = segment_name(int(self._parts[0].begins[:20]), time.time_ns())
+        self.pending_bytes = sum(len(part.data) for part in self._parts)
+        if batch.error is not None:
+            raise JournalError(_failure(self.folder, batch.error)) from batch.error
+        return self.durable
+
+    def forget(self, batch: Batch) -> int:
+        """After a failed `store`: drop everything that waits; returns how many bytes that was."""
+        lost = sum(len(part.data) for part in batch.parts + self._parts)
+        self.next_packet_id -= self.ticket - batch.durable
+        self.ticket = self.durable = batch.durable
+        self._parts, self._planned, self.pending_bytes = [], 0, 0
+        return lost
+
+    def _begin_again(self) -> None:
+        """Give blocks whose segment has ended a segment of their own.
+
+        The topic maps they name are stated again before them, so they, and whatever waits behind them, move
+        up to later packet ids.
+        """
+        ended = self._parts[0].maps
+        count = next((at for at, part in enumerate(self._parts) if part.begins), len(self._parts))
+        homeless, later = self._parts[:count], self._parts[count:]
+        waiting = [block for part in homeless for block in _packets(part.data)]
+        first_id = blocks.packet_id_of(waiting[0])
+        comments = [blocks.comment_of(block) for block in waiting]
+        kept = [
+            block for block, comment in zip(waiting, comments, strict=True) if not comment.startswith(b"record=topics ")
+        ]
+        maps = {
+            number: topic_map
+            for number, topic_map in ended.items()
+            if any(topic_map.word in comment for comment in comments)
+        }
+        now = time.time_ns()
+        part = Part(maps, segment_name(first_id, now), bytearray(self._head), homeless[-1].last_ticket)
+        packet_id = first_id
+        for topic_map in maps.values():
+            for record in topic_map.records:
+                part.data += blocks.encode_packet(
+                    packet_id, now, RECORD_TAGS, RECORD_TAGS_CRC, b"", record, blocks.INBOUND
+                )
+                packet_id += 1
+        for block in kept:
+            blocks.renumber(block, packet_id)
+            part.data += block
+            packet_id += 1
+        if later:
+            for other in later:
+                if other.begins is not None:
+                    other.begins = f"{packet_id:020d}{other.begins[20:]}"
+                moved = list(_packets(other.data))
+                del other.data[_packets_start(other.data) :]
+                for block in moved:
+                    blocks.renumber(block, packet_id)
+                    other.data += block
+                    packet_id += 1
+        else:
+            self._maps = maps
+            self._planned = len(part.data)
+        self.next_packet_id = packet_id
+        self._parts = [part, *later]
+
+    def close(self) -> None:
+        """Seal the segment being written. What waits in memory must have been stored before."""
+        file, self._file = self._file, None
+        self._planned = 0
+        if file is not None:
+            try:
+                file.seal()
+            except OSError as error:
+                file.abandon()
+                raise JournalError(_failure(self.folder, error)) from error
+
+
+def _packets(data: bytearray) -> Iterator[bytearray]:
+    offset = 0
+    while offset < len(data):
+        block_type, size = blocks.block_at(data, offset, len(data))
+        if block_type == blocks.ENHANCED_PACKET:
+            yield data[offset : offset + size]
+        offset += size
+
+
+def _packets_start(data: bytearray) -> int:
+    """Where the packet blocks of a part begin: after the head, if it has one."""
+    return blocks.check_head(data) if data[:4] == b"\n\r\r\n" else 0
+
+
+def _failure(folder: Path, error: OSError) -> str:
+    hint = {
+        errno.ENOSPC: "free some space on that disk",
+        errno.EDQUOT: "raise the quota or free some space",
+        errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+        errno.EROFS: "mount that disk writable",
+        errno.EACCES: "let this user write there",
+    }.get(error.errno or 0, "check that disk")
+    return (
+        f"{folder}: cannot write the journal: {error.strerror}; {hint}. "
+        "Nothing uncommitted was acknowledged; writing goes on once it works again"
+    )
+
+
+RECORD_PROTOCOL = "journal"
+"""The name in the tags of records that belong to no protocol."""
+RECORD_TAGS = blocks.encode_tags(RECORD_PROTOCOL)
+RECORD_TAGS_CRC = zlib.crc32(RECORD_TAGS)

@@ -1,0 +1,179 @@
+"""The journal's readers: segments, their blocks, and the messages in them. Needs no third-party package.
+
+Implements the reading side of docs/reference/journal-format.md, one block at a time; `index.py` does it
+for millions. Only committed bytes are read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from wireloom.journal import blocks
+from wireloom.journal.blocks import Block
+from wireloom.journal.recovery import mapped
+from wireloom.journal.segment import committed_length, segments
+from wireloom.model import Direction, JournalError, Message, ProtocolViolation
+from wireloom.protocols.contract import Decoder, Settings
+from wireloom.protocols.registry import protocol as find_protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message in the journal: where its first byte stands, its size, its place in its connection."""
+
+    message: Message
+    segment: str
+    offset: int
+    size: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Bytes in the journal that do not decode with the settings at hand."""
+
+    clause: str
+    detail: str
+    segment: str
+    offset: int
+    size: int
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record of the journal: see `Block.record` and `Block.details`."""
+
+    segment: str
+    block: Block
+
+
+def read_blocks(path: Path | str, start: int = 0, end: int | None = None) -> Iterator[Block]:
+    """The packet blocks of one segment from byte `start` (where a block begins) to `end`.
+
+    `end` is the committed length unless told otherwise. A file that is no segment, and damage, raise
+    JournalError.
+    """
+    segment = Path(path)
+    limit = committed_length(segment) if end is None else end
+    if limit == 0 and end is None and segment.stat().st_size == 0:
+        raise JournalError(f"{segment}: no journal segment: the file is empty")
+    if limit == 0:
+        return
+    try:
+        with mapped(segment) as data:
+            limit = min(limit, len(data))
+            try:
+                first = blocks.check_head(data[:limit])
+            except blocks.BlockFault as fault:
+                raise JournalError(
+                    f"{segment}: no journal segment: {fault}; name a file or folder that `wireloom hub` wrote"
+                ) from None
+            yield from blocks.blocks(data, max(first, start), limit)
+    except blocks.BlockFault as fault:
+        raise JournalError(
+            f"{segment}: {fault}; `wireloom journal verify {segment.parent}` lists every fault"
+        ) from None
+    except OSError as error:
+        raise JournalError(f"{segment}: cannot read the segment: {error.strerror}") from None
+
+
+def read_messages(folder: Path | str, settings: Mapping[str, Settings] | None = None) -> Iterator[Entry]:
+    """Every message of a journal in order, with time, connection and direction set."""
+    return (found for found in read_all(folder, settings) if isinstance(found, Entry))
+
+
+def read_all(
+    folder: Path | str, settings: Mapping[str, Settings] | None = None
+) -> Iterator[Entry | Unreadable | Record]:
+    """Everything in a journal in order: messages, records, and bytes that do not decode."""
+    decoding = _Decoding(settings or {})
+    for segment in segments(folder):
+        yield from decoding.segment(segment)
+
+
+class _Decoding:
+    """The decoders of all open connections: a protocol may agree on something early and use it later."""
+
+    def __init__(self, settings: Mapping[str, Settings]) -> None:
+        self._settings = dict(settings)
+        self._streams: dict[tuple[str, int | None, Direction | None], tuple[Decoder, dict[int, str]]] = {}
+
+    def segment(self, path: Path) -> Iterator[Entry | Unreadable | Record]:
+        maps: dict[int, dict[int, str]] = {}
+        run: list[Block] = []
+        for block in read_blocks(path):
+            if block.record is not None:
+                blocks.add_topics(maps, block)
+                if block.record == "closed":
+                    self._forget(block.connection)
+                yield Record(path.name, block)
+                continue
+            run.append(block)
+            if not block.more:
+                yield from self._run(path.name, run, maps)
+                run = []
+
+    def _forget(self, connection: int | None) -> None:
+        for key in [key for key in self._streams if key[1] == connection]:
+            del self._streams[key]
+
+    def _run(
+        self, segment: str, run: list[Block], maps: Mapping[int, Mapping[int, str]]
+    ) -> Iterator[Entry | Unreadable]:
+        first = run[0]
+        key = (first.protocol, first.connection, first.direction)
+        if key not in self._streams:
+            self._streams[key] = self._stream(first)
+        decoder, topics = self._streams[key]
+        if first.topic_map is not None:
+            topics.clear()
+            topics.update(maps.get(first.topic_map, {}))
+        base, sequence = decoder.offset, first.sequence
+        decoder.feed(b"".join(block.payload for block in run))
+        while True:
+            position = decoder.offset
+            try:
+                for found in decoder:
+                    message = dataclasses.replace(
+                        found.message,
+                        protocol=first.protocol,
+                        time=run[-1].time_ns,
+                        connection=None if first.connection is None else f"{first.connection:016x}",
+                        direction=first.direction,
+                    )
+                    yield Entry(message, segment, _place(run, found.offset - base), found.size, sequence)
+                    sequence += 1
+                    position = found.offset + found.size
+            except ProtocolViolation as violation:
+                total = base + sum(len(block.payload) for block in run)
+                ended = decoder.violation is not None
+                size = (total if ended else decoder.offset) - position
+                place = _place(run, position - base)
+                yield Unreadable(violation.clause, violation.detail, segment, place, size, first)
+                if ended:
+                    # The writer accepted what follows, so the next run is worth another try.
+                    del self._streams[key]
+                    return
+                continue
+            return
+
+    def _stream(self, block: Block) -> tuple[Decoder, dict[int, str]]:
+        protocol = find_protocol(block.protocol)
+        topics: dict[int, str] = {}
+        if block.protocol not in self._settings:
+            self._settings[block.protocol] = protocol.settings()
+        direction = block.direction or Direction.C2S
+        return protocol.decoder(direction, self._settings[block.protocol], topics), topics
+
+
+def _place(run: list[Block], position: int) -> int:
+    """Where in the segment the byte at `position` of a joined run stands."""
+    for block in run:
+        if position < len(block.payload):
+            return block.payload_offset + position
+        position -= len(block.payload)
+    return run[-1].payload_offset + len(run[-1].payload)

@@ -1,0 +1,160 @@
+"""The files of a journal: names, the committed length beside a segment, and the one segment being written.
+
+Implements "The folder" and the order of "Committing and recovery" in docs/reference/journal-format.md.
+A segment without a committed-length file is sealed; so that file comes first and goes last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from wireloom.model import JournalError
+
+LOCK = "lock"
+REFUSED = "refused"
+COMMITTED = ".committed"
+_NAME = re.compile(r"(\d{20})-\d{8}T\d{6}\.\d{6}Z\.pcapng")
+_OWNER_ONLY = 0o600
+
+
+def segment_name(packet_id: int, time_ns: int) -> str:
+    """The name of the segment whose first packet block has this id.
+
+    >>> segment_name(7, 1_500_000_000)
+    '00000000000000000007-19700101T000001.500000Z.pcapng'
+    """
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return f"{packet_id:020d}-{moment:%Y%m%dT%H%M%S}.{rest // 1000:06d}Z.pcapng"
+
+
+def first_packet_id(segment: Path) -> int:
+    """The packet id a segment's name begins with; 0 for a file of another name."""
+    match = _NAME.fullmatch(segment.name)
+    return 0 if match is None else int(match[1])
+
+
+def segments(folder: Path | str) -> list[Path]:
+    """The segments of a journal in order of time; a single file stands for itself."""
+    path = Path(folder)
+    if path.is_file():
+        return [path]
+    try:
+        names = [entry.name for entry in os.scandir(path)]
+    except OSError as error:
+        raise JournalError(f"{path}: no journal here: {error.strerror}; name the folder the hub writes") from None
+    found = sorted(name for name in names if _NAME.fullmatch(name))
+    if not found and names and LOCK not in names:
+        raise JournalError(f"{path}: no journal here: no segment among {len(names)} files; name the hub's folder")
+    return [path / name for name in found]
+
+
+def committed_path(segment: Path) -> Path:
+    """The file that holds a segment's committed length while it is being written."""
+    return segment.with_name(segment.name + COMMITTED)
+
+
+def is_sealed(segment: Path) -> bool:
+    """Whether a segment will never change again."""
+    return not committed_path(segment).exists()
+
+
+def committed_length(segment: Path | str) -> int:
+    """How many bytes of a segment may be read: all of a sealed one, else what is known to be safe."""
+    path = Path(segment)
+    stated = stated_length(path)
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise JournalError(f"{path}: cannot read the segment: {error.strerror}") from None
+    return size if stated is None else min(stated, size)
+
+
+def stated_length(segment: Path) -> int | None:
+    """What the committed-length file says; None when there is none, 0 when it says nothing yet."""
+    committed = committed_path(segment)
+    try:
+        text = committed.read_bytes()
+        # The writer overwrites it in place: two equal reads cannot be a mixture of old and new digits.
+        while (again := committed.read_bytes()) != text:
+            text = again
+    except FileNotFoundError:
+        return None
+    return int(text) if len(text) == 21 and text[:20].isdigit() else 0
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names created or removed in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class SegmentFile:
+    """The segment being written. Every method may raise OSError; after that only `abandon` is left."""
+
+    def __init__(self, folder: Path, name: str, *, sync: bool) -> None:
+        self.path = folder / name
+        self.committed = 0
+        self.sync = sync
+        flags = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_RDWR
+        self._length = os.open(committed_path(self.path), flags, _OWNER_ONLY)
+        self._data = -1
+        try:
+            self._state_length(0)
+            self._data = os.open(self.path, flags, _OWNER_ONLY)
+            if sync:
+                sync_folder(folder)
+        except OSError:
+            self.abandon()
+            raise
+
+    def store(self, data: bytes | bytearray) -> None:
+        """Write, sync, then state the new length."""
+        with memoryview(data) as view:
+            written = 0
+            while written < len(view):
+                written += os.pwrite(self._data, view[written:], self.committed + written)
+        if self.sync:
+            os.fdatasync(self._data)
+        self._state_length(self.committed + len(data))
+        self.committed += len(data)
+
+    def _state_length(self, length: int) -> None:
+        os.pwrite(self._length, b"%020d\n" % length, 0)
+
+    def seal(self) -> None:
+        """The segment will not change any more."""
+        if not self.sync:
+            os.fdatasync(self._data)
+        self._close()
+        committed_path(self.path).unlink()
+        sync_folder(self.path.parent)
+
+    def abandon(self) -> None:
+        """After a failure: cut off what was not committed, and seal the rest if that much works.
+
+        If it does not, the committed-length file stays and keeps readers away from the tail until the
+        next writer's recovery.
+        """
+        with contextlib.suppress(OSError):
+            if self.committed == 0:
+                self.path.unlink(missing_ok=True)
+            elif self._data >= 0:
+                os.ftruncate(self._data, self.committed)
+                os.fdatasync(self._data)
+            committed_path(self.path).unlink(missing_ok=True)
+        self._close()
+
+    def _close(self) -> None:
+        for descriptor in (self._data, self._length):
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        self._data = self._length = -1
