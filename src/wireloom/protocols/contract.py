@@ -247,6 +247,8 @@ class Bulk(abc.ABC):
     """Many messages of one read in columns: the hub's way to route and acknowledge without objects."""
 
     count: int
+    unanswered: int
+    """How many publishes left in the bulk wait for their acknowledgement."""
 
     @abc.abstractmethod
     def topics(self) -> Sequence[str]:
@@ -257,8 +259,15 @@ class Bulk(abc.ABC):
         """The events and publishes of one topic (or of all) as messages, in order."""
 
     @abc.abstractmethod
+    def count_of(self, topic: str) -> int:
+        """How many events and publishes of one topic there are."""
+
+    @abc.abstractmethod
     def forward(self, topic: str) -> bytes:
-        """The events and publishes of one topic as unacknowledged frames for a peer of this protocol."""
+        """The events and publishes of one topic as unacknowledged frames.
+
+        For a peer of this protocol whose numbers stand for the same topics (`Session.topic_numbers`).
+        """
 
     @abc.abstractmethod
     def others(self) -> list[Message]:
@@ -294,6 +303,8 @@ class Session(abc.ABC):
     """After a violation: the bytes that were not accepted (the bad frame and what followed)."""
     counters: dict[str, int]
     """Things that are counted and otherwise ignored, by clause (unknown ids, unasked pongs)."""
+    sent: int = 0
+    """How many messages were queued for sending so far, control frames included."""
     content_type: str | None = None
     """What bodies are on this connection, where the protocol agrees on that; see `Protocol.format_for`."""
     epoch: float = 0.0
@@ -343,7 +354,7 @@ class Session(abc.ABC):
         say, LimitExceeded for what is too large, PeerClosed when it is too late.
         """
 
-    def send_frames(self, encoded: bytes) -> None:
+    def send_frames(self, encoded: bytes, count: int) -> None:
         """Queue frames that are encoded already (from `Bulk.forward` or `Bulk.acknowledgements`)."""
         raise NotImplementedError
 
@@ -396,6 +407,8 @@ class Protocol(abc.ABC):
     settings_type: ClassVar[type[Settings]]
     clauses: ClassVar[Mapping[str, str]]
     """Every clause a violation can name, and the sentence of the specification behind it."""
+    request_is_publish: ClassVar[bool] = False
+    """Whether a request for a topic that nobody provides is an acknowledged publish (no answer has a body)."""
     decode_options: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
     """Options of `wireloom decode` that only this protocol has, and the setting each of them gives."""
 

@@ -114,7 +114,8 @@ class HspBulk(Bulk):
     def _settle_owed(self) -> None:
         """Which ids the acknowledgements of this bulk will answer."""
         self._owed = self._id[self._plain & (self._command == _DATA_ACK)]
-        self.owes = len(self._owed) > 0
+        self.unanswered = len(self._owed)
+        self.owes = self.unanswered > 0
         self.owed_bounds = (int(self._owed.min()), int(self._owed.max())) if self.owes else (0, -1)
 
     def _type_counts(self) -> NDArray[np.int64]:
@@ -174,6 +175,10 @@ class HspBulk(Bulk):
         chosen: NDArray[np.bool_] = self._plain & (self._type == self._numbers[topic])
         return chosen
 
+    def count_of(self, topic: str) -> int:
+        """How many plain messages of one topic there are."""
+        return int(self._rows(topic).sum())
+
     def forward(self, topic: str) -> bytes:
         """The payloads of one topic as `DATA` frames."""
         rows = self._rows(topic)
@@ -204,6 +209,7 @@ class HspBulk(Bulk):
             wrong = np.isin(self._type[self._plain & (self._command == _DATA_ACK)], numbers)
         out = np.empty(5 * len(self._owed), np.uint8)
         _write_answers(self._owed, wrong, _ACK, _ERROR_UNDEF, out)
+        self.unanswered = 0
         self._session.answered(self)
         return out.tobytes()
 

@@ -161,6 +161,7 @@ class Hsp(Protocol):
     )
     settings_type: ClassVar[type[Settings]] = HspSettings
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
+    request_is_publish: ClassVar[bool] = True
 
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
         """A decoder for one direction."""

@@ -97,7 +97,7 @@ class HspSession(Session):
             return self._receive_frames(buffer)
         self._buffer = buffer[run.consumed :]
         if run.pings:
-            self._out.append(frames.encode(frames.PONG) * run.pings)
+            self._queue(frames.encode(frames.PONG) * run.pings, run.pings)
         if run.pongs:
             self._pong()
         if run.violation is not None:
@@ -115,7 +115,7 @@ class HspSession(Session):
                     raise reused(message_id)
                 self._owed.add(message_id)
             case frames.Ping():
-                self._out.append(frames.encode(frames.PONG))
+                self._queue(frames.encode(frames.PONG))
             case frames.Pong():
                 self._pong()
         message = to_message(frame, self.names, self._receives)
@@ -172,7 +172,7 @@ class HspSession(Session):
     def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
         self.violation, self.refused, self.close_reason = violation, bytes(rest), "error"
         if violation.reply:
-            self._out.append(violation.reply)
+            self._queue(violation.reply)
         self._buffer = b""
         self.state = SessionState.CLOSED
 
@@ -212,7 +212,7 @@ class HspSession(Session):
             return Run()
         if self._ping_sent is None:
             self._ping_sent = now
-            self._out.append(frames.encode(frames.PING))
+            self._queue(frames.encode(frames.PING))
         else:
             self.close_reason = "idle"
             self.state = SessionState.CLOSED
@@ -237,7 +237,7 @@ class HspSession(Session):
                 self._discharge(message_id)
                 if message.kind is Kind.RESPONSE and message.body:
                     self.count("hsp.response.body-dropped")
-        self._out.append(frames.encode(frame))
+        self._queue(frames.encode(frame))
         self._close_when_settled()
         return message
 
@@ -254,11 +254,15 @@ class HspSession(Session):
         self._next_id = (drawn + 1) & 0xFFFFFFFF
         return drawn
 
-    def send_frames(self, encoded: bytes) -> None:
+    def send_frames(self, encoded: bytes, count: int) -> None:
         """Queue frames made by `HspBulk`."""
         if self.state is SessionState.CLOSED:
             raise PeerClosed("the hsp connection is closed")
+        self._queue(encoded, count)
+
+    def _queue(self, encoded: bytes, count: int = 1) -> None:
         self._out.append(encoded)
+        self.sent += count
 
     def close(self, now: float, reason: str = "") -> None:
         """Hsp has no goodbye: what is owed is answered, then the stream closes."""

@@ -1,0 +1,254 @@
+"""The hub's configuration: one TOML file, checked with messages that name file, line, key and what is right.
+
+    data = "wireloom-data"
+
+    [[listener]]
+    url = "hsp://127.0.0.1:5042"
+    profile = true
+    settings = { max_payload = 65536 }
+    topics = { 7 = "sensors/kitchen" }
+
+    [journal]
+    sync = true
+    segment_bytes = 67108864
+
+    [http]
+    url = "http://127.0.0.1:5046"
+
+    [limits]
+    queue_bytes = 4194304
+    slow_consumer = "drop-oldest"
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from wireloom.model import ConfigError
+from wireloom.protocols.contract import Protocol, Scheme, Settings
+from wireloom.protocols.registry import protocols
+from wireloom.protocols.registry import scheme as find_scheme
+from wireloom.topics import validate_topic
+from wireloom.transports.address import Address, parse_url
+
+DEFAULT_HTTP = "http://127.0.0.1:5046"
+_LOOPBACK = "127.0.0.1"
+
+
+class SlowConsumer(StrEnum):
+    """What happens to events for a subscriber whose queue is full."""
+
+    DROP_OLDEST = "drop-oldest"
+    DROP_NEWEST = "drop-newest"
+    DISCONNECT = "disconnect"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalSettings(Settings):
+    """Where messages are kept, and how safely."""
+
+    folder: str = ""
+    """Default: `journal` in the data folder."""
+    sync: bool = True
+    segment_bytes: int = 64 * 1024 * 1024
+    refused_quota: int = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits(Settings):
+    """What one peer, and all of them, may take."""
+
+    queue_bytes: int = 4 * 1024 * 1024
+    """Unsent bytes of events per subscriber."""
+    slow_consumer: SlowConsumer = SlowConsumer.DROP_OLDEST
+    max_connections: int = 20_000
+    pending_bytes: int = 64 * 1024 * 1024
+    """Bytes waiting for the journal's sync before the hub stops reading from its peers."""
+    drain_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerConfig:
+    """One address to listen on."""
+
+    url: str
+    protocol: Protocol
+    scheme: Scheme
+    address: Address
+    settings: Settings
+    topics: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HubConfig:
+    """Everything the hub is told."""
+
+    data: Path
+    listeners: tuple[ListenerConfig, ...]
+    journal: JournalSettings = field(default_factory=JournalSettings)
+    limits: Limits = field(default_factory=Limits)
+    http: Address | None = None
+
+    @property
+    def journal_folder(self) -> Path:
+        """Where the journal is."""
+        return Path(self.journal.folder) if self.journal.folder else self.data / "journal"
+
+
+def default_config(data: Path) -> HubConfig:
+    """Loopback, every protocol on its default port, journal in the data folder.
+
+    >>> [listener.url for listener in default_config(Path("data")).listeners][-1:]
+    ['...://127.0.0.1:...']
+    """
+    listeners = tuple(
+        make_listener({"url": f"{scheme.name}://{_LOOPBACK}:{scheme.port}", "profile": True})
+        for protocol in protocols().values()
+        for scheme in protocol.schemes
+        if not scheme.secure and scheme.transport in ("tcp", "ws")
+    )
+    return HubConfig(data, listeners, http=_http_address(DEFAULT_HTTP))
+
+
+def make_listener(table: Mapping[str, object]) -> ListenerConfig:
+    """A listener from its table."""
+    known = ("url", "profile", "settings", "topics")
+    for key in table:
+        if key not in known:
+            raise _Wrong(key, f"unknown key {key!r}; known: {', '.join(known)}")
+    text = table.get("url")
+    if not isinstance(text, str):
+        raise _Wrong("url", "a listener needs a url, such as hsp://127.0.0.1:5042")
+    try:
+        url = parse_url(text)
+        protocol, scheme = find_scheme(url.scheme)
+    except ConfigError as error:
+        raise _Wrong("url", str(error)) from None
+    values = table.get("settings", {})
+    if not isinstance(values, dict):
+        raise _Wrong("settings", "settings must be a table, such as { max_payload = 65536 }")
+    if "profile" in {f for f in protocol.settings_type.__dataclass_fields__}:
+        values = {"profile": table.get("profile", False), **values}
+    try:
+        settings = protocol.settings(values)
+    except ConfigError as error:
+        raise _Wrong("settings", str(error)) from None
+    return ListenerConfig(
+        text,
+        protocol,
+        scheme,
+        Address(url.host, scheme.port if url.port is None else url.port, url.path),
+        settings,
+        _topics(table.get("topics", {})),
+    )
+
+
+def _topics(table: object) -> dict[int, str]:
+    if not isinstance(table, dict):
+        raise _Wrong("topics", 'topics must be a table from numbers to topics, such as { 7 = "sensors/kitchen" }')
+    topics: dict[int, str] = {}
+    for number, topic in table.items():
+        if not (str(number).isdecimal() and int(number) <= 0xFFFF):
+            raise _Wrong(str(number), f"topics: {number!r} is not a number from 0 to 65535")
+        if not isinstance(topic, str):
+            raise _Wrong(str(number), f"topics: the topic of {number} must be a text, not {topic!r}")
+        try:
+            topics[int(number)] = validate_topic(topic)
+        except ConfigError as error:
+            raise _Wrong(str(number), f"topics: {error}") from None
+    return topics
+
+
+def _http_address(text: str) -> Address:
+    url = parse_url(text)
+    if url.scheme != "http":
+        raise ConfigError(f"URL {text!r}: metrics are served over http, such as {DEFAULT_HTTP}")
+    return Address(url.host, 80 if url.port is None else url.port)
+
+
+class _Wrong(ConfigError):
+    """A wrong value at a key; the loader adds file and line."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def load_config(path: Path, data: Path | None = None) -> HubConfig:
+    """The configuration in a file; `data` overrides its data folder."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return parse_config(table, text, str(path), data)
+
+
+_SECTIONS = ("data", "listener", "journal", "http", "limits")
+
+
+def parse_config(table: Mapping[str, object], text: str, name: str, data: Path | None = None) -> HubConfig:
+    """The configuration a TOML table means; `text` and `name` are for the messages."""
+
+    def wrong(section: str, number: int, error: ConfigError, key: str | None = None) -> ConfigError:
+        return ConfigError(f"{name}:{_line(text, section, number, key)}: {section}: {error}")
+
+    for key in table:
+        if key not in _SECTIONS:
+            raise ConfigError(f"{name}:{_line(text, '', 0, key)}: unknown key {key!r}; known: {', '.join(_SECTIONS)}")
+    listeners = []
+    tables = table.get("listener", [])
+    if not isinstance(tables, list):
+        raise ConfigError(f"{name}: write listeners as [[listener]], with two brackets")
+    for number, entry in enumerate(tables):
+        try:
+            listeners.append(make_listener(entry))
+        except _Wrong as error:
+            raise wrong("listener", number, error, error.key) from None
+
+    def section(kind: type[Settings], key: str) -> Settings:
+        values = table.get(key, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{name}: {key} must be a table: [{key}]")
+        try:
+            return kind.parse(values)
+        except ConfigError as error:
+            named = re.search(r"setting '(\w+)'", str(error))
+            raise wrong(key, 0, error, named[1] if named else None) from None
+
+    journal, limits = section(JournalSettings, "journal"), section(Limits, "limits")
+    assert isinstance(journal, JournalSettings)
+    assert isinstance(limits, Limits)
+    http_table = table.get("http", {})
+    http_url = http_table.get("url", DEFAULT_HTTP) if isinstance(http_table, dict) else None
+    try:
+        http = None if http_url in (None, "", "off") else _http_address(str(http_url))
+    except ConfigError as error:
+        raise wrong("http", 0, error, "url") from None
+    folder = data if data is not None else Path(str(table.get("data", "wireloom-data")))
+    if not listeners:
+        listeners = list(default_config(folder).listeners)
+    return HubConfig(folder, tuple(listeners), journal, limits, http)
+
+
+def _line(text: str, section: str, number: int, key: str | None) -> int:
+    """The line a key of the n-th table of a section stands on; that of the table if the key is not found."""
+    seen, inside, at = -1, section == "", 1
+    for line_number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[+\s*([\w.]+)\s*\]+", line)
+        if header:
+            if header[1] == section:
+                seen += 1
+            inside = seen == number and header[1].split(".")[0] == section
+            at = line_number if inside and header[1] == section else at
+        if inside and key is not None and re.search(rf"(^|[\s{{,])\"?{re.escape(key)}\"?\s*=", line):
+            return line_number
+    return at

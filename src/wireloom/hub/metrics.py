@@ -1,0 +1,97 @@
+"""Counters and gauges of the hub, in the text form that Prometheus reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Counter:
+    """A number that only grows, one per set of labels.
+
+    >>> seen = Counter("seen_total", "Things seen.", "kind")
+    >>> seen.add(2, "event"); seen.add(1, "event")
+    >>> print(seen.text())
+    # HELP seen_total Things seen.
+    # TYPE seen_total counter
+    seen_total{kind="event"} 3
+    """
+
+    type = "counter"
+
+    def __init__(self, name: str, help_text: str, *labels: str) -> None:
+        self.name, self.help, self.labels = name, help_text, labels
+        self._values: dict[tuple[str, ...], float] = {}
+        if not labels:
+            self._values[()] = 0
+
+    def add(self, amount: float, *labels: str) -> None:
+        """Count."""
+        self._values[labels] = self._values.get(labels, 0) + amount
+
+    def value(self, *labels: str) -> float:
+        """The count so far."""
+        return self._values.get(labels, 0)
+
+    def samples(self) -> dict[tuple[str, ...], float]:
+        """All values by their labels."""
+        return self._values
+
+    def text(self) -> str:
+        """The metric in Prometheus' exposition format."""
+        lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.type}"]
+        for values, amount in self.samples().items():
+            labels = ",".join(f'{k}="{_escape(v)}"' for k, v in zip(self.labels, values, strict=True))
+            lines.append(f"{self.name}{'{' + labels + '}' if labels else ''} {amount:.15g}")
+        return "\n".join(lines)
+
+
+class Gauge(Counter):
+    """A number asked for when it is read."""
+
+    type = "gauge"
+
+    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        super().__init__(name, help_text)
+        self._read = read
+
+    def samples(self) -> dict[tuple[str, ...], float]:
+        """The value now."""
+        return {(): self._read()}
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class Metrics:
+    """Everything the hub counts."""
+
+    def __init__(self) -> None:
+        self.connections = Counter("wireloom_connections_total", "Connections accepted.", "protocol")
+        self.received = Counter("wireloom_messages_received_total", "Messages accepted from peers.", "protocol")
+        self.received_bytes = Counter("wireloom_bytes_received_total", "Bytes of accepted frames.", "protocol")
+        self.delivered = Counter("wireloom_messages_delivered_total", "Events sent to subscribers.", "protocol")
+        self.acknowledged = Counter(
+            "wireloom_publishes_acknowledged_total", "Publishes acknowledged after the sync.", "protocol"
+        )
+        self.refused = Counter("wireloom_refused_total", "Connections closed for a violation.", "protocol", "clause")
+        self.lost = Counter("wireloom_events_lost_total", "Events dropped for slow consumers.", "protocol", "reason")
+        self.unmatched = Counter("wireloom_events_unmatched_total", "Events that nobody subscribes to.", "protocol")
+        self.undeliverable = Counter(
+            "wireloom_undeliverable_total", "Events a peer's protocol could not express.", "protocol"
+        )
+        self.requests = Counter("wireloom_requests_total", "Requests by how they ended.", "protocol", "outcome")
+        self.ignored = Counter("wireloom_ignored_total", "Harmless oddities of peers.", "protocol", "what")
+        self.turned_away = Counter("wireloom_connections_refused_total", "Connections over the limit.")
+        self._gauges: list[Gauge] = []
+
+    def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        """Show a number that somebody else keeps."""
+        self._gauges.append(Gauge(name, help_text, read))
+
+    def text(self) -> str:
+        """All metrics in the exposition format."""
+        counters = [metric for metric in vars(self).values() if isinstance(metric, Counter)]
+        return "\n".join(metric.text() for metric in (*counters, *self._gauges)) + "\n"
