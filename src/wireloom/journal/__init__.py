@@ -1,6 +1,7 @@
 """The durable log of everything that was said: pcapng segments, group commit, readers, recovery."""
 
 from wireloom.journal.blocks import Block, TopicMap
+from wireloom.journal.commit import GroupCommit
 from wireloom.journal.reader import (
     Entry,
     Record,
@@ -15,6 +16,7 @@ from wireloom.journal.writer import Journal
 __all__ = [
     "Block",
     "Entry",
+    "GroupCommit",
     "Journal",
     "Record",
     "TopicMap",

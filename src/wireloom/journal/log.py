@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wireloom.journal import blocks
-from wireloom.journal.segment import SegmentFile, segment_name, segments
+from wireloom.journal.segment import SegmentFile, segment_name
 from wireloom.model import JournalError
 
 
@@ -144,7 +144,7 @@ class SegmentLog:
 
     def _drop_oldest(self, quota: int) -> None:
         """Make room for one more segment within the quota."""
-        sizes = [(path, path.stat().st_size) for path in segments(self.folder)]
+        sizes = [(path, path.stat().st_size) for path in sorted(self.folder.glob("*.pcapng"))]
         total = sum(size for _, size in sizes) + self.segment_bytes
         for path, size in sizes:
             if total <= quota:

@@ -283,6 +283,11 @@ class Journal:
         return self._log.has_pending
 
     @property
+    def last_ticket(self) -> int:
+        """The ticket of the block appended last."""
+        return self._log.ticket
+
+    @property
     def durable(self) -> int:
         """The last ticket that is durable."""
         return self._log.durable

@@ -1,0 +1,199 @@
+"""Group commit: the journal on an event loop, and who waits for what to be durable.
+
+Implements "Group commit" of the design. A block that comes alone is synced at once, on the loop, because a
+hop to a thread costs more than a fast sync. Under load one thread writes and syncs while further blocks
+gather, so every sync carries all that came during the one before. A failing disk keeps everybody waiting
+and is tried again until it works; nothing in doubt is ever reported durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import insort
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from wireloom.journal.writer import Journal, JournalBatch
+from wireloom.model import JournalError
+
+LATEST = 0.005
+"""Seconds after which a block is written even if nobody waits for it."""
+RETRY = 0.2
+"""Seconds between attempts while the disk fails."""
+INLINE_BYTES = 64 * 1024
+INLINE_SECONDS = 0.001
+HIGH_WATER = 64 * 1024 * 1024
+"""Bytes in memory above which `full` asks the owner to stop reading."""
+
+
+class GroupCommit:
+    """Commits a journal's blocks on an event loop; all methods are called on that loop.
+
+    Every block the journal takes is committed by itself within 5 ms. `when_durable` and `wait` tell when.
+    """
+
+    def __init__(self, journal: Journal, loop: asyncio.AbstractEventLoop, *, high_water: int = HIGH_WATER) -> None:
+        self.journal = journal
+        self.last_error: str | None = None
+        """What the disk said when the last attempt failed; None while it works."""
+        self.commits = 0
+        """Commits that succeeded."""
+        self._loop = loop
+        self._high_water = high_water
+        self._waiting: list[tuple[int, int, Callable[[], None]]] = []
+        """Ticket, order of arrival, callback; sorted."""
+        self._arrivals = 0
+        self._room: list[Callable[[], None]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._syncing = False
+        self._soon: asyncio.Handle | None = None
+        self._later: asyncio.TimerHandle | None = None
+        self._average = 0.0
+        """Seconds a commit takes, as a moving average."""
+        self._closed = False
+        journal.on_pending = self._pending
+        if journal.has_pending:
+            self._pending()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last attempt to commit succeeded."""
+        return self.last_error is None
+
+    @property
+    def seconds(self) -> float:
+        """How long a commit takes, as a moving average."""
+        return self._average
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes in memory that are not durable yet."""
+        return self.journal.pending_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits that the owner should stop reading until `when_room` calls."""
+        return self.journal.pending_bytes >= self._high_water
+
+    def when_room(self, callback: Callable[[], None]) -> None:
+        """Call once when less than half of the limit waits; soon, if that is so already."""
+        self._room.append(callback)
+        if not self.full:
+            self._loop.call_soon(self._tell_room)
+
+    def when_durable(self, ticket: int, callback: Callable[[], None]) -> None:
+        """Call once the block of this ticket is durable. Callbacks run in the order of their tickets."""
+        self._arrivals += 1
+        entry = (ticket, self._arrivals, callback)
+        if not self._waiting or self._waiting[-1] < entry:
+            self._waiting.append(entry)
+        else:
+            insort(self._waiting, entry)
+        self._schedule()
+
+    async def wait(self, ticket: int) -> None:
+        """Return once the block of this ticket is durable."""
+        if ticket > self.journal.durable:
+            durable: asyncio.Future[None] = self._loop.create_future()
+            self.when_durable(ticket, lambda: None if durable.done() else durable.set_result(None))
+            await durable
+
+    async def close(self) -> None:
+        """Wait until everything appended so far is durable, then stop. The journal stays open.
+
+        While the disk fails this waits with everybody else; cancelling it gives up.
+        """
+        try:
+            if self.journal.has_pending or self._syncing:
+                await self.wait(self.journal.last_ticket)
+        finally:
+            self._closed = True
+            self.journal.on_pending = None
+            for handle in (self._soon, self._later):
+                if handle is not None:
+                    handle.cancel()
+            # A cancelled close must not leave a sync running behind the journal's back.
+            await asyncio.shield(self._loop.run_in_executor(self._thread, lambda: None))
+            self._thread.shutdown()
+
+    def _pending(self) -> None:
+        """The journal has something to commit where it had nothing."""
+        if self._later is None and not self._syncing:
+            self._later = self._loop.call_later(LATEST, self._deadline)
+
+    def _schedule(self) -> None:
+        """Commit once everything that is ready in this iteration of the loop has been appended."""
+        if self._soon is None and not self._syncing and self.healthy and not self._closed:
+            self._soon = self._loop.call_soon(self._end_of_iteration)
+
+    def _deadline(self) -> None:
+        self._later = None
+        self._begin()
+
+    def _end_of_iteration(self) -> None:
+        self._soon = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Commit what waits, here or on the thread, unless the thread is at it."""
+        if self._syncing or self._closed:
+            return
+        if not self.journal.has_pending:
+            self._tell_durable()
+            return
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        batch = self.journal.take()
+        if batch.size <= INLINE_BYTES and self._average < INLINE_SECONDS:
+            self._settle(batch, self._store(batch))
+        else:
+            self._syncing = True
+            done = self._loop.run_in_executor(self._thread, self._store, batch)
+            done.add_done_callback(lambda future: self._stored(batch, future))
+
+    def _store(self, batch: JournalBatch) -> float:
+        started = time.perf_counter()
+        self.journal.store(batch)
+        return time.perf_counter() - started
+
+    def _stored(self, batch: JournalBatch, done: asyncio.Future[float]) -> None:
+        self._syncing = False
+        self._settle(batch, done.result())
+
+    def _settle(self, batch: JournalBatch, seconds: float) -> None:
+        self._average += (seconds - self._average) / 8
+        try:
+            self.journal.settle(batch)
+        except JournalError as error:
+            self.last_error = str(error)
+            self._later = self._loop.call_later(RETRY, self._deadline)
+        else:
+            self.last_error = None
+            self.commits += 1
+        self._tell_durable()
+        self._tell_room()
+        if self.healthy and self.journal.has_pending:
+            if self._waiting:
+                self._schedule()
+            else:
+                self._pending()
+
+    def _tell_durable(self) -> None:
+        durable = self.journal.durable
+        while self._waiting and self._waiting[0][0] <= durable:
+            count = next((at for at, entry in enumerate(self._waiting) if entry[0] > durable), len(self._waiting))
+            ready, self._waiting = self._waiting[:count], self._waiting[count:]
+            for _, _, callback in ready:
+                # A callback that fails is its owner's bug; the others must still be told.
+                try:
+                    callback()
+                except Exception as error:
+                    self._loop.call_exception_handler({"message": "a journal callback failed", "exception": error})
+
+    def _tell_room(self) -> None:
+        if self._room and self.journal.pending_bytes < self._high_water / 2:
+            callbacks, self._room = self._room, []
+            for callback in callbacks:
+                callback()
