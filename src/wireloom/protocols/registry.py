@@ -17,6 +17,7 @@ from wireloom.protocols.contract import Protocol, Scheme
 GROUP = "wireloom.protocols"
 
 BUILT_IN = {
+    "emp": "wireloom.protocols.emp:EMP",
     "hsp": "wireloom.protocols.hsp:HSP",
 }
 

@@ -1,0 +1,400 @@
+"""emp a buffer at a time: a kernel finds every message, numpy and Arrow make the columns.
+
+The kernel understands what most messages are: data, plain or with a request-response block and a hub block in
+ASCII, and control messages without blocks. Whatever else it meets (compressed bodies, `hello`, `error`, application
+types, other blocks, anything that looks wrong) it only measures; those rows go through `frames.py` and
+`messages.py` one by one, so that both ways give the same rows and the same rejects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.model import Direction, Kind, Message, ProtocolViolation
+from wireloom.protocols.columns import (
+    AFTER_VIOLATION,
+    BROKEN,
+    KIND_CODES,
+    ColumnDecoder,
+    Columns,
+    Reject,
+    Spans,
+    Stream,
+    gather,
+)
+from wireloom.protocols.contract import Settings
+from wireloom.protocols.emp import frames
+from wireloom.protocols.emp.extensions import Hub, RequestResponse, encode_hub, encode_request_response
+from wireloom.protocols.emp.frames import Block, Extension, Frame, SizeMode, Type
+from wireloom.protocols.emp.messages import DONE, to_message
+from wireloom.protocols.emp.settings import EmpSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_BYE, _PING, _PONG, _DATA = int(Type.BYE), int(Type.PING), int(Type.PONG), int(Type.DATA)
+_FIRST_APPLICATION_TYPE = frames.FIRST_APPLICATION_TYPE
+_REQUEST_RESPONSE, _HUB = int(Extension.REQUEST_RESPONSE), int(Extension.HUB)
+_EVENT, _REQUEST, _RESPONSE = (KIND_CODES[kind] for kind in (Kind.EVENT, Kind.REQUEST, Kind.RESPONSE))
+_CONTROL = np.array([KIND_CODES[kind] for kind in (Kind.OPEN, Kind.CLOSE, Kind.PING, Kind.PONG, Kind.ERROR)], np.uint8)
+_DEEP = 255
+"""In place of a kind: this row is for the readable decoder."""
+
+# Fields of a row in the kernel's result.
+_SPAN, _OFFSET, _SIZE, _KIND, _BODY, _BODY_SIZE, _ID, _TOPIC, _TOPIC_SIZE, _CONTENT, _CONTENT_SIZE = range(11)
+_FIELDS = 11
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _u32(data: NDArray[np.uint8], at: np.int64) -> np.int64:
+    return (
+        (np.int64(data[at]) << 24)
+        | (np.int64(data[at + 1]) << 16)
+        | (np.int64(data[at + 2]) << 8)
+        | np.int64(data[at + 3])
+    )
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _message_size(
+    data: NDArray[np.uint8], at: np.int64, end: np.int64, max_message: int, left_out: int
+) -> np.int64 | int:
+    """Size of the message at `at`; 0 when it is incomplete, -1 when size or type break a rule."""
+    left = end - at
+    if left < 4:
+        return 0
+    size = _u32(data, at) + left_out
+    if size < 8 or size > max_message:
+        return -1
+    if left < 8:
+        return 0
+    if _DATA < data[at + 4] < _FIRST_APPLICATION_TYPE:
+        return -1
+    return size if left >= size else 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _count(
+    data: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    stream: NDArray[np.int32],
+    broken: NDArray[np.bool_],
+    max_message: int,
+    left_out: int,
+    consumed: NDArray[np.int64],
+    bad: NDArray[np.int64],
+) -> int:
+    """How many messages there are; fills `consumed` and `bad` (where a violation stands, or -1) for every span."""
+    total = 0
+    for index in range(start.shape[0]):
+        at, last = start[index], end[index]
+        bad[index] = -1
+        if not broken[stream[index]]:
+            while True:
+                size = _message_size(data, at, last, max_message, left_out)
+                if size <= 0:
+                    if size < 0:
+                        bad[index] = at
+                        broken[stream[index]] = True
+                    break
+                at += size
+                total += 1
+        consumed[index] = at
+    return total
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _string(data: NDArray[np.uint8], at: np.int64, end: np.int64) -> np.int64 | int:
+    """Size of the character string at `at`, if it is in ASCII and ends before `end`; else -1."""
+    if end - at < 2:
+        return -1
+    size = (np.int64(data[at]) << 8) | np.int64(data[at + 1])
+    if end - at - 2 < size:
+        return -1
+    for position in range(at + 2, at + 2 + size):
+        if data[position] >= 0x80:
+            return -1
+    return size
+
+
+@numba.njit(cache=True, nogil=True)
+def _read_hub(data: NDArray[np.uint8], at: np.int64, end: np.int64, row: NDArray[np.int64]) -> bool:
+    """Topic and content type of a hub block; False when it says more, or is not plain."""
+    if at >= end or data[at] & 0x84:
+        return False
+    flags = data[at]
+    at += 1
+    if flags & 0x01:
+        size = _string(data, at, end)
+        if size < 0:
+            return False
+        row[_TOPIC], row[_TOPIC_SIZE] = at + 2, size
+        at += 2 + size
+    if flags & 0x02:
+        size = _string(data, at, end)
+        if size < 0:
+            return False
+        row[_CONTENT], row[_CONTENT_SIZE] = at + 2, size
+        at += 2 + size
+    return bool(at == end)
+
+
+@numba.njit(cache=True, nogil=True)
+def _read_data(data: NDArray[np.uint8], at: np.int64, end: np.int64, left_out: int, row: NDArray[np.int64]) -> int:
+    """Kind and fields of a data message with blocks, or `_DEEP`."""
+    kind = _EVENT
+    hub_seen = False
+    more = True
+    while more:
+        if end - at < 8:
+            return _DEEP
+        size = _u32(data, at) + left_out
+        if size < 8 or size > end - at:
+            return _DEEP
+        extension = data[at + 4]
+        more = data[at + 5] & 0x80 != 0
+        if extension == _REQUEST_RESPONSE:
+            if size != 20 or kind != _EVENT:
+                return _DEEP
+            number = (_u32(data, at + 12) << 32) | _u32(data, at + 16)
+            if number == 0:
+                return _DEEP
+            row[_ID] = number
+            kind = _REQUEST if data[at + 8] & 0x80 else _RESPONSE
+        elif extension == _HUB:
+            if hub_seen or not _read_hub(data, at + 8, at + size, row):
+                return _DEEP
+            hub_seen = True
+        else:
+            return _DEEP
+        at += size
+    row[_BODY], row[_BODY_SIZE] = at, end - at
+    return kind
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill(
+    data: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    consumed: NDArray[np.int64],
+    left_out: int,
+    rows: NDArray[np.int64],
+) -> None:
+    """The fields of every message that `_count` counted."""
+    index = 0
+    for span in range(start.shape[0]):
+        at = start[span]
+        while at < consumed[span]:
+            row = rows[index]
+            size = _u32(data, at) + left_out
+            row[_SPAN], row[_OFFSET], row[_SIZE] = span, at, size
+            row[_BODY], row[_BODY_SIZE], row[_ID] = at + size, 0, 0
+            row[_TOPIC], row[_TOPIC_SIZE], row[_CONTENT], row[_CONTENT_SIZE] = -1, 0, -1, 0
+            type_ = data[at + 4]
+            blocks = data[at + 5] & 0x80
+            if type_ == _DATA:
+                if blocks:
+                    row[_KIND] = _read_data(data, at + 8, at + size, left_out, row)
+                else:
+                    row[_KIND] = _EVENT
+                    row[_BODY], row[_BODY_SIZE] = at + 8, size - 8
+            elif not blocks and type_ in (_BYE, _PING, _PONG):
+                row[_KIND] = _CONTROL[type_]
+            else:
+                row[_KIND] = _DEEP
+            at += size
+            index += 1
+
+
+@dataclass(slots=True)
+class _Scan:
+    """The kernel's rows, and what the readable decoder said to the deep ones, until a violation ends a stream."""
+
+    rows: NDArray[np.int64]
+    consumed: NDArray[np.int64]
+    bad: NDArray[np.int64]
+    deep: NDArray[np.int64]
+    messages: list[Message]
+    rejects: list[Reject]
+
+
+class EmpColumns(ColumnDecoder):
+    """The `messages` columns of emp."""
+
+    def warm(self) -> None:
+        """Run each kernel once on a small input."""
+        request = Block(Extension.REQUEST_RESPONSE, encode_request_response(RequestResponse(True, 1)))
+        hub = Block(Extension.HUB, encode_hub(Hub("a", "b")))
+        sample = frames.encode(Frame(Type.DATA, b"", (request, hub))) + frames.encode(Frame(Type.PING))
+        self.decode(Spans.whole(sample, Stream(Direction.C2S)), EmpSettings())
+
+    def decode(self, spans: Spans, settings: Settings) -> Columns:
+        """All messages of all spans."""
+        import pyarrow as pa
+
+        found = _scan(spans, cast(EmpSettings, settings))
+        rows, deep, messages = found.rows, found.deep, found.messages
+        kind = rows[:, _KIND].astype(np.uint8)
+        kind[deep] = [KIND_CODES[message.kind] for message in messages]
+        plain = np.ones(len(rows), np.bool_)
+        plain[deep] = False
+        numbers = rows[:, _ID].view(np.uint64)
+        status = pa.array(np.zeros(len(rows), np.int8), mask=~(plain & (kind == _RESPONSE)))
+        return Columns(
+            span=rows[:, _SPAN].astype(np.int32),
+            offset=rows[:, _OFFSET].copy(),
+            size=rows[:, _SIZE].copy(),
+            kind=kind,
+            topic=_patched(
+                _texts(spans.data, rows[:, _TOPIC], rows[:, _TOPIC_SIZE]), plain, [m.topic for m in messages]
+            ),
+            message_id=_patched(
+                pa.array(numbers, mask=kind != _REQUEST).cast(pa.string()), plain, [m.id for m in messages]
+            ),
+            correlation_id=_patched(
+                pa.array(numbers, mask=kind != _RESPONSE).cast(pa.string()), plain, [m.correlation_id for m in messages]
+            ),
+            status=_patched(pa.array([DONE], pa.string()).take(status), plain, [m.status for m in messages]),
+            content_type=_patched(
+                _texts(spans.data, rows[:, _CONTENT], rows[:, _CONTENT_SIZE]), plain, [m.content_type for m in messages]
+            ),
+            body=_bodies(spans.data, rows, plain, [m.body for m in messages]),
+            attributes=_attributes(plain, messages),
+            authenticity=pa.repeat(pa.scalar("none"), len(rows)),
+            rejects=found.rejects,
+            consumed=found.consumed,
+            state=[stream.state for stream in spans.streams],
+        )
+
+
+def _scan(spans: Spans, settings: EmpSettings) -> _Scan:
+    """Find every message, look into the deep ones, and cut each stream at its first violation."""
+    left_out = 4 if settings.size_mode is SizeMode.EXCLUSIVE else 0
+    count = len(spans.start)
+    consumed, bad = np.empty(count, np.int64), np.empty(count, np.int64)
+    broken = np.zeros(max(len(spans.streams), 1), np.bool_)
+    total = _count(
+        spans.data, spans.start, spans.end, spans.stream, broken, settings.max_message, left_out, consumed, bad
+    )
+    rows = np.empty((total, _FIELDS), np.int64)
+    _fill(spans.data, spans.start, consumed, left_out, rows)
+    deep = np.flatnonzero(rows[:, _KIND] == _DEEP)
+    messages: list[Message] = []
+    read: list[int] = []
+    violations: dict[int, tuple[int, ProtocolViolation]] = {}
+    """By stream: the span of its first violation, and the violation."""
+    for index in np.flatnonzero(bad >= 0):
+        at = int(bad[index])
+        head = spans.data[at : min(at + 8, int(spans.end[index]))].tobytes()
+        violations[int(spans.stream[index])] = (int(index), _violation(head, settings, at))
+    cut: set[int] = set()
+    for row in deep.tolist():
+        span, at, size = (int(value) for value in rows[row, : _SIZE + 1])
+        stream = int(spans.stream[span])
+        if stream in cut:
+            continue
+        try:
+            message = _read(spans.data[at : at + size].tobytes(), settings)
+        except ProtocolViolation as violation:
+            violation.offset = at
+            violations[stream] = (span, violation)
+            cut.add(stream)
+        else:
+            messages.append(message)
+            read.append(row)
+    if not violations:
+        return _Scan(rows, consumed, bad, np.array(read, np.int64), messages, [])
+    kept, rejects = _cut(spans, rows, violations, consumed)
+    moved = np.cumsum(kept) - 1
+    return _Scan(rows[kept], consumed, bad, moved[np.array(read, np.int64)], messages, rejects)
+
+
+def _read(data: bytes, settings: EmpSettings) -> Message:
+    found = frames.decode(data, 0, settings.max_message, settings.size_mode)
+    if found is None:
+        raise AssertionError("kernel and decoder disagree about the size of a message")
+    return to_message(found[0], settings)
+
+
+def _violation(head: bytes, settings: EmpSettings, at: int) -> ProtocolViolation:
+    """What the readable decoder says about the head that the kernel stopped at."""
+    try:
+        frames.decode(head, 0, settings.max_message, settings.size_mode)
+    except ProtocolViolation as violation:
+        violation.offset = at
+        return violation
+    raise AssertionError(f"kernel and decoder disagree at byte {at}")
+
+
+def _cut(
+    spans: Spans,
+    rows: NDArray[np.int64],
+    violations: dict[int, tuple[int, ProtocolViolation]],
+    consumed: NDArray[np.int64],
+) -> tuple[NDArray[np.bool_], list[Reject]]:
+    """Which rows stand before the violations, and the rejects from there on."""
+    limit = np.full(len(spans.start), np.iinfo(np.int64).max, np.int64)
+    rejects: list[Reject] = []
+    for span, stream in enumerate(spans.stream.tolist()):
+        first, violation = violations.get(stream, (len(limit), None))
+        if span < first or violation is None:
+            continue
+        start, end = int(spans.start[span]), int(spans.end[span])
+        consumed[span] = end
+        if span == first:
+            limit[span] = at = cast(int, violation.offset)
+            rejects.append(Reject(span, at, end - at, violation.clause, violation.detail))
+        else:
+            limit[span] = start
+            rejects.append(Reject(span, start, end - start, BROKEN, AFTER_VIOLATION))
+    return rows[:, _OFFSET] < limit[rows[:, _SPAN]], rejects
+
+
+def _texts(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64]) -> pa.Array:
+    """Slices of ASCII as text; null where `start` is negative."""
+    import pyarrow as pa
+
+    _, offsets, content = gather(data, np.maximum(start, 0), size).buffers()
+    present = pa.py_buffer(np.packbits(start >= 0, bitorder="little"))
+    return pa.Array.from_buffers(pa.string(), len(start), [present, offsets, content])
+
+
+def _patched(column: pa.Array, plain: NDArray[np.bool_], values: Sequence[str | bytes | None]) -> pa.Array:
+    """A column with the deep rows put in."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not values:
+        return column
+    return pc.replace_with_mask(column, pa.array(~plain), pa.array(values, column.type))
+
+
+def _bodies(
+    data: NDArray[np.uint8], rows: NDArray[np.int64], plain: NDArray[np.bool_], values: list[bytes]
+) -> pa.Array:
+    """All bodies; those of deep rows may be longer than the input."""
+    total = int(rows[:, _BODY_SIZE].sum()) + sum(map(len, values))
+    if total > np.iinfo(np.int32).max:
+        raise OverflowError("more than 2 GiB in one column: decode the input in smaller pieces")
+    size = np.where(plain, rows[:, _BODY_SIZE], 0)
+    return _patched(gather(data, rows[:, _BODY], size), plain, values)
+
+
+def _attributes(plain: NDArray[np.bool_], messages: list[Message]) -> pa.Array:
+    """The attributes; only deep rows have any."""
+    import pyarrow as pa
+
+    counts = np.zeros(len(plain) + 1, np.int32)
+    counts[1:][~plain] = [len(message.attributes) for message in messages]
+    names = [name for message in messages for name in message.attributes]
+    values = [value for message in messages for value in message.attributes.values()]
+    return pa.MapArray.from_arrays(
+        pa.array(np.cumsum(counts, dtype=np.int32)), pa.array(names, pa.string()), pa.array(values, pa.string())
+    )

@@ -1,0 +1,334 @@
+"""The frames of emp: envelope, header, extension blocks, body; integers in big-endian.
+
+Implements the sections "Encoding" and "Messages" of the emp specification: what every message has,
+and the bodies of `hello` and `error`. What the blocks of the known extensions hold is in `extensions.py`.
+
+Sizes include their own four bytes, as the specification says. Peers that leave them out, in envelopes and in
+blocks alike, are spoken to with `SizeMode.EXCLUSIVE`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from wireloom.model import LimitExceeded, ProtocolViolation
+
+VERSION = 1
+MAX_MESSAGE_DEFAULT = 16 * 1024 * 1024
+MAX_MESSAGE_LIMIT = 2**32 - 1
+FIRST_APPLICATION_TYPE = 128
+
+
+class Type(IntEnum):
+    """The message types of the specification; 6 to 127 are reserved, 128 to 255 the application's."""
+
+    HELLO = 0
+    BYE = 1
+    PING = 2
+    PONG = 3
+    ERROR = 4
+    DATA = 5
+
+
+class ErrorCode(IntEnum):
+    """Why a peer sends `error` and closes."""
+
+    UNSPECIFIED = 0
+    IO = 1
+    TIMEOUT = 2
+    PROTOCOL = 3
+    EXTENSION = 4
+
+
+class Extension(IntEnum):
+    """The extensions that are understood here."""
+
+    REQUEST_RESPONSE = 0
+    COMPRESSION = 1
+    HUB = 128
+
+
+class ExtensionError(IntEnum):
+    """Extension error codes of our `error` messages; the specification leaves them to the extension."""
+
+    UNSPECIFIED = 0
+    MALFORMED = 1
+    REPEATED = 2
+    UNKNOWN_SCHEME = 3
+    BAD_DATA = 4
+    TOO_LARGE = 5
+
+
+class SizeMode(StrEnum):
+    """Whether a size counts its own four bytes."""
+
+    INCLUSIVE = "inclusive"
+    EXCLUSIVE = "exclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of the protocol, and what a peer that breaks it is told."""
+
+    sentence: str
+    code: ErrorCode = ErrorCode.PROTOCOL
+    extension: int = 0
+    extension_error: ExtensionError = ExtensionError.UNSPECIFIED
+
+
+def _extension_rule(extension: Extension, error: ExtensionError, sentence: str) -> Rule:
+    return Rule(sentence, ErrorCode.EXTENSION, extension, error)
+
+
+_RR, _GZ, _HUB = Extension.REQUEST_RESPONSE, Extension.COMPRESSION, Extension.HUB
+_MALFORMED, _REPEATED = ExtensionError.MALFORMED, ExtensionError.REPEATED
+
+RULES = {
+    "emp.envelope.size": Rule("The size covers the whole message: size field, header, blocks, body (Envelope)"),
+    "emp.envelope.too-large": Rule("A message is no larger than `max_message` (decision)"),
+    "emp.type.reserved": Rule("Identifiers 6 to 127 are reserved (Message types)"),
+    "emp.extension.missing": Rule("E: there is at least one extension block after the header (Header)"),
+    "emp.extension.chain": Rule("M: there is another extension block after this one (Extensions)"),
+    "emp.extension.size": Rule(
+        "The size covers the entire extension block, inside its message (Extensions)",
+        ErrorCode.EXTENSION,
+        extension_error=_MALFORMED,
+    ),
+    "emp.request-response.size": _extension_rule(_RR, _MALFORMED, "The content has 12 bytes (Request-response)"),
+    "emp.request-response.repeated": _extension_rule(
+        _RR, _REPEATED, "A message is a request or a response, once (Request-response)"
+    ),
+    "emp.request-response.zero-id": Rule("The zero identifier is reserved and must not be used (Request-response)"),
+    "emp.compression.size": _extension_rule(_GZ, _MALFORMED, "The content has 4 bytes (Compression)"),
+    "emp.compression.repeated": _extension_rule(_GZ, _REPEATED, "One compression block a message (decision)"),
+    "emp.compression.scheme": _extension_rule(
+        _GZ, ExtensionError.UNKNOWN_SCHEME, "The scheme is 0 (identity) or 1 (GZIP) (Compression)"
+    ),
+    "emp.compression.data": _extension_rule(
+        _GZ, ExtensionError.BAD_DATA, "A body of scheme 1 is GZIP data, RFC 1952 (Compression)"
+    ),
+    "emp.compression.too-large": _extension_rule(
+        _GZ, ExtensionError.TOO_LARGE, "A body decompresses to no more than `max_decompressed` (decision)"
+    ),
+    "emp.hub.content": _extension_rule(
+        _HUB, _MALFORMED, "The content is flags and the strings they announce (hub profile)"
+    ),
+    "emp.hub.repeated": _extension_rule(_HUB, _REPEATED, "One block of the hub a message (hub profile)"),
+    "emp.hello.body": Rule("The body of `hello` is the version and three unused bytes (Hello)"),
+    "emp.error.body": Rule("The body of `error` is three codes, a byte, and a character string (Error)"),
+    "emp.hello.version": Rule("The version field contains a supported version number (Handshake)"),
+    "emp.hello.repeated": Rule("`hello` is sent once, after the connection has been established (Handshake)"),
+    "emp.handshake.order": Rule("Exchanges must not be initiated during the handshake procedure (Handshake)"),
+    "emp.handshake.timeout": Rule("`hello` comes within `handshake_timeout` (decision)", code=ErrorCode.TIMEOUT),
+    "emp.request.reused-id": Rule(
+        "An implementation never sends two requests with the same identifier (Request-response)"
+    ),
+    "emp.request.too-many": Rule(
+        "No more than `max_requests` requests wait for a response (decision)", code=ErrorCode.UNSPECIFIED
+    ),
+    "emp.response.unknown-id": Rule("A response matches a pending request (Request-response)"),
+    "emp.flow.after-end": Rule("After `bye` or `error` the sender closes the connection (Termination)"),
+}
+"""Every rule whose breach ends a connection, by clause."""
+
+CLAUSES = {clause: rule.sentence for clause, rule in RULES.items()}
+
+COUNTED = {
+    "emp.pong.unasked": "A pong that nobody asked for is ignored (decision)",
+    "emp.ping.overlap": "No second ping before the first is answered (Ping-pong)",
+}
+"""What is counted and otherwise ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """An extension block; which of them is the last is known from the message."""
+
+    extension: int
+    content: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A message as it is on the wire; the body still compressed if it is."""
+
+    type: int
+    body: bytes = b""
+    blocks: tuple[Block, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The body of a `hello` message."""
+
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """The body of an `error` message."""
+
+    code: int
+    message: str = ""
+    extension: int = 0
+    extension_error: int = 0
+
+
+_HEAD = struct.Struct(">IBBxx")
+"""Size and type (or extension id) with the byte whose first bit is E (or M): alike for envelope and block."""
+_SIZE = struct.Struct(">I")
+_HELLO = struct.Struct(">Bxxx")
+_ERROR = struct.Struct(">BBBxH")
+_MORE = 0x80
+
+
+def encode(frame: Frame, size_mode: SizeMode = SizeMode.INCLUSIVE) -> bytes:
+    """A message as bytes; unused bits are zero.
+
+    >>> encode(Frame(Type.DATA, b"hello")).hex()
+    '0000000d0500000068656c6c6f'
+    >>> encode(Frame(Type.DATA, b"!", (Block(200, b"x"),))).hex()
+    '000000120580000000000009c80000007821'
+    """
+    left_out = 4 if size_mode is SizeMode.EXCLUSIVE else 0
+    if not frame.blocks:
+        return _HEAD.pack(_checked_size(8 + len(frame.body)) - left_out, frame.type, 0) + frame.body
+    parts = [b""]
+    last = len(frame.blocks) - 1
+    for index, block in enumerate(frame.blocks):
+        more = _MORE if index < last else 0
+        parts.append(_HEAD.pack(8 + len(block.content) - left_out, block.extension, more))
+        parts.append(block.content)
+    parts.append(frame.body)
+    size = _checked_size(8 + sum(map(len, parts)))
+    parts[0] = _HEAD.pack(size - left_out, frame.type, _MORE)
+    return b"".join(parts)
+
+
+def _checked_size(size: int) -> int:
+    if size > MAX_MESSAGE_LIMIT:
+        raise LimitExceeded(f"message of {size} bytes; an emp envelope holds at most {MAX_MESSAGE_LIMIT}")
+    return size
+
+
+def decode(
+    buffer: bytes | bytearray,
+    start: int = 0,
+    max_message: int = MAX_MESSAGE_DEFAULT,
+    size_mode: SizeMode = SizeMode.INCLUSIVE,
+) -> tuple[Frame, int] | None:
+    """The message at `start` and where it ends; None when only a part of it is there.
+
+    Size and type are refused as soon as they are seen, before the rest is waited for.
+
+    >>> decode(bytes.fromhex("0000000d0500000068656c6c6f"))
+    (Frame(type=5, body=b'hello', blocks=()), 13)
+    >>> decode(bytes.fromhex("0000000d05")) is None
+    True
+    >>> decode(bytes.fromhex("0000000806000000"))
+    Traceback (most recent call last):
+    wireloom.model.ProtocolViolation: emp.type.reserved: type 6
+    """
+    available = len(buffer) - start
+    if available < 4:
+        return None
+    left_out = 4 if size_mode is SizeMode.EXCLUSIVE else 0
+    size = _SIZE.unpack_from(buffer, start)[0] + left_out
+    if size < 8:
+        raise violation("emp.envelope.size", f"size {size - left_out} leaves no room for the header")
+    if size > max_message:
+        raise violation("emp.envelope.too-large", f"message of {size} bytes; max_message is {max_message}")
+    if available < 8:
+        return None
+    type_ = buffer[start + 4]
+    if Type.DATA < type_ < FIRST_APPLICATION_TYPE:
+        raise violation("emp.type.reserved", f"type {type_}")
+    if available < size:
+        return None
+    end = start + size
+    if not buffer[start + 5] & _MORE:
+        return Frame(type_, bytes(buffer[start + 8 : end])), end
+    blocks, position = _decode_blocks(buffer, start + 8, end, left_out)
+    return Frame(type_, bytes(buffer[position:end]), blocks), end
+
+
+def _decode_blocks(buffer: bytes | bytearray, position: int, end: int, left_out: int) -> tuple[tuple[Block, ...], int]:
+    """The chain of blocks and where the body begins."""
+    blocks: list[Block] = []
+    more = _MORE
+    while more:
+        if end - position < 8:
+            clause = "emp.extension.chain" if blocks else "emp.extension.missing"
+            raise violation(clause, f"a block is announced and {end - position} bytes are left")
+        size, extension, flags = _HEAD.unpack_from(buffer, position)
+        size += left_out
+        if not 8 <= size <= end - position:
+            raise violation(
+                "emp.extension.size",
+                f"block of extension {extension} with size {size - left_out}, {end - position} bytes are left",
+                extension=extension,
+            )
+        blocks.append(Block(extension, bytes(buffer[position + 8 : position + size])))
+        more = flags & _MORE
+        position += size
+    return tuple(blocks), position
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """The body of a `hello`.
+
+    >>> encode_hello(Hello(1)).hex()
+    '01000000'
+    """
+    return _HELLO.pack(hello.version)
+
+
+def decode_hello(body: bytes) -> Hello:
+    """The inverse of `encode_hello`; whether the version is supported is the session's question."""
+    if len(body) != _HELLO.size:
+        raise violation("emp.hello.body", f"{len(body)} bytes instead of {_HELLO.size}")
+    return Hello(body[0])
+
+
+def encode_error(error: Error) -> bytes:
+    """The body of an `error`; a message that is too long for its length field is cut.
+
+    >>> encode_error(Error(ErrorCode.IO, "asked for")).hex()
+    '01000000000961736b656420666f72'
+    """
+    text = error.message.encode()
+    if len(text) > 0xFFFF:
+        text = text[:0xFFFF].decode(errors="ignore").encode()
+    return _ERROR.pack(error.code, error.extension, error.extension_error, len(text)) + text
+
+
+def decode_error(body: bytes) -> Error:
+    """The inverse of `encode_error`."""
+    if len(body) < _ERROR.size:
+        raise violation("emp.error.body", f"{len(body)} bytes, at least {_ERROR.size} are needed")
+    code, extension, extension_error, length = _ERROR.unpack_from(body)
+    text = body[_ERROR.size :]
+    if len(text) != length:
+        raise violation("emp.error.body", f"error message of {len(text)} bytes whose length says {length}")
+    try:
+        return Error(code, text.decode(), extension, extension_error)
+    except UnicodeDecodeError:
+        raise violation("emp.error.body", "the error message is not UTF-8") from None
+
+
+def violation(clause: str, detail: str, *, extension: int | None = None) -> ProtocolViolation:
+    """A breach of `clause`, with the `error` message that the peer gets for it."""
+    rule = RULES[clause]
+    told = Error(
+        rule.code, f"{clause}: {detail}", rule.extension if extension is None else extension, rule.extension_error
+    )
+    return ProtocolViolation(clause, detail, reply=encode(Frame(Type.ERROR, encode_error(told))))
+
+
+def readdress(found: ProtocolViolation, size_mode: SizeMode) -> ProtocolViolation:
+    """The same violation, its reply in the size mode that the peer understands."""
+    if size_mode is SizeMode.EXCLUSIVE and found.reply:
+        found.reply = _SIZE.pack(len(found.reply) - 4) + found.reply[4:]
+    return found

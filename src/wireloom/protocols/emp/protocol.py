@@ -1,0 +1,76 @@
+"""emp as a `Protocol`: its names, and the way to its frames, sessions and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from wireloom.model import Direction, Message
+from wireloom.protocols.contract import Decoder, Protocol, Role, Scheme, Settings
+from wireloom.protocols.emp import frames
+from wireloom.protocols.emp.messages import EmpDecoder, to_frame
+from wireloom.protocols.emp.settings import EmpSettings
+
+if TYPE_CHECKING:
+    from wireloom.protocols.columns import ColumnDecoder
+    from wireloom.protocols.emp.session import EmpSession
+
+_HELLO_SIZES = (12, 8)
+"""What the size field of a `hello` without blocks says, in either size mode."""
+_LONGEST_HELLO = 64 * 1024
+
+
+class Emp(Protocol):
+    """The protocol object of emp.
+
+    >>> from wireloom.model import Kind
+    >>> EMP.encode(Message(Kind.OPEN), EMP.settings()).hex()
+    '0000000c0000000001000000'
+    """
+
+    name: ClassVar[str] = "emp"
+    title: ClassVar[str] = "Extensible Messaging Protocol"
+    schemes: ClassVar[tuple[Scheme, ...]] = (Scheme("emp", "tcp", 5040), Scheme("emps", "tls", 5040, secure=True))
+    settings_type: ClassVar[type[Settings]] = EmpSettings
+    clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
+
+    def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
+        """A decoder for one direction; emp does not number its topics."""
+        return EmpDecoder(direction, cast(EmpSettings, settings))
+
+    def encode(self, message: Message, settings: Settings, topics: Mapping[int, str] | None = None) -> bytes:
+        """One message as one frame."""
+        own = cast(EmpSettings, settings)
+        return frames.encode(to_frame(message, own), own.size_mode)
+
+    def session(
+        self, role: Role, settings: Settings, *, unique: int = 0, topics: Mapping[int, str] | None = None
+    ) -> EmpSession:
+        """A new session; its request ids count up from 1 whatever `unique` is, as the specification asks."""
+        from wireloom.protocols.emp.session import EmpSession
+
+        return EmpSession(role, cast(EmpSettings, settings))
+
+    def recognise(self, head: bytes, direction: Direction) -> bool:
+        """Whether the stream begins with a `hello`, as both directions of every emp connection do.
+
+        >>> EMP.recognise(bytes.fromhex("0000000c0000000001000000"), Direction.C2S)
+        True
+        >>> EMP.recognise(b"GET / HTTP/1.1", Direction.C2S)
+        False
+        """
+        if len(head) < 6 or head[4] != frames.Type.HELLO:
+            return False
+        size = int.from_bytes(head[:4])
+        if head[5] & 0x80:
+            return 16 <= size <= _LONGEST_HELLO
+        return size in _HELLO_SIZES and (len(head) < 9 or head[8] != 0)
+
+    def columns(self) -> ColumnDecoder:
+        """The numba kernel."""
+        from wireloom.protocols.emp.columns import EmpColumns
+
+        return EmpColumns()
+
+
+EMP = Emp()

@@ -1,0 +1,332 @@
+"""One end of an emp conversation: handshake, liveness, requests and responses, the end.
+
+Implements the section "Communication flow" of the emp specification and the rules of its request-response
+extension. Both ends are alike: each says `hello` at once and may then do whatever the other may.
+
+`CONVERSATION` says what each message does in each state; what is not in it breaks a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, ProtocolViolation
+from wireloom.protocols.contract import Role, Run, Session, SessionState
+from wireloom.protocols.emp import extensions, frames
+from wireloom.protocols.emp.frames import ErrorCode, Frame, Type
+from wireloom.protocols.emp.messages import to_frame, to_message
+from wireloom.protocols.emp.settings import EmpSettings
+
+OPENING, OPEN, CLOSING, CLOSED = SessionState
+APPLICATION = frames.FIRST_APPLICATION_TYPE
+"""Stands for all types from 128 on."""
+
+_WHILE_OPEN = {
+    Type.BYE: CLOSED,
+    Type.PING: OPEN,
+    Type.PONG: OPEN,
+    Type.ERROR: CLOSED,
+    Type.DATA: OPEN,
+    APPLICATION: OPEN,
+}
+
+CONVERSATION: dict[SessionState, dict[int, SessionState]] = {
+    OPENING: {Type.HELLO: OPEN, Type.BYE: CLOSED, Type.ERROR: CLOSED},
+    OPEN: _WHILE_OPEN,
+    CLOSING: {type_: CLOSING if then is OPEN else then for type_, then in _WHILE_OPEN.items()},
+    CLOSED: {},
+}
+"""In each state the types that may be received, and the state each leads to."""
+
+OUT_OF_TURN = {
+    OPENING: "emp.handshake.order",
+    OPEN: "emp.hello.repeated",
+    CLOSING: "emp.hello.repeated",
+    CLOSED: "emp.flow.after-end",
+}
+"""The rule that is broken by any other type."""
+
+MAY_SEND: dict[SessionState, frozenset[Kind]] = {
+    OPENING: frozenset({Kind.CLOSE, Kind.ERROR}),
+    OPEN: frozenset({Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Kind.OTHER, Kind.PING, Kind.ERROR, Kind.CLOSE}),
+    CLOSING: frozenset({Kind.RESPONSE, Kind.ERROR, Kind.OTHER}),
+    CLOSED: frozenset(),
+}
+"""What the application may send in each state. `hello` and `pong` are the session's own."""
+
+_HELLO = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
+_BYE, _PING, _PONG = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
+
+
+class EmpSession(Session):
+    """Client and server are alike in emp; the role only names the direction."""
+
+    def __init__(self, role: Role, settings: EmpSettings) -> None:
+        super().__init__(role)
+        self.settings = settings
+        self._receives = role.sends.opposite
+        self._buffer = bytearray()
+        self._out: list[bytes] = []
+        self._held: list[bytes] = []
+        """Messages of the application that wait for the handshake to end."""
+        self._held_size = 0
+        self._last_id = 0
+        self._waiting: dict[int, Message] = {}
+        """Requests we sent, by id, until they are answered."""
+        self._owed: set[int] = set()
+        """Ids of requests that the peer waits on."""
+        self._deadline: float | None = None
+        self._ping_due = 0.0
+        self._ping_sent: float | None = None
+        self._pongs_unsent = 0
+
+    # The transport's side
+
+    def connected(self, now: float) -> None:
+        """The transport is up: say `hello`, and wait for the peer's."""
+        self._write(_HELLO)
+        self._deadline = now + self.settings.handshake_timeout
+
+    def receive(self, data: bytes, now: float) -> Run:
+        """Take what the transport read."""
+        if self.state is CLOSED:
+            return Run()
+        kept = self._buffer
+        if kept:
+            kept += data
+        buffer = kept or data
+        settings, position = self.settings, 0
+        messages: list[Message] = []
+        try:
+            while (found := frames.decode(buffer, position, settings.max_message, settings.size_mode)) is not None:
+                frame, end = found
+                messages.append(self._accept(frame, now))
+                position = end
+                if self.state is CLOSED:
+                    if position < len(buffer):
+                        raise ProtocolViolation("emp.flow.after-end", f"{len(buffer) - position} bytes more")
+                    break
+        except ProtocolViolation as violation:
+            self._refuse(violation, bytes(buffer[position:]))
+            return Run(bytes(buffer[:position]), messages)
+        accepted = bytes(buffer[:position])
+        if kept:
+            del kept[:position]
+        else:
+            kept += data[position:]
+        return Run(accepted, messages)
+
+    def _accept(self, frame: Frame, now: float) -> Message:
+        """Check a frame against the conversation, act on it, and say what it means."""
+        type_ = frame.type
+        then = CONVERSATION[self.state].get(type_ if type_ < APPLICATION else APPLICATION)
+        if then is None:
+            raise frames.violation(OUT_OF_TURN[self.state], f"message of type {type_} while {self.state}")
+        message = to_message(frame, self.settings, self._receives)
+        if type_ >= Type.DATA:
+            if message.id is not None:
+                self._owe(int(message.id))
+            elif message.correlation_id is not None:
+                self._settle(int(message.correlation_id))
+        elif type_ == Type.PING:
+            self._answer_ping()
+        elif type_ == Type.PONG:
+            self._pong(now)
+        elif type_ == Type.HELLO:
+            self._greet(message, now)
+        else:
+            self._leave("close" if type_ == Type.BYE else "error")
+        self.state = then
+        return message
+
+    def _greet(self, message: Message, now: float) -> None:
+        """The peer's `hello` ends the handshake."""
+        version = message.attributes["version"]
+        if version != str(frames.VERSION):
+            raise frames.violation("emp.hello.version", f"version {version}; version {frames.VERSION} is supported")
+        self._deadline = None
+        self._ping_due = now + self.settings.ping_interval
+        self._out += self._held
+        self._held.clear()
+
+    def _owe(self, request_id: int) -> None:
+        """A request arrived: it must be answered, and its id is taken until then."""
+        if request_id in self._owed:
+            raise frames.violation("emp.request.reused-id", f"request {request_id} is still unanswered")
+        if len(self._owed) >= self.settings.max_requests:
+            raise frames.violation(
+                "emp.request.too-many", f"{len(self._owed)} requests are unanswered, as many as max_requests allows"
+            )
+        self._owed.add(request_id)
+
+    def _settle(self, request_id: int) -> None:
+        """A response arrived: its request no longer waits."""
+        if self._waiting.pop(request_id, None) is None:
+            raise frames.violation("emp.response.unknown-id", f"no request {request_id} waits for a response")
+
+    def _answer_ping(self) -> None:
+        if self._pongs_unsent:
+            self.count("emp.ping.overlap")
+        self._pongs_unsent += 1
+        self._write(_PONG)
+
+    def _pong(self, now: float) -> None:
+        """The first pong after a ping ends the procedure; others are ignored."""
+        if self._ping_sent is None:
+            self.count("emp.pong.unasked")
+            return
+        self._ping_due = max(self._ping_sent + self.settings.ping_interval, now)
+        self._ping_sent = None
+
+    def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
+        """Tell the peer which rule it broke, and close."""
+        self.violation = frames.readdress(violation, self.settings.size_mode)
+        self.refused = rest
+        if violation.reply:
+            self._out.append(violation.reply)
+        self._leave("error")
+
+    def _leave(self, reason: str) -> None:
+        """The end: nothing is sent or received after this."""
+        self.close_reason = self.close_reason or reason
+        self.state = CLOSED
+        self._deadline = None
+
+    def end_of_input(self, now: float) -> None:
+        """The peer closed the connection without a word: the last of the three ways to terminate."""
+        if self._buffer and self.state is not CLOSED:
+            self.count("stream.cut")
+        self._leave("close")
+
+    def outgoing(self) -> bytes:
+        """Bytes to write now."""
+        self._pongs_unsent = 0
+        out = self._out
+        if not out:
+            return b""
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    def deadline(self) -> float | None:
+        """When the handshake, a pong or the last answers are overdue, or the next ping is due."""
+        if self.state is not OPEN:
+            return self._deadline
+        if self._ping_sent is not None:
+            return self._ping_sent + self.settings.pong_timeout
+        return self._ping_due if self.settings.ping_interval else None
+
+    def expire(self, now: float) -> Run:
+        """Ping, or give up on a peer that did not answer in time."""
+        due = self.deadline()
+        if due is None or now < due:
+            return Run()
+        if self.state is OPENING:
+            self.violation = frames.violation(
+                "emp.handshake.timeout", f"no hello within handshake_timeout, {self.settings.handshake_timeout} s"
+            )
+            self._out.append(frames.readdress(self.violation, self.settings.size_mode).reply)
+            self._leave("error")
+        elif self.state is CLOSING:
+            self._say_bye()
+        elif self._ping_sent is None:
+            self._ping(now)
+        else:
+            self._write_error(ErrorCode.TIMEOUT, f"no pong within pong_timeout, {self.settings.pong_timeout} s")
+            self._leave("idle")
+        return Run()
+
+    # The application's side
+
+    def send(self, message: Message, now: float) -> Message:
+        """Queue a message; what is sent during the handshake goes out when that ends.
+
+        A request gets its id here. A response, or an error that answers a request, names the request in
+        `correlation_id`. An error that names none ends the connection.
+        """
+        kind = message.kind
+        if self.state is CLOSED:
+            raise PeerClosed("the emp connection is closed")
+        if kind is Kind.CLOSE:
+            self.close(now)
+            return message
+        held = self.state is OPENING and kind in MAY_SEND[OPEN] and kind not in MAY_SEND[OPENING]
+        if not held and kind not in MAY_SEND[self.state]:
+            if self.state is CLOSING:
+                raise PeerClosed("the emp connection is closing; only answers that are owed can be sent")
+            raise NotSupported(f"emp cannot send a message of kind {kind}")
+        if kind is Kind.PING:
+            self._may_ping(held)
+            self._ping(now)
+            return message
+        answer = message.correlation_id if kind in (Kind.RESPONSE, Kind.ERROR, Kind.OTHER) else None
+        message = self._numbered(message)
+        data = frames.encode(to_frame(message, self.settings), self.settings.size_mode)
+        if answer is not None:
+            self._discharge(answer)
+        if kind is Kind.REQUEST:
+            self._last_id += 1
+            self._waiting[self._last_id] = message
+        if held:
+            self._hold(data)
+        else:
+            self._out.append(data)
+        if kind is Kind.ERROR and answer is None:
+            self._leave("error")
+        elif self.state is CLOSING and not self._owed:
+            self._say_bye()
+        return message
+
+    def _numbered(self, message: Message) -> Message:
+        """Requests are numbered from 1; nothing else has an id of its own."""
+        if message.kind is not Kind.REQUEST:
+            return message if message.id is None else message.with_(id=None)
+        if len(self._waiting) >= self.settings.max_requests:
+            raise LimitExceeded(f"{len(self._waiting)} requests wait for a response, as many as max_requests allows")
+        if self._last_id == extensions.MAX_ID:
+            raise LimitExceeded("all request identifiers of this connection are used: open another")
+        return message.with_(id=str(self._last_id + 1))
+
+    def _discharge(self, request_id: str) -> None:
+        """Each request is answered once."""
+        if int(request_id) not in self._owed:
+            raise NotSupported(f"no request {request_id} waits for a response")
+        self._owed.discard(int(request_id))
+
+    def _hold(self, data: bytes) -> None:
+        if self._held_size + len(data) > self.settings.max_message:
+            raise LimitExceeded("the handshake is not over and messages of max_message bytes wait for its end")
+        self._held_size += len(data)
+        self._held.append(data)
+
+    def _may_ping(self, held: bool) -> None:
+        if held or self._ping_sent is not None:
+            raise NotSupported("emp allows one ping at a time, after the handshake: wait for the pong")
+
+    def _ping(self, now: float) -> None:
+        self._ping_sent = now
+        self._write(_PING)
+
+    def close(self, now: float, reason: str = "") -> None:
+        """Say `bye`, as soon as the answers that are owed are sent or `close_timeout` has passed."""
+        if self.state is OPENING or (self.state is OPEN and not self._owed):
+            self.close_reason = reason or "close"
+            self._say_bye()
+        elif self.state is OPEN:
+            self.close_reason = reason or "close"
+            self.state = CLOSING
+            self._deadline = now + self.settings.close_timeout
+
+    def _say_bye(self) -> None:
+        self._write(_BYE)
+        self._leave("close")
+
+    def outstanding(self) -> Sequence[Message]:
+        """Requests sent and not answered yet."""
+        return list(self._waiting.values())
+
+    def _write(self, frame: Frame) -> None:
+        self._out.append(frames.encode(frame, self.settings.size_mode))
+
+    def _write_error(self, code: ErrorCode, text: str) -> None:
+        self._write(Frame(Type.ERROR, frames.encode_error(frames.Error(code, text))))

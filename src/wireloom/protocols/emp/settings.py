@@ -1,0 +1,61 @@
+"""The settings of one emp connection: limits, timers, and leniency towards peers that need it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from wireloom.model import ConfigError
+from wireloom.protocols.contract import Settings
+from wireloom.protocols.emp.extensions import MAX_DECOMPRESSED_DEFAULT
+from wireloom.protocols.emp.frames import MAX_MESSAGE_DEFAULT, MAX_MESSAGE_LIMIT, SizeMode
+
+SMALLEST_MAX_MESSAGE = 1024
+"""What handshake, liveness and an `error` that explains itself need."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmpSettings(Settings):
+    """Limits and timers of one emp connection; times are in seconds.
+
+    >>> EmpSettings.parse({"size_mode": "exclusive"}).size_mode
+    <SizeMode.EXCLUSIVE: 'exclusive'>
+    >>> EmpSettings(max_message=3)
+    Traceback (most recent call last):
+    wireloom.model.ConfigError: setting 'max_message' is 3; it must be from 1024 to 4294967295
+    """
+
+    max_message: int = MAX_MESSAGE_DEFAULT
+    """Bytes of one message, its size field included, sent or received."""
+    max_decompressed: int = MAX_DECOMPRESSED_DEFAULT
+    """Bytes of a body once it is decompressed."""
+    max_requests: int = 65_536
+    """Requests that wait for a response, in each direction."""
+    handshake_timeout: float = 5.0
+    ping_interval: float = 10.0
+    """From one ping to the next; 0 for none."""
+    pong_timeout: float = 5.0
+    close_timeout: float = 5.0
+    """How long `bye` waits for answers that are still owed."""
+    size_mode: SizeMode = SizeMode.INCLUSIVE
+    """`exclusive` for peers whose sizes leave out their own four bytes."""
+    compress_above: int | None = None
+    """Bodies larger than this are sent as GZIP if that is shorter; None for never."""
+
+    def __post_init__(self) -> None:
+        _in_range("max_message", self.max_message, SMALLEST_MAX_MESSAGE, MAX_MESSAGE_LIMIT)
+        _in_range("max_decompressed", self.max_decompressed, 0, MAX_MESSAGE_LIMIT)
+        _in_range("max_requests", self.max_requests, 1, MAX_MESSAGE_LIMIT)
+        _in_range("ping_interval", self.ping_interval, 0, None)
+        for name in ("handshake_timeout", "pong_timeout", "close_timeout"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ConfigError(f"setting {name!r} is {value}; it must be more than 0 seconds")
+        if self.compress_above is not None:
+            _in_range("compress_above", self.compress_above, 0, None)
+
+
+def _in_range(name: str, value: float, low: int, high: int | None) -> None:
+    if not low <= value <= (math.inf if high is None else high):
+        wanted = f"{low} or more" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"setting {name!r} is {value}; it must be {wanted}")
