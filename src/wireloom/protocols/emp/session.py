@@ -52,7 +52,11 @@ MAY_SEND: dict[SessionState, frozenset[Kind]] = {
     CLOSING: frozenset({Kind.RESPONSE, Kind.ERROR, Kind.OTHER}),
     CLOSED: frozenset(),
 }
-"""What the application may send in each state. `hello` and `pong` are the session's own."""
+"""What goes out at once in each state; what the application sends while OPENING waits for OPEN. `hello` and
+`pong` are the session's own."""
+
+_ANSWERS = (Kind.RESPONSE, Kind.ERROR, Kind.OTHER)
+"""Kinds that answer a request when they have a `correlation_id`."""
 
 _HELLO = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
 _BYE, _PING, _PONG = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
@@ -250,26 +254,27 @@ class EmpSession(Session):
         if kind is Kind.CLOSE:
             self.close(now)
             return message
-        held = self.state is OPENING and kind in MAY_SEND[OPEN] and kind not in MAY_SEND[OPENING]
-        if not held and kind not in MAY_SEND[self.state]:
-            if self.state is CLOSING:
-                raise PeerClosed("the emp connection is closing; only answers that are owed can be sent")
+        held = self.state is OPENING and kind not in MAY_SEND[OPENING]
+        answers = kind in _ANSWERS and message.correlation_id is not None
+        if kind not in MAY_SEND[OPEN]:
             raise NotSupported(f"emp cannot send a message of kind {kind}")
+        if self.state is CLOSING and (kind not in MAY_SEND[CLOSING] or (kind is Kind.OTHER and not answers)):
+            raise PeerClosed("the emp connection is closing; only answers that are owed can be sent")
         if kind is Kind.PING:
             self._may_ping(held)
             self._ping(now)
             return message
-        answer = message.correlation_id if kind in (Kind.RESPONSE, Kind.ERROR, Kind.OTHER) else None
+        answer = message.correlation_id if answers else None
         message = self._numbered(message)
         data = frames.encode(to_frame(message, self.settings), self.settings.size_mode)
         if answer is not None:
             self._discharge(answer)
+        if held:
+            self._hold(data)
         if kind is Kind.REQUEST:
             self._last_id += 1
             self._waiting[self._last_id] = message
-        if held:
-            self._hold(data)
-        else:
+        if not held:
             self._out.append(data)
         if kind is Kind.ERROR and answer is None:
             self._leave("error")
