@@ -93,7 +93,7 @@ class Message:
         """The body as a Python value: parsed where the content type is JSON, text where it is text."""
         if self.content_type is None:
             return self.body
-        if self.content_type == "application/json" or self.content_type.endswith("+json"):
+        if _is_json(self.content_type):
             return json.loads(self.body) if self.body else None
         if self.content_type.startswith("text/"):
             return self.body.decode()
@@ -101,7 +101,7 @@ class Message:
 
     def with_(self, **changes: object) -> Message:
         """A copy with some fields changed."""
-        return replace(self, **changes)
+        return replace(self, **changes)  # type: ignore[arg-type]
 
     def to_cloudevent(self) -> dict[str, type_of_json]:
         """This message as a CloudEvent 1.0 in JSON form.
@@ -138,7 +138,7 @@ class Message:
             value = event.get(name)
             return None if value is None else str(value)
 
-        kind_name = (text("type") or "").removeprefix("wireloom.")
+        named, _, kind_name = (text("type") or "").partition("wireloom.")
         source = text("source") or ""
         protocol, _, connection = source.removeprefix("wireloom:").partition("/")
         ours = source.startswith("wireloom:")
@@ -149,14 +149,14 @@ class Message:
             body = base64.b64decode(text("data_base64") or "")
         elif "data" in event:
             data = event["data"]
-            as_text = isinstance(data, str) and (content_type or "").startswith("text/")
+            as_text = isinstance(data, str) and content_type is not None and not _is_json(content_type)
             body = str(data).encode() if as_text else json.dumps(data).encode()
             content_type = content_type or "application/json"
         else:
             body = b""
         return cls(
-            kind=Kind(kind_name) if kind_name in KINDS else Kind.EVENT,
-            topic=text("subject") or (None if ours else text("type")),
+            kind=Kind(kind_name) if not named and kind_name in KINDS else Kind.EVENT,
+            topic=text("subject") if ours else text("subject") or text("type"),
             body=body,
             id=text("id") or None,
             correlation_id=text("wireloomcorrelationid"),
@@ -169,6 +169,12 @@ class Message:
             direction=None if direction is None else Direction(direction),
             authenticity=Authenticity(text("wireloomauthenticity") or "none"),
         )
+
+
+def _is_json(content_type: str) -> bool:
+    """Whether a content type, parameters aside, says JSON."""
+    name = content_type.partition(";")[0].strip().lower()
+    return name == "application/json" or name.endswith("+json")
 
 
 def encode_value(value: object) -> tuple[bytes, str | None]:
@@ -205,7 +211,7 @@ def parse_iso_time(text: str) -> int:
     >>> parse_iso_time("1970-01-01T00:00:01.500000000Z")
     1500000000
     """
-    head, dot, tail = text.partition(".")
+    head, dot, tail = text.upper().partition(".")
     digits = 0
     if dot:
         digits = next((i for i, c in enumerate(tail) if not c.isdigit()), len(tail))

@@ -115,7 +115,7 @@ def _coerce(name: str, value: object, hint: object) -> object:
         elif option in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
             try:
                 number: float = int(value) if option is int else float(value)
-            except ValueError:
+            except (ValueError, OverflowError):
                 continue
             if not (option is int and isinstance(value, float) and value != number):
                 return number

@@ -34,7 +34,10 @@ def protocols() -> dict[str, Protocol]:
     found: dict[str, Protocol] = {}
     for name, reference in references.items():
         module, _, attribute = reference.partition(":")
-        protocol = getattr(import_module(module), attribute)
+        try:
+            protocol = getattr(import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"entry point {name} = {reference} of {GROUP} cannot be loaded: {error}") from error
         if not isinstance(protocol, Protocol) or protocol.name != name:
             raise ConfigError(f"entry point {name} = {reference} of {GROUP} is not a protocol named {name!r}")
         found[name] = protocol

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numba
 import numpy as np
@@ -14,11 +13,9 @@ from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import Bulk
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.columns import scan, violation_at
-from wireloom.protocols.hsp.profile import FIRST_RESERVED, LAST_RESERVED, MAP_TYPE
+from wireloom.protocols.hsp.profile import FIRST_RESERVED, LAST_RESERVED
 from wireloom.protocols.hsp.protocol import to_message
-
-if TYPE_CHECKING:
-    from wireloom.protocols.hsp.session import HspSession
+from wireloom.protocols.hsp.session import MAP, HspSession, is_map, reused
 
 _DATA, _DATA_ACK, _ACK = int(frames.Command.DATA), int(frames.Command.DATA_ACK), int(frames.Command.ACK)
 _PING, _PONG = int(frames.Command.PING), int(frames.Command.PONG)
@@ -51,18 +48,18 @@ def _write_answers(
 @numba.njit(cache=True, nogil=True)
 def _write_data(
     data: NDArray[np.uint8],
-    type_: int,
+    type_: NDArray[np.int32],
     body: NDArray[np.int64],
     size: NDArray[np.int64],
     out: NDArray[np.uint8],
 ) -> None:
-    """`DATA` frames of one type around the given payloads."""
+    """`DATA` frames around the given payloads."""
     at = 0
     for row in range(body.shape[0]):
         length = size[row]
         out[at] = _DATA
-        out[at + 1] = (type_ >> 8) & 0xFF
-        out[at + 2] = type_ & 0xFF
+        out[at + 1] = (type_[row] >> 8) & 0xFF
+        out[at + 2] = type_[row] & 0xFF
         out[at + 3] = (length >> 24) & 0xFF
         out[at + 4] = (length >> 16) & 0xFF
         out[at + 5] = (length >> 8) & 0xFF
@@ -91,9 +88,6 @@ class HspBulk(Bulk):
         self.violation: ProtocolViolation | None = None
         if found.bad[0] >= 0:
             self.violation = violation_at(self._data, int(found.bad[0]), limit)
-        self.remaps = self._names.profile and bool((found.type == MAP_TYPE).any())
-        if self.remaps:
-            return
         rows = self._check_ids(found.id, found.command, found.offset)
         self.count = rows
         self._offset = found.offset[:rows]
@@ -107,19 +101,23 @@ class HspBulk(Bulk):
         self._plain = self._command <= _DATA_ACK
         if self._names.profile:
             self._plain &= (self._type < FIRST_RESERVED) | (self._type > LAST_RESERVED)
+        self._numbers: dict[str, list[int]] = {}
+        for number in np.flatnonzero(np.bincount(self._type[self._plain], minlength=1)).tolist():
+            self._numbers.setdefault(self._names.topic(number), []).append(number)
+        others = [] if int(self._plain.sum()) == rows else self._read(~self._plain)
+        self.remaps = MAP in self._numbers or any(map(is_map, others))
+        if self.remaps:
+            return
         self._settle_owed()
-        self._others = [] if int(self._plain.sum()) == rows else self._make_others()
-        self._numbers = {self._names.topic(int(n)): int(n) for n in np.flatnonzero(self._type_counts())}
+        self._others = self._hand_over(others)
 
     def _settle_owed(self) -> None:
         """Which ids the acknowledgements of this bulk will answer."""
-        self._owed = self._id[self._plain & (self._command == _DATA_ACK)]
+        asking = self._plain & (self._command == _DATA_ACK)
+        self._owed, self._owed_types = self._id[asking], self._type[asking]
         self.unanswered = len(self._owed)
         self.owes = self.unanswered > 0
         self.owed_bounds = (int(self._owed.min()), int(self._owed.max())) if self.owes else (0, -1)
-
-    def _type_counts(self) -> NDArray[np.int64]:
-        return np.bincount(self._type[self._plain], minlength=1)
 
     def _check_ids(self, ids: NDArray[np.int64], command: NDArray[np.uint8], offset: NDArray[np.int64]) -> int:
         """How many frames are accepted: all before a `DATA_ACK` whose id is still unanswered."""
@@ -133,33 +131,32 @@ class HspBulk(Bulk):
         seen = self._session.owed_ids()
         for row, number in zip(asking.tolist(), new.tolist(), strict=True):
             if number in seen:
-                from wireloom.protocols.hsp.session import reused
-
                 self.violation = reused(number)
                 self.consumed = int(offset[row])
                 return int(row)
             seen.add(number)
         return len(ids)
 
-    def _make_others(self) -> list[Message]:
-        """Answers, pings, envelopes and operations as messages, accounted for in the session."""
-        return self._hand_over(~self._plain)
-
-    def _hand_over(self, rows: NDArray[np.bool_]) -> list[Message]:
-        messages = []
-        for row in np.flatnonzero(rows):
-            message = self._message(int(row))
+    def _hand_over(self, messages: list[Message]) -> list[Message]:
+        """Leave these to the session, message by message; returns those that somebody is to act on."""
+        kept = []
+        for message in messages:
             if message.correlation_id is not None:
-                self._session.settle(message)
+                if not self._session.settle(int(message.correlation_id)):
+                    continue
             elif message.id is not None:
                 self._session.owe(int(message.id))
-            messages.append(message)
-        return messages
+            kept.append(message)
+        return kept
 
-    def _message(self, row: int) -> Message:
-        found = frames.decode(self._buffer, int(self._offset[row]), self._session.settings.max_payload)
-        assert found is not None
-        return to_message(found[0], self._names, self._direction)
+    def _read(self, rows: NDArray[np.bool_]) -> list[Message]:
+        limit = self._session.settings.max_payload
+        messages = []
+        for at in self._offset[rows].tolist():
+            found = frames.decode(self._buffer, at, limit)
+            assert found is not None
+            messages.append(to_message(found[0], self._names, self._direction))
+        return messages
 
     def topics(self) -> Sequence[str]:
         """Topics of plain `DATA` and `DATA_ACK` frames."""
@@ -167,12 +164,12 @@ class HspBulk(Bulk):
 
     def messages(self, topic: str | None = None) -> list[Message]:
         """The plain messages of one topic, or of all."""
-        return [self._message(int(row)) for row in np.flatnonzero(self._rows(topic))]
+        return self._read(self._rows(topic))
 
     def _rows(self, topic: str | None) -> NDArray[np.bool_]:
         if topic is None or (len(self._numbers) == 1 and topic in self._numbers):
             return self._plain
-        chosen: NDArray[np.bool_] = self._plain & (self._type == self._numbers[topic])
+        chosen: NDArray[np.bool_] = self._plain & np.isin(self._type, self._numbers.get(topic, ()))
         return chosen
 
     def count_of(self, topic: str) -> int:
@@ -186,7 +183,7 @@ class HspBulk(Bulk):
             return self._buffer[: self.consumed]
         body, size = self._body[rows], self._body_size[rows]
         out = np.empty(int(size.sum()) + 7 * len(body), np.uint8)
-        _write_data(self._data, self._numbers[topic], body, size, out)
+        _write_data(self._data, self._type[rows], body, size, out)
         return out.tobytes()
 
     def others(self) -> list[Message]:
@@ -195,21 +192,25 @@ class HspBulk(Bulk):
 
     def take(self, topic: str) -> list[Message]:
         """Messages of one topic that are no longer part of the bulk."""
-        rows = self._rows(topic).copy()
+        rows = self._rows(topic)
         self._plain = self._plain & ~rows
-        del self._numbers[topic]
+        self._numbers.pop(topic, None)
         self._settle_owed()
-        return self._hand_over(rows)
+        taken = self._hand_over(self._read(rows))
+        if not self.owes:
+            self._session.answered(self)
+        return taken
 
     def acknowledgements(self, refused: frozenset[str] = frozenset()) -> bytes:
         """`ACK` (or `ERROR_UNDEF`) for every plain `DATA_ACK`, in order."""
         wrong = np.zeros(len(self._owed), np.bool_)
         if refused:
-            numbers = [self._numbers[topic] for topic in refused & self._numbers.keys()]
-            wrong = np.isin(self._type[self._plain & (self._command == _DATA_ACK)], numbers)
+            numbers = [number for topic in refused for number in self._numbers.get(topic, ())]
+            wrong = np.isin(self._owed_types, numbers)
         out = np.empty(5 * len(self._owed), np.uint8)
         _write_answers(self._owed, wrong, _ACK, _ERROR_UNDEF, out)
-        self.unanswered = 0
+        self._owed, self._owed_types = self._owed[:0], self._owed_types[:0]
+        self.unanswered, self.owes = 0, False
         self._session.answered(self)
         return out.tobytes()
 

@@ -378,7 +378,7 @@ def _unwrap(
     type_codes = np.array([_text_code(kinds, raw, "ascii") for raw in types.dictionary.to_pylist()], np.int32)
     name_code = name_codes[names.indices.to_numpy()]
     type_code = type_codes[types.indices.to_numpy()]
-    valid = (name_code > _INVALID) & (type_code > _INVALID)
+    valid = (name_code > _INVALID) & (type_code > _INVALID) & (name_code != topic_code[rows])
     rows = rows[valid]
     topic_code[rows] = name_code[valid]
     kind_code[rows] = type_code[valid]

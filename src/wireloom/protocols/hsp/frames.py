@@ -118,6 +118,19 @@ def encode(frame: Frame) -> bytes:
             return bytes((Command.PONG,))
 
 
+def header_size(command: int) -> int:
+    """How many bytes of a frame with this command come before its payload.
+
+    >>> [header_size(command) for command in Command]
+    [7, 11, 5, 1, 1, 11, 5]
+    """
+    if command == Command.DATA:
+        return _HEAD_DATA.size
+    if command in (Command.DATA_ACK, Command.ERROR):
+        return _HEAD_DATA_ACK.size
+    return _HEAD_ID.size if command in (Command.ACK, Command.ERROR_UNDEF) else 1
+
+
 def decode(
     buffer: bytes | bytearray, start: int = 0, max_payload: int = MAX_PAYLOAD_DEFAULT
 ) -> tuple[Frame, int] | None:

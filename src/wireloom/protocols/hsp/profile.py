@@ -5,11 +5,15 @@ that both ends agree on, else the topic `hsp/<type>`. Where the hub profile is o
 reserved: one wraps a message together with its topic (`ENVELOPE`), the others are the hub's operations.
 
 An envelope's payload is: topic length (2 bytes), topic (UTF-8), content type length (1 byte), content
-type (ASCII), body. A payload that does not fit this is ordinary data of its type.
+type (ASCII), body. A payload that does not fit this is ordinary data of its type, and so is an envelope
+for the topic that the type itself stands for: else two payloads would mean the same message.
+
+A map's payload is a JSON object whose `topics` gives numbers (decimal text, none of the reserved) their topics.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -58,7 +62,7 @@ class Names:
         """Topic, body and content type of a typed payload."""
         if number == ENVELOPE and self.profile:
             opened = open_envelope(payload)
-            if opened is not None:
+            if opened is not None and opened[0] != self.topic(ENVELOPE):
                 return opened
         content_type = "application/json" if self.profile and number in OPERATIONS else None
         return self.topic(number), payload, content_type
@@ -67,13 +71,12 @@ class Names:
         """The typed payload that says this; an envelope where no number does."""
         topic = topic.removeprefix(PUBLISH)
         number = self._numbers.get(topic)
-        if number is None and self.profile:
-            number = _OPERATION_TYPES.get(topic)
-        if number is None and topic.startswith(UNNAMED):
-            tail = topic.removeprefix(UNNAMED)
-            if tail.isascii() and tail.isdecimal() and str(int(tail)) == tail and int(tail) <= 0xFFFF:
-                number = int(tail)
-        if number is not None:
+        if number is None:
+            number = _OPERATION_TYPES.get(topic) if self.profile else None
+            if number is None and topic.startswith(UNNAMED):
+                number = parse_number(topic.removeprefix(UNNAMED))
+        # A number that stands for another topic here would be read as that one.
+        if number is not None and self.topic(number) == topic:
             return number, body
         if self.profile:
             return ENVELOPE, make_envelope(topic, body, content_type)
@@ -82,13 +85,51 @@ class Names:
         )
 
 
+def parse_number(text: str) -> int | None:
+    """A 16-bit type from its one way to be written in decimal; None for any other text.
+
+    >>> parse_number("7"), parse_number("07"), parse_number("65536")
+    (7, None, None)
+    """
+    if len(text) > 5 or not (text.isascii() and text.isdecimal()) or str(int(text)) != text:
+        return None
+    number = int(text)
+    return number if number <= 0xFFFF else None
+
+
+def parse_map(body: bytes) -> dict[int, str] | None:
+    """The numbers and topics of a `$hub/map`; None when the body is no such map.
+
+    >>> parse_map(b'{"topics": {"7": "sensors/kitchen"}}')
+    {7: 'sensors/kitchen'}
+    >>> parse_map(b'{"topics": {"64769": "a"}}') is None
+    True
+    """
+    try:
+        named = json.loads(body)["topics"].items()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    topics: dict[int, str] = {}
+    for text, topic in named:
+        number = parse_number(text)
+        if number is None or FIRST_RESERVED <= number <= LAST_RESERVED:
+            return None
+        if not isinstance(topic, str) or not topic or topic.startswith(HUB_PREFIX):
+            return None
+        topics[number] = topic
+    return topics
+
+
 def make_envelope(topic: str, body: bytes, content_type: str | None) -> bytes:
     """A body together with its topic and content type.
 
     >>> make_envelope("a/b", b"!", "text/plain")
     b'\\x00\\x03a/b\\ntext/plain!'
     """
-    name, kind = topic.encode(), (content_type or "").encode()
+    try:
+        name, kind = topic.encode(), (content_type or "").encode("ascii")
+    except UnicodeEncodeError as error:
+        raise NotSupported(f"an hsp envelope has a topic in UTF-8 and a content type in ASCII: {error}") from None
     if len(name) > 0xFFFF or len(kind) > 0xFF:
         raise NotSupported("a topic has at most 65535 bytes and a content type at most 255 in an hsp envelope")
     return len(name).to_bytes(2) + name + bytes((len(kind),)) + kind + body

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from wireloom.model import Direction, Kind, LimitExceeded, Message, NotSupported
+from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.contract import Decoder, Protocol, Role, Scheme, Settings
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.profile import ENVELOPE, Names, make_envelope
@@ -28,6 +29,13 @@ class HspSettings(Settings):
     pong_timeout: float = 10.0
     profile: bool = True
     """Whether the reserved types of the hub profile are active."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_payload <= frames.MAX_PAYLOAD_LIMIT:
+            raise ConfigError(f"setting 'max_payload' is {self.max_payload}; it must be from 0 to 2^32-1")
+        for name in ("ping_interval", "pong_timeout"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"setting {name!r} is {getattr(self, name)}; it must be 0 or more seconds")
 
 
 def to_message(frame: frames.Frame, names: Names, direction: Direction | None) -> Message:
@@ -88,8 +96,7 @@ def to_frame(message: Message, names: Names, settings: HspSettings) -> frames.Fr
     match message.kind:
         case Kind.EVENT | Kind.REQUEST:
             type_, payload = _typed_payload(message, names)
-            if len(payload) > settings.max_payload:
-                raise LimitExceeded(f"payload of {len(payload)} bytes; max_payload is {settings.max_payload}")
+            _check_size(payload, settings)
             if message.kind is Kind.EVENT:
                 return frames.Data(type_, payload)
             return frames.DataAck(_number(message.id, "id", 32), type_, payload)
@@ -98,6 +105,7 @@ def to_frame(message: Message, names: Names, settings: HspSettings) -> frames.Fr
         case Kind.ERROR:
             request = _number(message.correlation_id, "correlation_id", 32)
             status = message.status or UNDEFINED
+            _check_size(message.body, settings)
             if status.isascii() and status.isdecimal():
                 frame = frames.Error(request, _number(status, "status", 16), message.body)
             elif message.body:
@@ -111,6 +119,11 @@ def to_frame(message: Message, names: Names, settings: HspSettings) -> frames.Fr
             return frames.PONG
         case _:
             raise NotSupported(f"hsp has no frame for a message of kind {message.kind}")
+
+
+def _check_size(payload: bytes, settings: HspSettings) -> None:
+    if len(payload) > settings.max_payload:
+        raise LimitExceeded(f"payload of {len(payload)} bytes; max_payload is {settings.max_payload}")
 
 
 def _typed_payload(message: Message, names: Names) -> tuple[int, bytes]:
@@ -182,22 +195,28 @@ class Hsp(Protocol):
         return HspSession(role, cast(HspSettings, settings), unique=unique, topics=topics)
 
     def recognise(self, head: bytes, direction: Direction) -> bool:
-        """Whether frames in a row hold from the first byte on; small types and lengths decide.
+        """Whether frames in a row hold from the first byte on, and one of them is more than a single byte.
 
-        hsp has no magic number: a single byte 3 or 4 could be anything, so a frame with a plausible
+        hsp has no magic number: a byte 3 or 4 could be anything, so an answer or a header with a plausible
         length is asked for.
+
+        >>> HSP.recognise(bytes.fromhex("0000070000000568656c"), Direction.C2S)
+        True
+        >>> HSP.recognise(b"\\x03", Direction.C2S)
+        False
         """
-        position, seen = 0, 0
+        position, telling = 0, False
         while position < len(head):
             try:
                 found = frames.decode(head, position, frames.MAX_PAYLOAD_DEFAULT)
-            except Exception:  # any violation means: not ours
+            except ProtocolViolation:
                 return False
             if found is None:
-                return seen > 0 or head[position] in (frames.Command.DATA, frames.Command.DATA_ACK)
+                # A header that is all there has been checked for its length.
+                return telling or len(head) - position >= frames.header_size(head[position])
+            telling = telling or not isinstance(found[0], frames.Ping | frames.Pong)
             position = found[1]
-            seen += 1
-        return seen > 0
+        return telling
 
     def columns(self) -> ColumnDecoder:
         """The numba kernels."""

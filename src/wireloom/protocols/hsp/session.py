@@ -6,14 +6,13 @@ on either side, and when the peer was heard last.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
 from wireloom.protocols.contract import HUB_PREFIX, Role, Run, Session, SessionState
 from wireloom.protocols.hsp import frames
-from wireloom.protocols.hsp.profile import Names
+from wireloom.protocols.hsp.profile import Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class HspSession(Session):
 
     def _receive_frames(self, buffer: bytes) -> Run:
         messages: list[Message] = []
-        position = 0
+        position, ignored = 0, 0
         limit = self.settings.max_payload
         try:
             while (found := frames.decode(buffer, position, limit)) is not None:
@@ -81,13 +80,15 @@ class HspSession(Session):
                 message = self._accept(frame)
                 if message is not None:
                     messages.append(message)
+                else:
+                    ignored += 1
                 position = end
         except ProtocolViolation as violation:
             violation.offset = None
             self._refuse(violation, buffer[position:])
-            return Run(buffer[:position], messages)
+            return Run(buffer[:position], messages, ignored=ignored)
         self._buffer = buffer[position:]
-        return Run(buffer[:position] if self._buffer else buffer, messages)
+        return Run(buffer[:position] if self._buffer else buffer, messages, ignored=ignored)
 
     def _receive_bulk(self, buffer: bytes) -> Run:
         assert self._bulk is not None
@@ -98,7 +99,7 @@ class HspSession(Session):
         self._buffer = buffer[run.consumed :]
         if run.pings:
             self._queue(frames.encode(frames.PONG) * run.pings, run.pings)
-        if run.pongs:
+        for _ in range(run.pongs):
             self._pong()
         if run.violation is not None:
             self._refuse(run.violation, self._buffer)
@@ -108,7 +109,7 @@ class HspSession(Session):
         return Run(memoryview(buffer)[: run.consumed], bulk=run)
 
     def _accept(self, frame: frames.Frame) -> Message | None:
-        """Check a frame against the conversation; returns what it says."""
+        """Check a frame against the conversation; returns what it says, None if nobody is to act on it."""
         match frame:
             case frames.DataAck(message_id=message_id):
                 if self.owes(message_id):
@@ -120,16 +121,17 @@ class HspSession(Session):
                 self._pong()
         message = to_message(frame, self.names, self._receives)
         if message.correlation_id is not None:
-            return self.settle(message)
-        if message.topic == MAP and message.kind is Kind.REQUEST:
+            return message if self.settle(int(message.correlation_id)) else None
+        if is_map(message):
             self._learn(message.body)
         return message
 
-    def settle(self, answer: Message) -> Message:
-        """An answer arrived: the request no longer waits. Answers to nothing are counted."""
-        if self._waiting.pop(int(answer.correlation_id or 0), None) is None:
+    def settle(self, message_id: int) -> bool:
+        """An answer arrived: the request no longer waits. Answers to nothing are counted, and ignored."""
+        known = self._waiting.pop(message_id, None) is not None
+        if not known:
             self.count("hsp.response.unknown-id")
-        return answer
+        return known
 
     def owes(self, message_id: int) -> bool:
         """Whether the peer waits for an answer to this id."""
@@ -162,9 +164,8 @@ class HspSession(Session):
 
     def _learn(self, body: bytes) -> None:
         """`$hub/map`: from now on these numbers stand for these topics, in both directions."""
-        try:
-            learnt = {int(number): str(topic) for number, topic in json.loads(body)["topics"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
+        learnt = parse_map(body)
+        if learnt is None:
             self.count("hsp.map.invalid")
             return
         self.names = Names({**self.names.topics, **learnt}, self.names.profile)
@@ -178,6 +179,8 @@ class HspSession(Session):
 
     def end_of_input(self, now: float) -> None:
         """The peer sends no more; it still gets the answers it waits for."""
+        if self.state is SessionState.CLOSED:
+            return
         self.close_reason = self.close_reason or "close"
         if self._buffer:
             self.count("stream.cut")
@@ -231,8 +234,12 @@ class HspSession(Session):
         match frame:
             case frames.DataAck(message_id=message_id):
                 self._waiting[message_id] = message
-                if message.topic == MAP:
+                if is_map(message):
                     self._learn(message.body)
+            case frames.Ping():
+                self._ping_sent = now if self._ping_sent is None else self._ping_sent
+            case frames.Pong():
+                raise NotSupported("an hsp session answers each PING itself; a PONG cannot be sent by hand")
             case frames.Ack(message_id) | frames.Error(message_id) | frames.ErrorUndef(message_id):
                 self._discharge(message_id)
                 if message.kind is Kind.RESPONSE and message.body:
@@ -278,6 +285,11 @@ class HspSession(Session):
     def topic_numbers(self) -> Mapping[int, str]:
         """The types that stand for topics on this connection."""
         return self.names.topics
+
+
+def is_map(message: Message) -> bool:
+    """Whether a message changes what numbers stand for."""
+    return message.kind is Kind.REQUEST and message.topic == MAP
 
 
 def reused(message_id: int) -> ProtocolViolation:
