@@ -1,23 +1,23 @@
 """The hub's configuration: one TOML file, checked with messages that name file, line, key and what is right.
 
-    data = "wireloom-data"
+data = "wireloom-data"
 
-    [[listener]]
-    url = "hsp://127.0.0.1:5042"
-    profile = true
-    settings = { max_payload = 65536 }
-    topics = { 7 = "sensors/kitchen" }
+[[listener]]
+url = "hsp://127.0.0.1:5042"
+profile = true
+settings = { max_payload = 65536 }
+topics = { 7 = "sensors/kitchen" }
 
-    [journal]
-    sync = true
-    segment_bytes = 67108864
+[journal]
+sync = true
+segment_bytes = 67108864
 
-    [http]
-    url = "http://127.0.0.1:5046"
+[http]
+url = "http://127.0.0.1:5046"
 
-    [limits]
-    queue_bytes = 4194304
-    slow_consumer = "drop-oldest"
+[limits]
+queue_bytes = 4194304
+slow_consumer = "drop-oldest"
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class Limits(Settings):
     pending_bytes: int = 64 * 1024 * 1024
     """Bytes waiting for the journal's sync before the hub stops reading from its peers."""
     drain_seconds: float = 10.0
+    request_timeout: float = 30.0
+    """Seconds a provider has to answer a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
     values = table.get("settings", {})
     if not isinstance(values, dict):
         raise _Wrong("settings", "settings must be a table, such as { max_payload = 65536 }")
-    if "profile" in {f for f in protocol.settings_type.__dataclass_fields__}:
+    if "profile" in protocol.settings_type.__dataclass_fields__:
         values = {"profile": table.get("profile", False), **values}
     try:
         settings = protocol.settings(values)

@@ -33,11 +33,11 @@ async def serve_pages(address: Address, pages: Pages) -> tuple[asyncio.Server, i
                 head = await reader.readuntil(b"\r\n\r\n")
                 page = _page(head, pages)
                 body = page.body.encode()
-                writer.write(
-                    f"HTTP/1.1 {page.status}\r\nContent-Type: {page.content_type}\r\n"
-                    f"Content-Length: {len(body)}\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n".encode()
-                    + body
+                answer = (
+                    f"HTTP/1.1 {page.status}\r\nContent-Type: {page.content_type}\r\nContent-Length: {len(body)}\r\n"
+                    "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
                 )
+                writer.write(answer.encode() + body)
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass

@@ -1,0 +1,84 @@
+"""`wireloom hub`: run the hub, or check its configuration."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+EXAMPLE = """\
+examples:
+  wireloom hub                               loopback, default ports, journal in wireloom-data/journal
+  wireloom hub --config hub.toml --data /var/lib/wireloom
+  wireloom hub check hub.toml                say what is wrong with a configuration, without starting
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `hub`."""
+    parser = subparsers.add_parser(
+        "hub",
+        help="run the hub that joins peers of all protocols and keeps every message",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", nargs="?", choices=["run", "check"], default="run", help=argparse.SUPPRESS)
+    parser.add_argument("file", nargs="?", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration in TOML; default: loopback only")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="data folder; the journal is in DIR/journal")
+    parser.add_argument("--verbose", action="store_true", help="log every connection")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run or check."""
+    from wireloom.hub.config import default_config, load_config
+
+    path = arguments.config or arguments.file
+    if arguments.action == "check":
+        if path is None:
+            print("wireloom: hub check needs a file: wireloom hub check hub.toml", file=sys.stderr)
+            return 2
+        config = load_config(path, arguments.data)
+        print(f"{path}: fine; {len(config.listeners)} listeners, journal in {config.journal_folder}")
+        return 0
+    config = (
+        default_config(arguments.data or Path("wireloom-data")) if path is None else load_config(path, arguments.data)
+    )
+    logging.basicConfig(
+        level=logging.DEBUG if arguments.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    try:
+        import uvloop
+    except ImportError:
+        runner = asyncio.Runner()
+    else:
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    with runner:
+        runner.run(_serve(config))
+    return 0
+
+
+async def _serve(config: object) -> None:
+    from wireloom.hub.config import HubConfig
+    from wireloom.hub.hub import Hub
+
+    assert isinstance(config, HubConfig)
+    hub = Hub(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, hub.ask_to_stop)
+    async with hub:
+        for url in hub.urls.values():
+            print(f"listening on {url}", flush=True)
+        print(f"journal in {config.journal_folder}", flush=True)
+        print("ready", flush=True)
+        await hub.stopped()
+        print("draining", flush=True)
+    print("stopped", flush=True)

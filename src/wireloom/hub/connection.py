@@ -1,0 +1,304 @@
+"""One peer of the hub: its session, its place in the journal, and what waits to be sent to it.
+
+Everything the peer says goes to the journal before it is acted on; everything the hub says to it, but for
+deliveries of events, goes there as well. Events for a peer that reads slowly wait in a bounded queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from wireloom.hub.config import ListenerConfig, SlowConsumer
+from wireloom.journal.blocks import TopicMap
+from wireloom.model import Kind, Message, WireloomError
+from wireloom.peers.driver import Driver
+from wireloom.protocols.contract import Role, Run
+from wireloom.transports.base import Pipe
+
+if TYPE_CHECKING:
+    from wireloom.hub.hub import Hub
+
+log = logging.getLogger("wireloom.hub")
+
+
+class Connection:
+    """The owner of one accepted pipe."""
+
+    def __init__(self, hub: Hub, listener: ListenerConfig) -> None:
+        self.hub = hub
+        self.listener = listener
+        self.protocol = listener.protocol
+        self.name = listener.protocol.name
+        self.id = hub.journal.new_connection_id()
+        self.session = listener.protocol.session(
+            Role.SERVER, listener.settings, unique=self.id & 0xFFFFFFFF, topics=listener.topics
+        )
+        self.session.enable_bulk()
+        self.driver = Driver(self.session, on_run=self._on_run, on_end=self._on_end)
+        # What the transport calls most goes straight to the driver.
+        self.received = self.driver.received
+        self.input_ended = self.driver.input_ended
+        self.ended = self.driver.ended
+        self._pipe: Pipe | None = None
+        self._queue: deque[tuple[bytes, int]] = deque()
+        self._queued_bytes = 0
+        self._lost = 0
+        self._inbound = Role.SERVER.sends.opposite
+        self._outbound = Role.SERVER.sends
+        self._received_count = 0
+        self._sent_count = 0
+        self._sent_seen = 0
+        self._numbers: Mapping[int, str] | None = None
+        self._topic_map: TopicMap | None = None
+        self.peer = ""
+        self.local = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.name} connection {self.id:016x} from {self.peer}>"
+
+    # What the transport calls
+
+    def opened(self, pipe: Pipe) -> None:
+        """The pipe is up: record it and start the conversation."""
+        self._pipe = pipe
+        self.peer, self.local = pipe.peername, pipe.sockname
+        if not self.hub.admit(self):
+            pipe.abort()
+            return
+        self.hub.journal.record(
+            "opened",
+            {
+                "protocol": self.name,
+                "listener": self.listener.url,
+                "peer": self.peer,
+                "local": self.local,
+                "role": "server",
+                "principal": pipe.tls.peer_name if pipe.tls else None,
+                "tls": pipe.tls.version if pipe.tls else None,
+            },
+            self.id,
+            protocol=self.name,
+            source=self.peer or None,
+            destination=self.local or None,
+        )
+        self.driver.opened(_Recorded(pipe, self))
+
+    def writing_paused(self) -> None:
+        """The peer reads more slowly than we write: events wait in the queue now."""
+        self.driver.writing_paused()
+
+    def writing_resumed(self) -> None:
+        """There is room again: first what waited."""
+        self.driver.writing_resumed()
+        while self._queue and not self.driver.writing_is_paused:
+            data, count = self._queue.popleft()
+            self._queued_bytes -= len(data)
+            self._write_events(data, count)
+        if not self._queue and self._lost:
+            self._report_lost()
+
+    # What the peer says
+
+    def _on_run(self, run: Run) -> None:
+        hub = self.hub
+        ticket = 0
+        if run.data:
+            ticket = hub.journal.append(
+                self.name,
+                self.id,
+                self._inbound,
+                self._received_count,
+                run.data,
+                source=self.peer or None,
+                destination=self.local or None,
+                topics=self._topics(),
+            )
+            self._received_count += run.count
+            hub.metrics.received.add(run.count, self.name)
+            hub.metrics.received_bytes.add(len(run.data), self.name)
+        if run.bulk is not None:
+            hub.router.route_bulk(self, run.bulk, ticket)
+        else:
+            for message in run.messages:
+                hub.router.route(self, message, ticket)
+        if self.session.violation is not None:
+            self._record_violation()
+        hub.watch_pending()
+
+    def _topics(self) -> TopicMap | None:
+        """The numbers in force, as the journal writes them; made once for each change."""
+        numbers = self.session.topic_numbers()
+        if numbers is not self._numbers:
+            self._numbers = numbers
+            self._topic_map = TopicMap(numbers) if numbers else None
+        return self._topic_map
+
+    def _record_violation(self) -> None:
+        violation = self.session.violation
+        assert violation is not None
+        self.hub.metrics.refused.add(1, self.name, violation.clause)
+        log.warning("%r refused: %s", self, violation)
+        self.hub.journal.refuse(
+            self.name,
+            self.id,
+            self._inbound,
+            self.session.refused,
+            clause=violation.clause,
+            detail=violation.detail,
+            source=self.peer or None,
+            destination=self.local or None,
+        )
+
+    def _on_end(self, failure: WireloomError) -> None:
+        if self._lost:
+            self._report_lost()
+        for what, count in self.session.counters.items():
+            self.hub.metrics.ignored.add(count, self.name, what)
+        reason = self.session.close_reason or ("reset" if isinstance(failure.__cause__, OSError) else "close")
+        self.hub.journal.record(
+            "closed",
+            {"reason": reason, "detail": str(failure)},
+            self.id,
+            protocol=self.name,
+            source=self.peer or None,
+            destination=self.local or None,
+        )
+        self.hub.forget(self)
+
+    # What the hub says to it
+
+    def send(self, message: Message) -> Message:
+        """Send a request, an answer or a control message; recorded in the journal."""
+        return self.driver.send(message)
+
+    def send_frames(self, encoded: bytes, count: int) -> None:
+        """Send answers that are encoded already; recorded in the journal."""
+        if self.driver.failure is None and encoded:
+            self.session.send_frames(encoded, count)
+            self.driver.flush()
+
+    def deliver(self, message: Message) -> None:
+        """Send an event; it waits, and may be dropped, if the peer is slow.
+
+        Raises NotSupported or LimitExceeded where the peer's protocol cannot express it.
+        """
+        if self.driver.failure is not None:
+            return
+        event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
+        self.driver.write_pending()
+        self.session.send(event, self.hub.now())
+        self._sent_seen += 1
+        if self._pipe is not None and self._pipe.carries_messages:
+            for frame in self.session.outgoing_frames():
+                self._enqueue(frame, 1)
+        else:
+            self._enqueue(self.session.outgoing(), 1)
+
+    def deliver_frames(self, encoded: bytes, count: int) -> None:
+        """Send events that are encoded already."""
+        if self.driver.failure is None:
+            self.driver.write_pending()
+            self._enqueue(encoded, count)
+
+    def _enqueue(self, data: bytes, count: int) -> None:
+        if not self.driver.writing_is_paused and not self._queue:
+            self._write_events(data, count)
+            return
+        limits = self.hub.config.limits
+        if self._queued_bytes + len(data) > limits.queue_bytes:
+            match limits.slow_consumer:
+                case SlowConsumer.DROP_NEWEST:
+                    self._lose(count)
+                    return
+                case SlowConsumer.DISCONNECT:
+                    self._lose(count + sum(each for _, each in self._queue))
+                    log.warning("%r is too slow: disconnected with %d bytes unsent", self, self._queued_bytes)
+                    self.session.close_reason = "error"
+                    self.driver.abort()
+                    return
+                case SlowConsumer.DROP_OLDEST:
+                    while self._queue and self._queued_bytes + len(data) > limits.queue_bytes:
+                        oldest, dropped = self._queue.popleft()
+                        self._queued_bytes -= len(oldest)
+                        self._lose(dropped)
+        self._queue.append((data, count))
+        self._queued_bytes += len(data)
+
+    def _write_events(self, data: bytes, count: int) -> None:
+        assert self._pipe is not None
+        self.hub.metrics.delivered.add(count, self.name)
+        self._pipe.write(data)
+
+    def _lose(self, count: int) -> None:
+        if not self._lost:
+            log.warning("%r reads too slowly: events for it are being dropped", self)
+        self._lost += count
+        self.hub.metrics.lost.add(count, self.name, self.hub.config.limits.slow_consumer)
+
+    def _report_lost(self) -> None:
+        """One record for a whole spell of losses."""
+        self.hub.journal.record(
+            "lost", {"count": self._lost, "reason": f"slow consumer: {self.hub.config.limits.slow_consumer}"}, self.id
+        )
+        self._lost = 0
+
+    def record_sent(self, data: bytes) -> None:
+        """Note in the journal what goes out that is no delivery."""
+        assert self._pipe is not None
+        count = 1 if self._pipe.carries_messages else self.session.sent - self._sent_seen
+        self._sent_seen += count
+        self.hub.journal.append(
+            self.name,
+            self.id,
+            self._outbound,
+            self._sent_count,
+            data,
+            source=self.local or None,
+            destination=self.peer or None,
+            inbound=False,
+            topics=self._topics(),
+        )
+        self._sent_count += count
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of events that wait for this peer."""
+        return self._queued_bytes
+
+
+class _Recorded(Pipe):
+    """A pipe as the driver sees it: what it writes is recorded on the way."""
+
+    def __init__(self, pipe: Pipe, connection: Connection) -> None:
+        self._pipe = pipe
+        self._connection = connection
+        self.peername, self.sockname, self.tls = pipe.peername, pipe.sockname, pipe.tls
+        self.headers, self.carries_messages = pipe.headers, pipe.carries_messages
+
+    def write(self, data: bytes) -> None:
+        """Record and send."""
+        self._connection.record_sent(data)
+        self._pipe.write(data)
+
+    def finish(self) -> None:
+        """Say that no more will be written."""
+        self._pipe.finish()
+
+    def pause_reading(self) -> None:
+        """Stop reading."""
+        self._pipe.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._pipe.resume_reading()
+
+    def close(self) -> None:
+        """Close when everything is sent."""
+        self._pipe.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._pipe.abort()

@@ -1,0 +1,142 @@
+"""Requests on their way from one peer to another: who asked, who answers, and what if nobody does.
+
+A request gets a new id on the provider's connection; its progress, answer, error and cancel are matched by that id
+and go back under the id the requester knows.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wireloom.model import Kind, Message, NotSupported, PeerClosed, WireloomError
+
+if TYPE_CHECKING:
+    from wireloom.hub.connection import Connection
+    from wireloom.hub.hub import Hub
+
+log = logging.getLogger("wireloom.hub")
+
+NOT_FOUND, UNAVAILABLE, TIMED_OUT, BAD_REQUEST, UNSUPPORTED = "404", "503", "504", "400", "501"
+"""Statuses of errors that the hub itself answers with; numbers, because hsp's error codes are."""
+
+
+@dataclass(slots=True)
+class _Exchange:
+    requester: Connection
+    request: Message
+    provider: Connection
+    provider_id: str
+    deadline: float
+
+
+class Exchanges:
+    """All requests that wait for a provider."""
+
+    def __init__(self, hub: Hub, timeout: float) -> None:
+        self._hub = hub
+        self._timeout = timeout
+        self._by_provider: dict[tuple[Connection, str], _Exchange] = {}
+        self._by_requester: dict[tuple[Connection, str], _Exchange] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_provider)
+
+    def forward(self, requester: Connection, request: Message, provider: Connection) -> None:
+        """Hand a request to its provider; failures are answered at once."""
+        asked = Message(
+            Kind.REQUEST,
+            request.topic,
+            request.body,
+            content_type=request.content_type,
+            attributes={key: value for key, value in request.attributes.items() if key == "progressive"},
+        )
+        try:
+            sent = provider.send(asked)
+        except (PeerClosed, NotSupported, WireloomError) as error:
+            status = UNAVAILABLE if isinstance(error, PeerClosed) else UNSUPPORTED
+            self.fail(requester, request, status, str(error))
+            return
+        exchange = _Exchange(requester, request, provider, sent.id or "", self._hub.now() + self._timeout)
+        self._by_provider[provider, exchange.provider_id] = exchange
+        self._by_requester[requester, request.id or ""] = exchange
+
+    def answer(self, provider: Connection, message: Message) -> None:
+        """Progress, an answer or an error came from a provider."""
+        exchange = self._by_provider.get((provider, message.correlation_id or ""))
+        if exchange is None:
+            return
+        if message.kind is not Kind.PROGRESS:
+            self._forget(exchange)
+            self._hub.metrics.requests.add(1, exchange.requester.name, message.status or str(message.kind))
+        back = Message(
+            message.kind,
+            exchange.request.topic,
+            message.body,
+            correlation_id=exchange.request.id,
+            status=message.status,
+            content_type=message.content_type,
+        )
+        self._send(exchange.requester, back)
+
+    def cancel(self, requester: Connection, message: Message) -> None:
+        """The requester no longer wants the answer, or wants it cut short."""
+        exchange = self._by_requester.get((requester, message.correlation_id or ""))
+        if exchange is None:
+            return
+        try:
+            exchange.provider.send(
+                Message(
+                    Kind.CANCEL,
+                    exchange.request.topic,
+                    correlation_id=exchange.provider_id,
+                    attributes=dict(message.attributes),
+                )
+            )
+        except (NotSupported, PeerClosed):
+            self._hub.metrics.undeliverable.add(1, exchange.provider.name)
+        if message.attributes.get("kill") == "1":
+            self._forget(exchange)
+            self._hub.metrics.requests.add(1, requester.name, "killed")
+
+    def fail(self, requester: Connection, request: Message, status: str, text: str) -> None:
+        """Answer a request with an error of the hub."""
+        self._hub.metrics.requests.add(1, requester.name, status)
+        error = Message(
+            Kind.ERROR,
+            request.topic,
+            text.encode(),
+            correlation_id=request.id,
+            status=status,
+            content_type="text/plain",
+        )
+        self._send(requester, error)
+
+    def _send(self, connection: Connection, message: Message) -> None:
+        try:
+            connection.send(message)
+        except NotSupported:
+            # hsp and emp have no word for progress: the requester just waits for the answer.
+            self._hub.metrics.undeliverable.add(1, connection.name)
+        except WireloomError as error:
+            log.info("%r: an answer could not be sent: %s", connection, error)
+
+    def _forget(self, exchange: _Exchange) -> None:
+        self._by_provider.pop((exchange.provider, exchange.provider_id), None)
+        self._by_requester.pop((exchange.requester, exchange.request.id or ""), None)
+
+    def drop(self, connection: Connection) -> None:
+        """A connection is gone: its requests are forgotten, those it should have answered fail at once."""
+        for exchange in list(self._by_provider.values()):
+            if exchange.provider is connection:
+                self._forget(exchange)
+                self.fail(exchange.requester, exchange.request, UNAVAILABLE, "the provider's connection was lost")
+            elif exchange.requester is connection:
+                self._forget(exchange)
+
+    def expire(self, now: float) -> None:
+        """Fail what has waited too long."""
+        for exchange in [each for each in self._by_provider.values() if each.deadline <= now]:
+            self._forget(exchange)
+            self.fail(exchange.requester, exchange.request, TIMED_OUT, "the provider did not answer in time")

@@ -1,0 +1,214 @@
+"""The hub: listeners, journal, router and the pages for those who watch it, started and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from wireloom.hub.config import HubConfig, ListenerConfig
+from wireloom.hub.connection import Connection
+from wireloom.hub.http import Page, serve_pages
+from wireloom.hub.metrics import Metrics
+from wireloom.hub.router import Router
+from wireloom.journal.commit import GroupCommit
+from wireloom.journal.writer import Journal
+from wireloom.model import ConfigError
+from wireloom.transports.base import Listener, Options, Owner
+from wireloom.transports.registry import transport
+
+log = logging.getLogger("wireloom.hub")
+
+_TICK = 0.5
+
+
+class Hub:
+    """A running hub.
+
+    async with Hub(default_config(Path("data"))) as hub:
+        print(hub.urls)
+        await hub.stopped()
+    """
+
+    def __init__(self, config: HubConfig) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.router = Router(self, config.limits.request_timeout)
+        self.connections: dict[int, Connection] = {}
+        self.urls: dict[str, str] = {}
+        """Where each listener really listens, by the URL it was configured with."""
+        self._listeners: list[Listener] = []
+        self._pages: asyncio.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._stop_asked = asyncio.Event()
+        self._paused = False
+        self._draining = False
+        self._empty = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Open the journal, then the doors."""
+        self._loop = asyncio.get_running_loop()
+        self.now: Callable[[], float] = self._loop.time
+        settings = self.config.journal
+        self.journal = Journal.open(
+            self.config.journal_folder,
+            segment_bytes=settings.segment_bytes,
+            sync=settings.sync,
+            refused_quota=settings.refused_quota,
+        )
+        for cut in self.journal.recovery.cuts:
+            log.warning("recovered after a crash: cut %d bytes from the end of %s", cut.cut_bytes, cut.segment)
+        self.commit = GroupCommit(self.journal, self._loop, high_water=self.config.limits.pending_bytes)
+        self._gauges()
+        try:
+            for listener in self.config.listeners:
+                await self._listen(listener)
+            if self.config.http is not None:
+                self._pages, port = await serve_pages(self.config.http, self._page_table())
+                self.urls["http"] = f"http://{self.config.http.with_port(port)}"
+        except BaseException:
+            await self.stop()
+            raise
+        self._ticker = self._loop.create_task(self._tick())
+
+    async def _listen(self, listener: ListenerConfig) -> None:
+        def owner() -> Owner:
+            return Connection(self, listener)
+
+        try:
+            opened = await transport(listener.scheme.transport).listen(listener.address, owner, Options())
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {listener.url}: {error.strerror or error}; "
+                "stop whoever uses that port, or name another one in the configuration"
+            ) from None
+        self._listeners.append(opened)
+        self.urls[listener.url] = f"{listener.scheme.name}://{opened.address}"
+        log.info("listening on %s", self.urls[listener.url])
+
+    def _gauges(self) -> None:
+        gauge = self.metrics.gauge
+        gauge("wireloom_connections", "Connections open now.", lambda: len(self.connections))
+        gauge("wireloom_subscriptions", "Subscriptions in force.", lambda: len(self.router.subscriptions))
+        gauge("wireloom_requests_in_flight", "Requests that wait for a provider.", lambda: len(self.router.exchanges))
+        gauge("wireloom_journal_pending_bytes", "Bytes that wait for the sync.", lambda: self.journal.pending_bytes)
+        gauge("wireloom_journal_durable_packet", "Last packet id on disk.", lambda: self.journal.durable)
+        gauge("wireloom_journal_healthy", "Whether the disk takes what is written.", lambda: int(self.commit.healthy))
+        gauge(
+            "wireloom_queued_bytes",
+            "Bytes of events that wait for slow subscribers.",
+            lambda: sum(connection.queued_bytes for connection in self.connections.values()),
+        )
+
+    def _page_table(self) -> dict[str, Callable[[], Page]]:
+        def ready() -> Page:
+            if self._draining:
+                return Page("draining\n", "503 Service Unavailable")
+            if not self.commit.healthy:
+                return Page(f"the journal cannot be written: {self.commit.last_error}\n", "503 Service Unavailable")
+            return Page("ready\n")
+
+        return {
+            "/metrics": lambda: Page(self.metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8"),
+            "/healthz": lambda: Page("alive\n"),
+            "/readyz": ready,
+            "/listeners": lambda: Page(json.dumps(self.urls) + "\n", content_type="application/json"),
+        }
+
+    # What connections call
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether there is room for one more peer; remembers it if so."""
+        if self._draining or len(self.connections) >= self.config.limits.max_connections:
+            self.metrics.turned_away.add(1)
+            return False
+        self.connections[connection.id] = connection
+        self.metrics.connections.add(1, connection.name)
+        if self._paused:
+            connection.driver.hold("journal")
+        return True
+
+    def forget(self, connection: Connection) -> None:
+        """A peer is gone."""
+        if self.connections.pop(connection.id, None) is not None:
+            self.router.drop(connection)
+        if not self.connections:
+            self._empty.set()
+
+    def watch_pending(self) -> None:
+        """Stop reading while more waits for the disk than memory should hold."""
+        if not self._paused and self.commit.full:
+            self._paused = True
+            for connection in self.connections.values():
+                connection.driver.hold("journal")
+            self.commit.when_room(self._resume)
+
+    def _resume(self) -> None:
+        self._paused = False
+        for connection in list(self.connections.values()):
+            connection.driver.release("journal")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            self.router.exchanges.expire(self.now())
+
+    # Stopping
+
+    def ask_to_stop(self) -> None:
+        """From a signal handler: whoever waits in `stopped` goes on to `stop`."""
+        self._stop_asked.set()
+
+    async def stopped(self) -> None:
+        """Wait until somebody asks the hub to stop."""
+        await self._stop_asked.wait()
+
+    async def stop(self) -> None:
+        """Drain: no new connections, what was accepted is journaled and acknowledged, peers are told goodbye."""
+        if self._draining:
+            return
+        self._draining = True
+        for listener in self._listeners:
+            listener.close()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await self._settle()
+        for connection in list(self.connections.values()):
+            connection.driver.close("close")
+        if self.connections:
+            self._empty.clear()
+            try:
+                async with asyncio.timeout(self.config.limits.drain_seconds):
+                    await self._empty.wait()
+            except TimeoutError:
+                for connection in list(self.connections.values()):
+                    connection.driver.abort()
+                await asyncio.sleep(0)
+        if self._pages is not None:
+            self._pages.close()
+        try:
+            async with asyncio.timeout(self.config.limits.drain_seconds):
+                await self.commit.close()
+        except TimeoutError:
+            log.error("stopped while the journal could not be written: %s", self.commit.last_error)
+        self.journal.close()
+
+    async def _settle(self) -> None:
+        """Wait for what was accepted to be durable, and so acknowledged."""
+        try:
+            async with asyncio.timeout(self.config.limits.drain_seconds):
+                await self.commit.wait(self.journal.last_ticket)
+        except TimeoutError:
+            log.error("could not acknowledge everything in time: %s", self.commit.last_error or "the disk is slow")

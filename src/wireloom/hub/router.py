@@ -1,0 +1,187 @@
+"""Where messages go: subscriptions, providers, and the operations of the hub profile.
+
+Events go to everybody who subscribed to their topic. Requests under `$hub/` are operations. Other requests go to a
+provider of their topic; where a protocol's requests are acknowledged publishes and nobody provides the topic, they are
+published. An acknowledged publish is answered once the journal has it on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from wireloom.hub.exchanges import BAD_REQUEST, NOT_FOUND, Exchanges
+from wireloom.model import ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed
+from wireloom.protocols.contract import HUB_PREFIX, Bulk
+from wireloom.topics import Subscriptions, validate_topic
+
+if TYPE_CHECKING:
+    from wireloom.hub.connection import Connection
+    from wireloom.hub.hub import Hub
+
+log = logging.getLogger("wireloom.hub")
+
+UNDELIVERABLE = HUB_PREFIX + "undeliverable"
+_PUBLISH = HUB_PREFIX + "publish/"
+_ANSWERS = frozenset((Kind.RESPONSE, Kind.PROGRESS, Kind.ERROR))
+
+
+class Router:
+    """Decides for every message of every peer."""
+
+    def __init__(self, hub: Hub, request_timeout: float) -> None:
+        self._hub = hub
+        self.subscriptions: Subscriptions[Connection] = Subscriptions()
+        self.providers: Subscriptions[Connection] = Subscriptions()
+        self.exchanges = Exchanges(hub, request_timeout)
+        self._turn = itertools.count()
+
+    def route(self, source: Connection, message: Message, ticket: int) -> None:
+        """Act on one message; `ticket` is durable once the journal has it on disk."""
+        kind = message.kind
+        if kind is Kind.EVENT:
+            self._publish(source, message)
+        elif kind is Kind.REQUEST:
+            self._request(source, message, ticket)
+        elif kind in _ANSWERS and message.correlation_id is not None:
+            self.exchanges.answer(source, message)
+        elif kind is Kind.CANCEL:
+            self.exchanges.cancel(source, message)
+
+    def route_bulk(self, source: Connection, bulk: Bulk, ticket: int) -> None:
+        """Act on a whole read: no object is made for what nobody asked to see."""
+        for topic in bulk.topics():
+            if self.providers.lookup(topic):
+                for message in bulk.take(topic):
+                    self.route(source, message, ticket)
+                continue
+            subscribers = self.subscriptions.lookup(topic)
+            if subscribers:
+                self._fan_out(source, bulk, topic, subscribers)
+            else:
+                self._hub.metrics.unmatched.add(bulk.count_of(topic), source.name)
+        for message in bulk.others():
+            self.route(source, message, ticket)
+        if bulk.unanswered:
+            self._hub.commit.when_durable(ticket, lambda: self._acknowledge_bulk(source, bulk))
+
+    def _acknowledge_bulk(self, source: Connection, bulk: Bulk) -> None:
+        count = bulk.unanswered
+        self._hub.metrics.acknowledged.add(count, source.name)
+        source.send_frames(bulk.acknowledgements(), count)
+
+    def _fan_out(self, source: Connection, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
+        """Frames of one topic to peers of the same protocol and numbering as they are, to others one by one."""
+        numbers = source.session.topic_numbers()
+        encoded: bytes | None = None
+        messages: list[Message] | None = None
+        for subscriber in subscribers:
+            if subscriber.protocol is source.protocol and subscriber.session.topic_numbers() == numbers:
+                encoded = bulk.forward(topic) if encoded is None else encoded
+                subscriber.deliver_frames(encoded, bulk.count_of(topic))
+            else:
+                messages = bulk.messages(topic) if messages is None else messages
+                for message in messages:
+                    self._deliver(subscriber, message)
+
+    def _publish(self, source: Connection, message: Message) -> None:
+        subscribers = self.subscriptions.lookup(message.topic) if message.topic else ()
+        if not subscribers:
+            self._hub.metrics.unmatched.add(1, source.name)
+            return
+        for subscriber in subscribers:
+            self._deliver(subscriber, message)
+
+    def _deliver(self, subscriber: Connection, message: Message) -> None:
+        try:
+            subscriber.deliver(message)
+        except (NotSupported, LimitExceeded) as error:
+            self._undeliverable(subscriber, message, str(error))
+        except PeerClosed:
+            pass
+
+    def _undeliverable(self, subscriber: Connection, message: Message, why: str) -> None:
+        """Say on a topic of its own what could not be delivered; never about that topic itself."""
+        self._hub.metrics.undeliverable.add(1, subscriber.name)
+        if message.topic == UNDELIVERABLE:
+            return
+        notice = {"topic": message.topic, "connection": f"{subscriber.id:016x}", "why": why, "size": len(message.body)}
+        event = Message(Kind.EVENT, UNDELIVERABLE, json.dumps(notice).encode(), content_type="application/json")
+        for listener in self.subscriptions.lookup(UNDELIVERABLE):
+            self._deliver(listener, event)
+
+    # Requests
+
+    def _request(self, source: Connection, message: Message, ticket: int) -> None:
+        topic = message.topic or ""
+        if topic.startswith(_PUBLISH):
+            self._publish_acknowledged(source, message, topic.removeprefix(_PUBLISH), ticket)
+        elif topic.startswith(HUB_PREFIX):
+            self._operate(source, message, topic.removeprefix(HUB_PREFIX))
+        else:
+            providers = self.providers.lookup(topic) if topic else ()
+            if providers:
+                self.exchanges.forward(source, message, providers[next(self._turn) % len(providers)])
+            elif source.protocol.request_is_publish:
+                self._publish_acknowledged(source, message, topic, ticket)
+            else:
+                self.exchanges.fail(source, message, NOT_FOUND, f"nobody provides {topic!r}")
+
+    def _publish_acknowledged(self, source: Connection, message: Message, topic: str, ticket: int) -> None:
+        try:
+            validate_topic(topic)
+        except ConfigError as error:
+            self.exchanges.fail(source, message, BAD_REQUEST, str(error))
+            return
+        self._publish(source, message.with_(topic=topic))
+        self._hub.commit.when_durable(ticket, lambda: self._acknowledge(source, message))
+
+    def _acknowledge(self, source: Connection, message: Message) -> None:
+        self._hub.metrics.acknowledged.add(1, source.name)
+        self._answer(source, message)
+
+    def _answer(self, source: Connection, request: Message, body: bytes = b"") -> None:
+        answer = Message(
+            Kind.RESPONSE,
+            request.topic,
+            body,
+            correlation_id=request.id,
+            status="done",
+            content_type="application/json" if body else None,
+        )
+        with contextlib.suppress(PeerClosed):
+            source.send(answer)
+
+    def _operate(self, source: Connection, message: Message, operation: str) -> None:
+        """An operation of the hub profile."""
+        try:
+            if operation == "map":
+                # The session has learnt the numbers already; here it only wants its answer.
+                self._answer(source, message)
+                return
+            index, add = {
+                "subscribe": (self.subscriptions, True),
+                "unsubscribe": (self.subscriptions, False),
+                "provide": (self.providers, True),
+                "withdraw": (self.providers, False),
+            }[operation]
+            pattern = json.loads(message.body)["topic"]
+            if not isinstance(pattern, str):
+                raise TypeError("the topic is no text")
+            (index.add if add else index.remove)(pattern, source)
+        except KeyError as missing:
+            wanted = 'a JSON body such as {"topic": "sensors/#"}' if missing.args == ("topic",) else "an operation"
+            self.exchanges.fail(source, message, BAD_REQUEST, f"{HUB_PREFIX}{operation}: {wanted} is needed")
+        except (ValueError, TypeError, ConfigError) as error:
+            self.exchanges.fail(source, message, BAD_REQUEST, f"{HUB_PREFIX}{operation}: {error}")
+        else:
+            self._answer(source, message)
+
+    def drop(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self.subscriptions.drop(connection)
+        self.providers.drop(connection)
+        self.exchanges.drop(connection)
