@@ -1,1 +1,53 @@
-"""Wireloom: five lightweight messaging protocols, one API."""
+"""Wireloom: five lightweight messaging protocols, one API.
+
+::
+
+    async with wireloom.connect("yamp://127.0.0.1:5043") as peer:
+        await peer.publish("sensors/kitchen", {"c": 21.5})
+"""
+
+from wireloom.model import (
+    Authenticity,
+    BodyError,
+    ConfigError,
+    Direction,
+    HandshakeFailed,
+    JournalError,
+    Kind,
+    LimitExceeded,
+    Message,
+    NotSupported,
+    PeerClosed,
+    ProtocolViolation,
+    RequestFailed,
+    RequestTimeout,
+    WireloomError,
+)
+from wireloom.peers import Backoff, Peer, Result, Server, Service, connect, serve
+from wireloom.transports import TLS
+
+__all__ = [
+    "Authenticity",
+    "Backoff",
+    "BodyError",
+    "ConfigError",
+    "Direction",
+    "HandshakeFailed",
+    "JournalError",
+    "Kind",
+    "LimitExceeded",
+    "Message",
+    "NotSupported",
+    "Peer",
+    "PeerClosed",
+    "ProtocolViolation",
+    "RequestFailed",
+    "RequestTimeout",
+    "Result",
+    "Server",
+    "Service",
+    "TLS",
+    "WireloomError",
+    "connect",
+    "serve",
+]

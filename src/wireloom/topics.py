@@ -163,6 +163,10 @@ class Subscriptions(Generic[S]):
         """What one subscriber wants, in the order it asked."""
         return tuple(self._patterns.get(subscriber, ()))
 
+    def subscribers(self) -> tuple[S, ...]:
+        """Everybody who wants anything."""
+        return tuple(self._patterns)
+
     def lookup(self, topic: str) -> tuple[S, ...]:
         """Everybody who wants this topic, each once."""
         found = self._found.get(topic)

@@ -1,0 +1,147 @@
+"""Requests on their way: who waits for which answer, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from wireloom.model import Kind, Message, RequestFailed, RequestTimeout, WireloomError
+from wireloom.peers.driver import fresh
+from wireloom.peers.inbox import Inbox
+
+CANCELLED = "cancelled"
+
+
+class Call:
+    """One request and whoever waits for its outcome."""
+
+    __slots__ = ("answer", "deadline", "id", "patience", "request", "steps")
+
+    def __init__(self, request: Message, patience: float | None, steps: Inbox[Message] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self.request = request
+        self.id = ""
+        self.patience = patience
+        self.deadline = float("inf") if patience is None else loop.time() + patience
+        self.answer: asyncio.Future[Message] = loop.create_future()
+        self.steps = steps
+
+    def fail(self, error: WireloomError) -> None:
+        """There will be no answer."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            # A call nobody awaits any more is no mistake of anybody's.
+            self.answer.exception()
+        if self.steps is not None:
+            self.steps.close()
+
+
+class Calls:
+    """The requests of one connection that wait for answers, by id.
+
+    One timer serves them all: it is set for the first deadline and looks again when it fires.
+    """
+
+    def __init__(self, on_timeout: Callable[[Call], None]) -> None:
+        self._waiting: dict[str, Call] = {}
+        self._on_timeout = on_timeout
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._idle: list[asyncio.Future[None]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, call: Call, request_id: str) -> None:
+        """The request was sent under this id."""
+        call.id = request_id
+        self._waiting[request_id] = call
+        if call.deadline != float("inf"):
+            self._watch(call.deadline)
+
+    def settle(self, answer: Message) -> bool:
+        """Hand an answer to whoever waits for it; False when nobody does."""
+        request_id = answer.correlation_id or ""
+        call = self._waiting.get(request_id)
+        if call is None:
+            return False
+        if answer.kind is Kind.PROGRESS:
+            if call.patience is not None:
+                call.deadline = self._loop.time() + call.patience
+            if call.steps is not None:
+                call.steps.put(answer)
+            return True
+        self.remove(request_id)
+        if answer.kind is Kind.ERROR:
+            call.fail(RequestFailed(answer.status or "error", answer.body))
+        elif answer.status == CANCELLED:
+            call.fail(RequestFailed(CANCELLED, answer.body))
+        else:
+            if not call.answer.done():
+                call.answer.set_result(answer)
+            if call.steps is not None:
+                call.steps.close()
+        return True
+
+    def remove(self, request_id: str) -> Call | None:
+        """Nobody waits for this one any more."""
+        call = self._waiting.pop(request_id, None)
+        if not self._waiting and self._idle:
+            self._wake_idle()
+        return call
+
+    def take_all(self) -> list[Call]:
+        """Every waiting call, in the order they were sent; they are forgotten here."""
+        calls = list(self._waiting.values())
+        self._waiting.clear()
+        self._wake_idle()
+        return calls
+
+    def fail_all(self, error: WireloomError) -> None:
+        """The connection is lost: every waiting call fails now."""
+        for call in self.take_all():
+            call.fail(fresh(error))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def fail_progressive(self, error: WireloomError) -> None:
+        """Fail the calls whose steps are being followed: those cannot begin anew."""
+        for call in list(self._waiting.values()):
+            if call.steps is not None:
+                self.remove(call.id)
+                call.fail(fresh(error))
+
+    async def settled(self) -> None:
+        """Wait until no call waits."""
+        while self._waiting:
+            idle = self._loop.create_future()
+            self._idle.append(idle)
+            await idle
+
+    def _wake_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for future in idle:
+            if not future.done():
+                future.set_result(None)
+
+    def _watch(self, deadline: float) -> None:
+        if self._timer is None or deadline < self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = deadline
+            self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._loop.time() + 0.001
+        late = [call for call in self._waiting.values() if call.deadline <= now]
+        for call in late:
+            self.remove(call.id)
+            self._on_timeout(call)
+            topic, patience = call.request.topic, call.patience
+            call.fail(RequestTimeout(f"no answer to the request for {topic!r} within {patience:g} s"))
+        deadline = min((call.deadline for call in self._waiting.values()), default=float("inf"))
+        if deadline != float("inf"):
+            self._watch(deadline)

@@ -1,0 +1,314 @@
+"""`connect`: a peer that is reached by URL, and reached again when the connection is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections.abc import Generator, Iterator, Mapping
+from typing import Self
+
+from wireloom.model import (
+    ConfigError,
+    HandshakeFailed,
+    Message,
+    NotSupported,
+    PeerClosed,
+    RequestTimeout,
+    WireloomError,
+)
+from wireloom.peers.backoff import Backoff
+from wireloom.peers.calls import Call
+from wireloom.peers.driver import Driver, fresh
+from wireloom.peers.endpoint import Endpoint, endpoint
+from wireloom.peers.handlers import Handler
+from wireloom.peers.peer import CONCURRENCY, DRAIN, QUEUE, SUBSCRIBE, TIMEOUT, Peer, operation
+from wireloom.protocols.contract import Role
+from wireloom.transports import TLS, Options
+from wireloom.transports.tls import client_context
+
+LOG = logging.getLogger("wireloom.peers")
+MAX_REDIRECTS = 5
+CONNECT_TIMEOUT = 10.0
+
+
+def connect(
+    url: str,
+    *,
+    handler: Handler | None = None,
+    settings: Mapping[str, object] | None = None,
+    topics: Mapping[int, str] | None = None,
+    tls: TLS | ssl.SSLContext | None = None,
+    reconnect: bool | Backoff = True,
+    resend: bool = False,
+    queue: int = QUEUE,
+    concurrency: int = CONCURRENCY,
+    timeout: float = CONNECT_TIMEOUT,
+) -> Client:
+    """A peer at a URL; use it with `async with`, or await it and close it yourself.
+
+    ::
+
+        async with wireloom.connect("hsp://127.0.0.1:5042") as peer:
+            await peer.publish("sensors/kitchen", {"c": 21.5})
+
+    - `handler` answers what the other end asks or sends unasked (see `Service`).
+    - `settings` are the protocol's settings by name; `topics` are numbers that stand for topics, in protocols that
+      number them.
+    - `tls` are certificates, for schemes with TLS.
+    - `reconnect` says whether, and how fast, a lost connection is made again. `resend` sends requests that were not
+      answered again, too; otherwise they fail with PeerClosed.
+    - `queue` is how many messages a subscription holds before no more is read from the connection.
+    - `timeout` is for one attempt to connect, handshake included.
+    """
+    return Client(
+        endpoint(url),
+        handler=handler,
+        settings=settings,
+        topics=topics,
+        tls=tls,
+        backoff=reconnect if isinstance(reconnect, Backoff) else Backoff() if reconnect else None,
+        resend=resend,
+        queue=queue,
+        concurrency=concurrency,
+        timeout=timeout,
+    )
+
+
+class Client(Peer):
+    """The peer at the other end of a connection that this end made."""
+
+    def __init__(
+        self,
+        place: Endpoint,
+        *,
+        handler: Handler | None,
+        settings: Mapping[str, object] | None,
+        topics: Mapping[int, str] | None,
+        tls: TLS | ssl.SSLContext | None,
+        backoff: Backoff | None,
+        resend: bool,
+        queue: int,
+        concurrency: int,
+        timeout: float,
+    ) -> None:
+        super().__init__(place.protocol, handler=handler, queue=queue, concurrency=concurrency)
+        self._home = self._place = place
+        self._settings = place.protocol.settings(settings)
+        self._topics = topics
+        self._tls = tls
+        self._backoff = backoff
+        self._delays: Iterator[float] | None = None
+        self._resend = resend
+        self._timeout = timeout
+        self._redirect: str | None = None
+        self._opened_at = 0.0
+        self._opening: asyncio.Future[None] | None = None
+        self._up = asyncio.Event()
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._last_error: WireloomError | None = None
+        self.reconnects = 0
+        """How often the connection was made again."""
+
+    @property
+    def url(self) -> str:
+        """Where this peer is, after redirects."""
+        return self._place.url
+
+    async def open(self) -> Self:
+        """Connect; called by `async with` and by `await`."""
+        if self._driver is not None:
+            return self
+        try:
+            await self._open()
+        except WireloomError as error:
+            if self._backoff is None or not self._backoff.from_start:
+                self.end(error)
+                raise
+            await self._try_again(error)
+            self._check()
+        return self
+
+    def __await__(self) -> Generator[object, None, Self]:
+        return self.open().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    def stop_reconnecting(self) -> None:
+        """Make no further attempt to connect. If the connection is lost, everything ends now."""
+        self._backoff = None
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            self.end(fresh(self._last_error or PeerClosed("reconnecting was stopped")))
+
+    async def close(self, reason: str = "", *, drain: float = DRAIN) -> None:
+        """Finish what is in flight, say goodbye, close, and stay closed."""
+        self._backoff = None
+        task, self._reconnecting = self._reconnecting, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        await super().close(reason, drain=drain)
+
+    # Connecting
+
+    async def _open(self) -> None:
+        """Connect, following redirects; the conversation is open when this returns."""
+        for _ in range(MAX_REDIRECTS + 1):
+            self._redirect = None
+            try:
+                await self._open_at(self._place)
+                return
+            except WireloomError:
+                if not self._follow():
+                    self._place = self._home
+                    raise
+        self._place = self._home
+        raise HandshakeFailed(f"{self._home.url} redirected more than {MAX_REDIRECTS} times in a row")
+
+    async def _open_at(self, place: Endpoint) -> None:
+        session = self.protocol.session(Role.CLIENT, self._settings, unique=secrets.randbits(64), topics=self._topics)
+        self._opening = opening = asyncio.get_running_loop().create_future()
+        driver = Driver(session, on_run=self.take, on_open=self._on_open, on_end=self._on_end)
+        self.attach(driver)
+        tls, hostname = (client_context(self._tls), None) if place.secure else (None, None)
+        if isinstance(self._tls, TLS):
+            hostname = self._tls.server_hostname
+        try:
+            async with asyncio.timeout(self._timeout):
+                await place.transport.connect(place.address, driver, Options(tls=tls, server_hostname=hostname))
+                await opening
+        except TimeoutError:
+            driver.abort()
+            raise HandshakeFailed(f"{place.url} did not answer within {self._timeout:g} s") from None
+        except OSError as error:
+            raise PeerClosed(f"cannot reach {place.url}: {_reason(error)}") from error
+        except BaseException:
+            driver.abort()
+            raise
+        finally:
+            self._opening = None
+
+    def _on_open(self) -> None:
+        self._opened_at = asyncio.get_running_loop().time()
+        self._restore()
+        self._up.set()
+        if self._opening is not None and not self._opening.done():
+            self._opening.set_result(None)
+
+    def _on_end(self, error: WireloomError) -> None:
+        opening = self._opening
+        if opening is not None:
+            if not opening.done():
+                opening.set_exception(error)
+            self._gone.set()
+        else:
+            self.lost(error)
+
+    def lost(self, error: WireloomError) -> None:
+        """The connection is gone: fail what waits, and begin to reconnect."""
+        self._up.clear()
+        self._last_error = error
+        if self._backoff is None or self._closing or self._over is not None:
+            super().lost(error)
+            return
+        driver = self._driver
+        assert driver is not None
+        if not self._resend:
+            self._calls.fail_all(error)
+        else:
+            self._calls.fail_progressive(error)
+        self._answers.connection_lost(driver)
+        self._gone.set()
+        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(error))
+
+    async def _reconnect(self, error: WireloomError) -> None:
+        LOG.info("%s; connecting again", error)
+        try:
+            await self._try_again(error)
+        finally:
+            self._reconnecting = None
+
+    async def _try_again(self, error: WireloomError) -> None:
+        assert self._backoff is not None
+        loop = asyncio.get_running_loop()
+        if self._delays is None or loop.time() - self._opened_at >= self._backoff.stable:
+            self._delays = self._backoff.delays()
+        self._follow()
+        for delay in self._delays:
+            await self._backoff.sleep(delay)
+            try:
+                await self._open()
+            except WireloomError as again:
+                error = self._last_error = again
+            else:
+                self.reconnects += 1
+                return
+        self.end(error)
+
+    def _restore(self) -> None:
+        """A new connection knows nothing: ask again for subscriptions, and send what was not answered."""
+        driver = self._driver
+        assert driver is not None
+        calls = self._calls.take_all()
+        try:
+            for pattern in self._announced:
+                self._dispatch(Call(operation(SUBSCRIBE, pattern), TIMEOUT), driver)
+            while calls:
+                self._dispatch(calls[0], driver)
+                calls.pop(0)
+        except WireloomError as error:
+            for call in calls:
+                call.fail(fresh(error))
+
+    async def _ready(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
+        while True:
+            self._check()
+            if self._driver is not None and self._driver.is_open:
+                return self._driver
+            if self._driver is None:
+                raise PeerClosed("not connected yet: use `async with connect(...) as peer`")
+            if self._closing:
+                raise PeerClosed(f"the connection to {self.url} is closing")
+            if self._backoff is None:
+                return await super()._ready(timeout)
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._wait_up()
+            except TimeoutError:
+                why = f": {self._last_error}" if self._last_error else ""
+                raise RequestTimeout(f"not connected to {self.url} within {timeout:g} s{why}") from None
+
+    async def _wait_up(self) -> None:
+        """Until there is a connection, or no hope of one."""
+        up: asyncio.Future[object] = asyncio.ensure_future(self._up.wait())
+        try:
+            await asyncio.wait((up, self._hopeless), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            up.cancel()
+
+    # Redirects
+
+    def redirected(self, message: Message) -> None:
+        """The other end sends us elsewhere; followed when it has closed."""
+        self._redirect = message.attributes.get("url") or message.body.decode(errors="replace")
+
+    def _follow(self) -> bool:
+        """Go where the last redirect points; False when there was none."""
+        url, self._redirect = self._redirect, None
+        if url is None:
+            return False
+        try:
+            self._place = endpoint(self.protocol.redirected(url, self._settings, secure=self._place.secure))
+        except (NotSupported, ConfigError) as error:
+            raise HandshakeFailed(f"{self._place.url} redirects to {url}, which is not followed: {error}") from error
+        return True
+
+
+def _reason(error: OSError) -> str:
+    """What went wrong, without the clutter of the operating system's texts."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message}); name its authority with TLS(ca=...)"
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,308 @@
+"""Runs one session on one pipe: the only place where bytes, clock and conversation meet.
+
+Used by clients, servers and the hub alike. It calls the session with what was read and when a deadline
+has passed, writes what the session has to say, and closes as politely as the transport allows. What the messages
+mean is not its business: every read's `Run` goes to `on_run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from wireloom.model import HandshakeFailed, Message, PeerClosed, ProtocolViolation, WireloomError
+from wireloom.protocols.contract import Role, Run, Session, SessionState
+from wireloom.transports.base import Pipe
+
+LINGER = 5.0
+"""Seconds a closed conversation waits for the peer to take the last words and close its half."""
+
+_OPENING, _CLOSED = SessionState.OPENING, SessionState.CLOSED
+
+
+def fresh(error: WireloomError) -> WireloomError:
+    """The same error once more, so that each waiting call raises one with a traceback of its own."""
+    again = type(error)(*error.args)
+    again.__cause__ = error.__cause__
+    return again
+
+
+class Driver:
+    """The owner of a pipe on behalf of a session.
+
+    `on_run` gets what each read brought. `on_open` is called once, when the handshake is done, before the first
+    run; `on_end` once, when the pipe is gone, with the error that says why.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        on_run: Callable[[Run], None],
+        on_open: Callable[[], None] | None = None,
+        on_end: Callable[[WireloomError], None] | None = None,
+        linger: float = LINGER,
+    ) -> None:
+        self.session = session
+        self.on_run = on_run
+        self._on_open = on_open
+        self._on_end = on_end
+        self._linger = linger
+        self._loop = asyncio.get_running_loop()
+        self._now = self._loop.time
+        self._pipe: Pipe | None = None
+        self._busy = False
+        """Inside a callback of the transport; it writes once, at its end."""
+        self._flush_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._holds: set[str] = set()
+        self._writers: list[asyncio.Future[None]] = []
+        self._announced = False
+        self._finishing = False
+        self._input_over = False
+        self.writing_is_paused = False
+        self.failure: WireloomError | None = None
+        """Why the conversation is over; None while it is not."""
+
+    # What the transport calls
+
+    def opened(self, pipe: Pipe) -> None:
+        """The pipe is up: start the conversation."""
+        self._pipe = pipe
+        self.session.epoch = time.time() - self._now()
+        self.session.connected(self._now())
+        if self._holds:
+            pipe.pause_reading()
+        self._after()
+
+    def received(self, data: bytes) -> None:
+        """Bytes arrived; after the end of the conversation they are thrown away."""
+        if self._finishing:
+            return
+        session = self.session
+        self._busy = True
+        try:
+            run = session.receive(data, self._now())
+            if not self._announced and session.state is not _OPENING:
+                self._announce()
+            if run.messages or run.bulk is not None or run.data:
+                self.on_run(run)
+        finally:
+            self._busy = False
+        self._after()
+
+    def input_ended(self) -> None:
+        """The peer closed its half."""
+        self._input_over = True
+        if self._finishing:
+            self.pipe.close()
+            return
+        self.session.end_of_input(self._now())
+        self._after()
+
+    def ended(self, error: Exception | None) -> None:
+        """The pipe is gone: everybody who waits for it is told why."""
+        self.failure = self._reason(error)
+        self._finishing = True
+        self.session.state = _CLOSED
+        self._disarm()
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            if not writer.done():
+                writer.set_result(None)
+        if self._on_end is not None:
+            self._on_end(self.failure)
+
+    def writing_paused(self) -> None:
+        """Too much is unsent. A server stops reading, too: the answers would only add to it.
+
+        A client goes on reading, else two ends that wait for each other would wait for ever.
+        """
+        self.writing_is_paused = True
+        if self.session.role is Role.SERVER:
+            self.hold("output")
+
+    def writing_resumed(self) -> None:
+        """There is room again."""
+        self.writing_is_paused = False
+        self.release("output")
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            if not writer.done():
+                writer.set_result(None)
+
+    # What owners call
+
+    @property
+    def pipe(self) -> Pipe:
+        """The pipe; there is one from `opened` on."""
+        assert self._pipe is not None
+        return self._pipe
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._announced and self.session.state is SessionState.OPEN
+
+    def send(self, message: Message) -> Message:
+        """Send a message; returned as the session sent it, with its id."""
+        if self.failure is not None:
+            raise fresh(self.failure)
+        sent = self.session.send(message, self._now())
+        self.flush()
+        return sent
+
+    def flush(self) -> None:
+        """Write what the session has to say.
+
+        The first write of a turn of the loop goes out at once, later ones of the same turn together.
+        """
+        if self._busy or self._flush_due:
+            return
+        if not self.pipe.carries_messages:
+            self._flush_due = True
+            self._loop.call_soon(self._flush_now)
+        self._after()
+
+    def write_pending(self) -> None:
+        """Write what the session has to say at this moment, even inside a callback."""
+        pipe = self.pipe
+        if pipe.carries_messages:
+            for frame in self.session.outgoing_frames():
+                pipe.write(frame)
+        else:
+            data = self.session.outgoing()
+            if data:
+                pipe.write(data)
+
+    async def drain(self) -> None:
+        """Wait until there is room to write. Raises PeerClosed when the connection is lost instead."""
+        while self.writing_is_paused and self.failure is None:
+            writer = self._loop.create_future()
+            self._writers.append(writer)
+            try:
+                await writer
+            finally:
+                if writer in self._writers:
+                    self._writers.remove(writer)
+        if self.failure is not None:
+            raise fresh(self.failure)
+
+    def hold(self, reason: str) -> None:
+        """Stop reading until every reason to do so is released."""
+        if not self._holds and self._pipe is not None and not self._finishing:
+            self._pipe.pause_reading()
+        self._holds.add(reason)
+
+    def release(self, reason: str) -> None:
+        """Take back one reason not to read."""
+        if reason in self._holds:
+            self._holds.discard(reason)
+            if not self._holds and self._pipe is not None:
+                self._pipe.resume_reading()
+
+    @property
+    def holds(self) -> frozenset[str]:
+        """Why nothing is read at the moment; empty when it is."""
+        return frozenset(self._holds)
+
+    def close(self, reason: str = "") -> None:
+        """Say goodbye as the protocol does it; `on_end` follows when the peer has taken it."""
+        if self.failure is None and self._pipe is not None:
+            self.session.close(self._now(), reason)
+            self._after()
+
+    def abort(self) -> None:
+        """Drop the connection now."""
+        if self._pipe is not None and self.failure is None:
+            self._pipe.abort()
+
+    # Inside
+
+    def _announce(self) -> None:
+        if self.session.state is SessionState.CLOSED and self.session.violation is not None:
+            return
+        self._announced = True
+        if self._on_open is not None:
+            self._on_open()
+
+    def _flush_now(self) -> None:
+        self._flush_due = False
+        if self.failure is None and not self._finishing:
+            self._after()
+
+    def _after(self) -> None:
+        """What follows every step of the session: write, look at its state, set the timer."""
+        self.write_pending()
+        session = self.session
+        if not self._announced and session.state is SessionState.OPEN:
+            self._announce()
+        if session.state is _CLOSED:
+            self._finish()
+            return
+        deadline = session.deadline()
+        if deadline is not None and (self._timer is None or deadline < self._timer_at):
+            self._arm(deadline)
+
+    def _arm(self, deadline: float) -> None:
+        self._disarm()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        """The timer fired. Deadlines mostly move away with traffic, so it may be too early to act."""
+        self._timer = None
+        if self._finishing:
+            return
+        session = self.session
+        deadline = session.deadline()
+        # Loops round timers: without the margin a timer could find itself a hair too early for ever.
+        now = self._now() + 0.001
+        if deadline is not None and deadline <= now:
+            self._busy = True
+            try:
+                run = session.expire(max(now, deadline))
+                if run.messages or run.bulk is not None:
+                    self.on_run(run)
+            finally:
+                self._busy = False
+        self._after()
+
+    def _finish(self) -> None:
+        """The conversation is over: close our half, let the peer take the last words, then close."""
+        if self._finishing:
+            return
+        self._finishing = True
+        self._disarm()
+        if self._holds:
+            self._holds.clear()
+            self.pipe.resume_reading()
+        if self._input_over:
+            self.pipe.close()
+        else:
+            # Closing with unread input would reset the connection and destroy what was just written.
+            self.pipe.finish()
+        self._timer = self._loop.call_later(self._linger, self.pipe.abort)
+
+    def _reason(self, error: Exception | None) -> WireloomError:
+        session, where = self.session, (self._pipe.peername if self._pipe is not None else "") or "the peer"
+        failure: WireloomError
+        violation: ProtocolViolation | None = session.violation
+        if violation is not None:
+            detail = f"the connection to {where} was closed because the peer broke the protocol: {violation}"
+        elif error is not None:
+            detail = f"the connection to {where} was lost: {error}"
+        elif session.close_reason not in (None, "", "close"):
+            detail = f"the connection to {where} was closed: {session.close_reason}"
+        else:
+            detail = f"the connection to {where} was closed"
+        failure = PeerClosed(detail) if self._announced else HandshakeFailed(f"no handshake: {detail}")
+        failure.__cause__ = violation or error
+        return failure

@@ -1,0 +1,119 @@
+"""What a service author writes: handlers, alone or gathered in a `Service`.
+
+A handler takes a message and the peer that sent it. For a request it returns the response's body; an async
+generator yields progress steps and then a `Result`; `RequestFailed` becomes an error answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from wireloom.model import ConfigError, Kind, Message, RequestFailed
+from wireloom.topics import is_pattern, matches, validate_pattern
+
+if TYPE_CHECKING:
+    from wireloom.peers.peer import Peer
+
+Handler = Callable[[Message, "Peer"], object | Awaitable[object] | AsyncIterator[object]]
+Function = TypeVar("Function", bound=Callable[..., object])
+
+NO_SUCH_TOPIC = "404"
+FAILED = "500"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The last thing a progress generator yields: the request's outcome."""
+
+    value: object = None
+
+
+def unknown_topic(topic: str | None) -> RequestFailed:
+    """The answer to a request that nobody handles."""
+    return RequestFailed(NO_SUCH_TOPIC, f"nobody handles requests for {topic!r}".encode())
+
+
+class Service:
+    """Handlers by topic.
+
+    >>> service = Service()
+    >>> @service.request("math/add")
+    ... async def add(message):
+    ...     numbers = message.value()
+    ...     return numbers["a"] + numbers["b"]
+    >>> @service.event("alerts/#")
+    ... async def alert(message, peer):
+    ...     print(message.topic)
+    >>> service.topics
+    ('math/add', 'alerts/#')
+
+    Patterns may be used for both. An exact topic goes before patterns, an earlier pattern before a later one.
+    """
+
+    def __init__(self) -> None:
+        self._exact: dict[tuple[Kind, str], Handler] = {}
+        self._patterns: list[tuple[Kind, str, Handler]] = []
+        self._names: list[str] = []
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Every topic and pattern that has a handler, in the order they were added."""
+        return tuple(self._names)
+
+    def request(self, topic: str) -> Callable[[Function], Function]:
+        """Decorator: this function answers requests for a topic."""
+        return self._decorator(Kind.REQUEST, topic)
+
+    def event(self, topic: str) -> Callable[[Function], Function]:
+        """Decorator: this function takes events of a topic."""
+        return self._decorator(Kind.EVENT, topic)
+
+    def _decorator(self, kind: Kind, topic: str) -> Callable[[Function], Function]:
+        validate_pattern(topic)
+
+        def add(function: Function) -> Function:
+            handler = with_peer(function)
+            if is_pattern(topic):
+                self._patterns.append((kind, topic, handler))
+            elif (kind, topic) in self._exact:
+                raise ConfigError(f"{kind} {topic!r} has a handler already")
+            else:
+                self._exact[kind, topic] = handler
+            self._names.append(topic)
+            return function
+
+        return add
+
+    def __call__(self, message: Message, peer: Peer) -> object:
+        """Call the handler of the message's topic; a request without one fails with 404."""
+        handler = self.find(message)
+        if handler is not None:
+            return handler(message, peer)
+        if message.kind is Kind.REQUEST:
+            raise unknown_topic(message.topic)
+        return None
+
+    def find(self, message: Message) -> Handler | None:
+        """The handler of a message's topic."""
+        topic = message.topic or ""
+        handler = self._exact.get((message.kind, topic))
+        if handler is None:
+            for kind, pattern, candidate in self._patterns:
+                if kind is message.kind and matches(pattern, topic):
+                    return candidate
+        return handler
+
+
+def with_peer(function: Callable[..., object]) -> Handler:
+    """A handler from a function that takes the message alone or the message and the peer."""
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    if len(parameters) == 1 and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        return lambda message, peer: function(message)
+    return function

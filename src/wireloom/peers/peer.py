@@ -1,0 +1,441 @@
+"""The other end of a conversation, as a service author sees it: publish, request, subscribe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Self
+
+from wireloom.model import (
+    ConfigError,
+    Kind,
+    Message,
+    NotSupported,
+    PeerClosed,
+    WireloomError,
+    encode_value,
+)
+from wireloom.peers.answers import PUBLISH, Answers, Operation
+from wireloom.peers.calls import Call, Calls
+from wireloom.peers.driver import Driver, fresh
+from wireloom.peers.handlers import Handler
+from wireloom.peers.inbox import Inbox
+from wireloom.peers.streams import MessageStream, Progress, Subscription
+from wireloom.protocols.contract import HUB_PREFIX, Protocol, Run, Session
+from wireloom.topics import Subscriptions
+
+if TYPE_CHECKING:
+    from wireloom.transports import Pipe
+
+SUBSCRIBE, UNSUBSCRIBE = HUB_PREFIX + "subscribe", HUB_PREFIX + "unsubscribe"
+
+TIMEOUT = 30.0
+"""Seconds a request waits for its answer unless told otherwise."""
+QUEUE = 1024
+"""Messages a subscription holds before no more is read from the connection."""
+CONCURRENCY = 256
+"""Requests of one peer that are handled at the same time."""
+DRAIN = 5.0
+"""Seconds that closing waits for what is still in flight."""
+
+_NUMBERS = count(1)
+_ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS, Kind.ACK))
+
+
+class Peer:
+    """One peer, reached by `connect` or come in through `serve`.
+
+    Everything may be cancelled at any time without losing a message.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        *,
+        handler: Handler | None = None,
+        operations: dict[str, Operation] | None = None,
+        queue: int = QUEUE,
+        concurrency: int = CONCURRENCY,
+    ) -> None:
+        self.protocol = protocol
+        self._queue = queue
+        self._driver: Driver | None = None
+        self._calls = Calls(self._give_up)
+        self._answers = Answers(self, handler, operations or {}, queue=queue, concurrency=concurrency)
+        self._subscriptions: Subscriptions[Inbox[Message]] = Subscriptions()
+        self._announced: dict[str, int] = {}
+        """Patterns the other end was asked for, and how many subscriptions need each."""
+        self._streams: list[Inbox[Message]] = []
+        self._holds: set[str] = set()
+        self._over: WireloomError | None = None
+        """Why nothing can be sent ever again; None while there is hope."""
+        self._hopeless: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._closing = False
+        self._gone = asyncio.Event()
+        self.unhandled = 0
+        """Messages that came in and that nobody wanted."""
+
+    # What users call
+
+    @property
+    def connected(self) -> bool:
+        """Whether the conversation is open right now."""
+        return self._driver is not None and self._driver.is_open
+
+    @property
+    def session(self) -> Session:
+        """The protocol's own session, for what only this protocol has."""
+        return self._current().session
+
+    @property
+    def pipe(self) -> Pipe:
+        """The connection: addresses and TLS."""
+        return self._current().pipe
+
+    @property
+    def name(self) -> str:
+        """The address of the other end."""
+        return self._driver.pipe.peername if self._driver is not None and self._driver._pipe is not None else ""
+
+    async def publish(
+        self,
+        topic: str,
+        body: object = None,
+        *,
+        ack: bool = False,
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send an event. With `ack` it is an acknowledged publish: this returns when the peer has taken it.
+
+        Without it this returns as soon as there is room for the next.
+        """
+        if ack:
+            await self.ask(self._message(Kind.REQUEST, PUBLISH + topic, body, attributes), timeout=timeout)
+            return
+        driver = self._driver
+        if driver is None or not driver.is_open:
+            driver = await self._ready(timeout)
+        driver.send(self._message(Kind.EVENT, topic, body, attributes))
+        if driver.writing_is_paused:
+            await driver.drain()
+
+    async def request(
+        self,
+        topic: str,
+        body: object = None,
+        *,
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109
+        attributes: Mapping[str, str] | None = None,
+    ) -> object:
+        """Ask, and return the answer's value (JSON as Python values, text as str, anything else as bytes).
+
+        Raises RequestFailed when the peer says no, RequestTimeout when it says nothing, PeerClosed when the
+        connection is lost. After a timeout or when this call is cancelled, the peer is told, where the protocol can.
+        """
+        return self.decode(await self.ask(self._message(Kind.REQUEST, topic, body, attributes), timeout=timeout))
+
+    async def ask(self, message: Message, *, timeout: float | None = TIMEOUT) -> Message:  # noqa: ASYNC109
+        """Send a request as it is, and return the answer as it came."""
+        call = Call(message, timeout)
+        await self._send_call(call)
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            self._withdraw(call)
+            raise
+
+    def request_progress(
+        self,
+        topic: str,
+        body: object = None,
+        *,
+        timeout: float | None = TIMEOUT,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Progress:
+        """Ask for something that takes a while: iterate over the steps, then await the result.
+
+        `timeout` is the longest silence between two steps.
+        """
+        steps: Inbox[Message] = self._inbox()
+        message = self._message(Kind.REQUEST, topic, body, {**(attributes or {}), "progressive": "1"})
+        return Progress(self, Call(message, timeout, steps))
+
+    def subscribe(self, pattern: str, *, local: bool = False) -> Subscription:
+        """Events of topics that match a pattern, as an async iterator of messages.
+
+        The other end is asked for them (`$hub/subscribe`), and asked again after a reconnect. With `local` it is
+        not: for peers that send events unasked. Where the protocol cannot ask, events are only filtered here.
+        """
+        return Subscription(self, pattern, self._inbox(), local=local)
+
+    def messages(self) -> MessageStream:
+        """Everything the other end sends from now on, also what is handled elsewhere."""
+        inbox = self._inbox()
+        self._streams.append(inbox)
+        return MessageStream(self, inbox)
+
+    def send(self, message: Message) -> Message:
+        """Send any message as it is; for what only one protocol has. Returned with its id."""
+        return self._current().send(message)
+
+    def send_event(self, topic: str, body: object = None) -> None:
+        """Send an event without waiting for room; see `is_slow`."""
+        self._current().send(self._message(Kind.EVENT, topic, body, None))
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether too much is unsent: `drain` would wait."""
+        return self._driver is not None and self._driver.writing_is_paused
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        if self._driver is not None:
+            self._driver.abort()
+
+    async def drain(self) -> None:
+        """Wait until there is room to send more."""
+        await self._current().drain()
+
+    def cancel(self, request: Message, *, kill: bool = False) -> None:
+        """Ask the peer to stop working on a request (as returned by `send`); with `kill` no answer follows."""
+        attributes = {"kill": "1"} if kill else {}
+        self._current().send(Message(Kind.CANCEL, request.topic, correlation_id=request.id, attributes=attributes))
+
+    async def close(self, reason: str = "", *, drain: float = DRAIN) -> None:
+        """Finish what is in flight, for at most `drain` seconds, say goodbye, and close."""
+        self._closing = True
+        try:
+            if self._driver is not None and self._driver.failure is None:
+                try:
+                    async with asyncio.timeout(drain):
+                        await self._answers.finished()
+                        await self._calls.settled()
+                except TimeoutError:
+                    pass
+                self._driver.close(reason)
+                await self._gone.wait()
+        finally:
+            self.end(PeerClosed("the connection was closed by this end"))
+            if self._driver is not None:
+                self._driver.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def encode(self, value: object) -> tuple[bytes, str | None]:
+        """A value as a body and its content type, in the form agreed with this peer."""
+        agreed = None if self._driver is None else self._driver.session.content_type
+        if agreed is not None and not isinstance(value, bytes | bytearray | memoryview):
+            form = self.protocol.format_for(agreed)
+            if form is not None:
+                return form.dumps(value), agreed
+        body, content_type = encode_value(value)
+        return body, content_type or agreed
+
+    def decode(self, message: Message) -> object:
+        """The value of a message's body; the inverse of `encode`."""
+        form = None if message.content_type is None else self.protocol.format_for(message.content_type)
+        return message.value() if form is None else form.loads(message.body)
+
+    # What the driver and its owner call
+
+    def attach(self, driver: Driver) -> None:
+        """From now on talk over this driver."""
+        self._driver = driver
+        self._gone.clear()
+        for reason in self._holds:
+            driver.hold(reason)
+
+    def take(self, run: Run) -> None:
+        """What one read brought."""
+        driver = self._driver
+        assert driver is not None
+        for message in run.messages:
+            kind = message.kind
+            wanted = True
+            if kind in _ANSWERS:
+                wanted = self._calls.settle(message)
+            elif kind is Kind.REQUEST:
+                self._answers.request(message, driver)
+            elif kind is Kind.EVENT:
+                wanted = self._take_event(message)
+            elif kind is Kind.CANCEL:
+                self._answers.cancel(message, driver)
+            elif kind is Kind.REDIRECT:
+                self.redirected(message)
+            if self._streams:
+                for stream in self._streams:
+                    stream.put(message)
+            elif not wanted:
+                self.unhandled += 1
+
+    def _take_event(self, message: Message) -> bool:
+        takers = self._subscriptions.lookup(message.topic or "")
+        for taker in takers:
+            taker.put(message)
+        if self._answers.wants_events:
+            self._answers.event(message)
+            return True
+        return bool(takers)
+
+    def redirected(self, message: Message) -> None:
+        """The other end wants us to go elsewhere; only clients can."""
+
+    def lost(self, error: WireloomError) -> None:
+        """The connection is gone. Every waiting call fails; without a way back everything ends."""
+        driver = self._driver
+        assert driver is not None
+        self._calls.fail_all(error)
+        self._answers.connection_lost(driver)
+        self._gone.set()
+        self.end(error)
+
+    def end(self, error: WireloomError) -> None:
+        """Nothing will come or go any more."""
+        if self._over is not None:
+            return
+        self._over = error
+        if not self._hopeless.done():
+            self._hopeless.set_result(None)
+        self._calls.fail_all(error)
+        self._answers.stop()
+        quiet = self._closing
+        for inbox in (*self._subscriptions.subscribers(), *self._streams):
+            inbox.close(None if quiet else fresh(error))
+
+    def hold(self, reason: str) -> None:
+        """Read no more from the connection until `release`."""
+        self._holds.add(reason)
+        if self._driver is not None:
+            self._driver.hold(reason)
+
+    def release(self, reason: str) -> None:
+        """Read again."""
+        self._holds.discard(reason)
+        if self._driver is not None:
+            self._driver.release(reason)
+
+    # Subscriptions
+
+    async def open_subscription(self, pattern: str, inbox: Inbox[Message], *, local: bool) -> bool:
+        """Enter a subscription here and ask the other end; True when it was asked."""
+        self._check()
+        self._subscriptions.add(pattern, inbox)
+        if local:
+            return False
+        self._announced[pattern] = self._announced.get(pattern, 0) + 1
+        try:
+            if self._announced[pattern] == 1:
+                await self.ask(operation(SUBSCRIBE, pattern))
+        except NotSupported:
+            self._forget(pattern)
+            return False
+        except BaseException:
+            self._forget(pattern)
+            self._subscriptions.remove(pattern, inbox)
+            raise
+        return True
+
+    def drop_subscription(self, pattern: str, inbox: Inbox[Message], *, announced: bool) -> None:
+        """Leave a subscription; the other end is told when nobody here wants the pattern any more."""
+        self._subscriptions.remove(pattern, inbox)
+        inbox.discard()
+        if announced and self._forget(pattern) and self.connected:
+            call = Call(operation(UNSUBSCRIBE, pattern), TIMEOUT)
+            try:
+                self._dispatch(call, self._current())
+            except WireloomError:
+                return  # a connection that is lost has no subscriptions
+
+    def drop_stream(self, inbox: Inbox[Message]) -> None:
+        """Leave the stream of all messages."""
+        if inbox in self._streams:
+            self._streams.remove(inbox)
+        inbox.discard()
+
+    def _forget(self, pattern: str) -> bool:
+        self._announced[pattern] -= 1
+        if self._announced[pattern]:
+            return False
+        del self._announced[pattern]
+        return True
+
+    # Calls
+
+    async def send_progressive(self, call: Call) -> None:
+        """Send a request whose steps somebody iterates over."""
+        await self._send_call(call)
+
+    def withdraw(self, call: Call) -> None:
+        """Nobody waits for this call any more."""
+        self._withdraw(call)
+
+    async def _send_call(self, call: Call) -> None:
+        driver = self._driver
+        if driver is None or not driver.is_open:
+            driver = await self._ready(call.patience)
+        if driver.writing_is_paused:
+            await driver.drain()
+        self._dispatch(call, driver)
+
+    def _dispatch(self, call: Call, driver: Driver) -> None:
+        sent = driver.send(call.request)
+        if sent.id is None:
+            raise NotSupported(f"{self.protocol.name} has no requests")
+        self._calls.add(call, sent.id)
+
+    def _withdraw(self, call: Call) -> None:
+        if call.id and self._calls.remove(call.id) is not None:
+            self._give_up(call)
+        if call.steps is not None:
+            call.steps.discard()
+
+    def _give_up(self, call: Call) -> None:
+        """Tell the peer that the answer is no longer wanted, where the protocol can say so."""
+        try:
+            self._current().send(Message(Kind.CANCEL, call.request.topic, correlation_id=call.id))
+        except WireloomError:
+            return
+
+    # Inside
+
+    def _check(self) -> None:
+        if self._over is not None:
+            raise fresh(self._over)
+
+    def _current(self) -> Driver:
+        self._check()
+        if self._driver is None:
+            raise PeerClosed("the connection is not open yet")
+        return self._driver
+
+    async def _ready(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
+        """The driver, open. A client that is reconnecting waits here."""
+        driver = self._current()
+        if not driver.is_open:
+            raise PeerClosed(f"the connection to {self.name or 'the peer'} is closing")
+        return driver
+
+    def _message(self, kind: Kind, topic: str, body: object, attributes: Mapping[str, str] | None) -> Message:
+        if not topic:
+            raise ConfigError("a topic must not be empty")
+        data, content_type = self.encode(body)
+        if attributes:
+            return Message(kind, topic, data, content_type=content_type, attributes=attributes)
+        return Message(kind, topic, data, None, None, None, content_type)
+
+    def _inbox(self) -> Inbox[Message]:
+        reason = f"queue {next(_NUMBERS)}"
+        return Inbox(self._queue, lambda: self.hold(reason), lambda: self.release(reason))
+
+
+def operation(topic: str, pattern: str) -> Message:
+    """The request for an operation of the hub profile on a pattern."""
+    body = json.dumps({"topic": pattern}).encode()
+    return Message(Kind.REQUEST, topic, body, content_type="application/json")

@@ -1,0 +1,239 @@
+"""`serve`: peers that come to us, and what they subscribed to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from wireloom.model import ConfigError, Message, PeerClosed, RequestFailed, WireloomError
+from wireloom.peers.driver import Driver
+from wireloom.peers.endpoint import Endpoint, endpoint
+from wireloom.peers.handlers import Handler
+from wireloom.peers.peer import CONCURRENCY, DRAIN, QUEUE, SUBSCRIBE, UNSUBSCRIBE, Peer
+from wireloom.protocols.contract import Role, Run, Settings
+from wireloom.topics import Subscriptions
+from wireloom.transports import TLS, Listener, Options, Pipe
+from wireloom.transports.tls import server_context
+
+LOG = logging.getLogger("wireloom.peers")
+MAX_CONNECTIONS = 10_000
+SLOW = 10.0
+"""Seconds a subscriber may take to make room before it is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server allows."""
+
+    queue: int = QUEUE
+    concurrency: int = CONCURRENCY
+    connections: int = MAX_CONNECTIONS
+    slow: float = SLOW
+
+
+def serve(
+    url: str,
+    handler: Handler | None = None,
+    *,
+    settings: Mapping[str, object] | None = None,
+    topics: Mapping[int, str] | None = None,
+    tls: TLS | ssl.SSLContext | None = None,
+    limits: Limits | None = None,
+    origins: tuple[str, ...] | None = None,
+    on_connect: Callable[[Peer], None] | None = None,
+    drain: float = DRAIN,
+) -> Server:
+    """A server at a URL; use it with `async with`. Port 0 takes any free port, `server.url` tells which.
+
+    ::
+
+        async with wireloom.serve("hsp://127.0.0.1:0", handler) as server:
+            await server.publish("alerts/fire", "run")
+
+    `handler` answers requests and takes events (see `Service`); `tls` holds the certificate, for schemes with TLS;
+    `origins` are the web pages that may connect by WebSocket; `drain` is how long leaving waits for what is in flight.
+    """
+    place = endpoint(url)
+    return Server(
+        place,
+        handler,
+        settings=place.protocol.settings(settings),
+        topics=topics,
+        tls=tls,
+        limits=limits or Limits(),
+        origins=origins,
+        on_connect=on_connect,
+        drain=drain,
+    )
+
+
+@dataclass(eq=False)
+class Server:
+    """Listens, and keeps the peers that came. Made by `serve`."""
+
+    _place: Endpoint
+    _handler: Handler | None
+    settings: Settings
+    topics: Mapping[int, str] | None
+    tls: TLS | ssl.SSLContext | None
+    limits: Limits
+    origins: tuple[str, ...] | None
+    on_connect: Callable[[Peer], None] | None
+    drain: float
+    _listener: Listener | None = None
+    _peers: dict[Peer, None] = field(default_factory=dict)
+    _drivers: dict[Driver, None] = field(default_factory=dict)
+    _wanted: Subscriptions[Peer] = field(default_factory=Subscriptions)
+
+    async def start(self) -> Self:
+        """Begin to listen. Raises OSError when the address cannot be had."""
+        tls = server_context(self.tls) if self._place.secure else None
+        self._listener = await self._place.transport.listen(
+            self._place.address, self._welcome, Options(tls=tls, origins=self.origins)
+        )
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def url(self) -> str:
+        """Where peers can connect, with the real port."""
+        return self._place.url if self._listener is None else self._place.at(self._listener.address).url
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return self._place.address.port if self._listener is None else self._listener.address.port
+
+    @property
+    def connections(self) -> tuple[Peer, ...]:
+        """The peers that are connected now, oldest first."""
+        return tuple(self._peers)
+
+    async def publish(self, topic: str, body: object = None) -> int:
+        """Send an event to every peer that subscribed to its topic; returns how many there were.
+
+        Returns when there is room for the next. A peer that makes no room for `limits.slow` seconds is dropped.
+        """
+        takers = self._wanted.lookup(topic)
+        slow: list[Peer] = []
+        for peer in takers:
+            try:
+                peer.send_event(topic, body)
+            except PeerClosed:
+                continue
+            if peer.is_slow:
+                slow.append(peer)
+        if slow:
+            await asyncio.gather(*map(self._wait_for, slow))
+        return len(takers)
+
+    async def _wait_for(self, peer: Peer) -> None:
+        try:
+            async with asyncio.timeout(self.limits.slow):
+                await peer.drain()
+        except TimeoutError:
+            LOG.warning("%s did not take events for %g s and was dropped", peer.name, self.limits.slow)
+            peer.abort()
+        except WireloomError:
+            return
+
+    async def close(self, *, drain: float | None = None) -> None:
+        """Take no more connections, finish what is in flight, say goodbye to everybody."""
+        if self._listener is not None:
+            self._listener.close()
+        wait = self.drain if drain is None else drain
+        peers = list(self._peers)
+        if peers:
+            await asyncio.gather(*(peer.close("shutdown", drain=wait) for peer in peers))
+        for driver in list(self._drivers):
+            driver.abort()
+
+    async def serve_forever(self) -> None:
+        """Wait until cancelled."""
+        await asyncio.get_running_loop().create_future()
+
+    # One connection
+
+    def _welcome(self) -> Driver:
+        session = self._place.protocol.session(
+            Role.SERVER, self.settings, unique=secrets.randbits(64), topics=self.topics
+        )
+        peer = Peer(
+            self._place.protocol,
+            handler=self._handler,
+            operations={SUBSCRIBE: self._subscribe, UNSUBSCRIBE: self._unsubscribe},
+            queue=self.limits.queue,
+            concurrency=self.limits.concurrency,
+        )
+
+        def on_open() -> None:
+            self._peers[peer] = None
+            if self.on_connect is not None:
+                self.on_connect(peer)
+
+        def on_end(error: WireloomError) -> None:
+            self._peers.pop(peer, None)
+            self._drivers.pop(driver, None)
+            self._wanted.drop(peer)
+            peer.lost(error)
+
+        driver = _Door(self, session, on_run=peer.take, on_open=on_open, on_end=on_end)
+        self._drivers[driver] = None
+        peer.attach(driver)
+        return driver
+
+    def _subscribe(self, message: Message, peer: Peer) -> object:
+        try:
+            self._wanted.add(_pattern(message), peer)
+        except ConfigError as error:
+            raise RequestFailed("400", str(error).encode()) from None
+        return None
+
+    def _unsubscribe(self, message: Message, peer: Peer) -> object:
+        self._wanted.remove(_pattern(message), peer)
+        return None
+
+
+class _Door(Driver):
+    """A driver that turns connections away when there are too many."""
+
+    def __init__(
+        self,
+        server: Server,
+        session: object,
+        *,
+        on_run: Callable[[Run], None],
+        on_open: Callable[[], None],
+        on_end: Callable[[WireloomError], None],
+    ) -> None:
+        super().__init__(session, on_run=on_run, on_open=on_open, on_end=on_end)  # type: ignore[arg-type]
+        self._server = server
+
+    def opened(self, pipe: Pipe) -> None:
+        """Start the conversation if there is room for it."""
+        if len(self._server._drivers) > self._server.limits.connections:
+            LOG.warning("%s was turned away: limit of %d connections", pipe.peername, self._server.limits.connections)
+            self._pipe = pipe
+            pipe.abort()
+            return
+        super().opened(pipe)
+
+
+def _pattern(message: Message) -> str:
+    value = None
+    with contextlib.suppress(ValueError):
+        value = message.with_(content_type="application/json").value()
+    if not isinstance(value, dict) or not isinstance(value.get("topic"), str):
+        raise RequestFailed("400", b'the body must be JSON such as {"topic": "sensors/#"}')
+    return str(value["topic"])

@@ -1,0 +1,141 @@
+"""What a peer lets people iterate over: events, all messages, the steps of a request."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator
+from typing import TYPE_CHECKING, Self
+
+from wireloom.model import Message
+from wireloom.peers.calls import Call
+from wireloom.peers.inbox import Inbox
+from wireloom.topics import validate_pattern
+
+if TYPE_CHECKING:
+    from wireloom.peers.peer import Peer
+
+
+class Subscription(AsyncIterator[Message]):
+    """Events of one pattern. Iterate, or enter it first to be sure that the other end knows of it.
+
+    Leaving the `async with`, or dropping the iterator, ends the subscription.
+    """
+
+    def __init__(self, peer: Peer, pattern: str, inbox: Inbox[Message], *, local: bool) -> None:
+        self._over = True
+        self.pattern = validate_pattern(pattern)
+        self._peer = peer
+        self._inbox = inbox
+        self._local = local
+        self._announced = False
+        self._entered = False
+        self._over = False
+
+    async def start(self) -> None:
+        """Ask the other end for the events; nothing to do the second time."""
+        if not self._entered:
+            self._entered = True
+            try:
+                self._announced = await self._peer.open_subscription(self.pattern, self._inbox, local=self._local)
+            except BaseException:
+                self._entered = False
+                raise
+
+    async def __anext__(self) -> Message:
+        if not self._entered:
+            await self.start()
+        return await self._inbox.get()
+
+    def close(self) -> None:
+        """End the subscription; events that were not taken are dropped."""
+        if not self._over:
+            self._over = True
+            if self._entered:
+                self._peer.drop_subscription(self.pattern, self._inbox, announced=self._announced)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class MessageStream(AsyncIterator[Message]):
+    """Every message that comes in. Leaving the `async with`, or dropping the iterator, ends it."""
+
+    def __init__(self, peer: Peer, inbox: Inbox[Message]) -> None:
+        self._peer = peer
+        self._inbox = inbox
+
+    async def __anext__(self) -> Message:
+        return await self._inbox.get()
+
+    def close(self) -> None:
+        """End the stream; messages that were not taken are dropped."""
+        self._peer.drop_stream(self._inbox)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Progress(AsyncIterator[object]):
+    """A request with steps: iterate over their values, then await this for the result.
+
+    Awaiting it without iterating skips the steps. Dropping it before the end cancels the request.
+    """
+
+    def __init__(self, peer: Peer, call: Call) -> None:
+        self._peer = peer
+        self._call = call
+        self._sent = False
+
+    async def _send(self) -> None:
+        if not self._sent:
+            await self._peer.send_progressive(self._call)
+            self._sent = True
+
+    async def __anext__(self) -> object:
+        await self._send()
+        assert self._call.steps is not None
+        try:
+            return self._peer.decode(await self._call.steps.get())
+        except StopAsyncIteration:
+            if self._call.answer.done():
+                self._call.answer.result()  # raises what ended the request
+            raise
+
+    async def result(self) -> object:
+        """The outcome. Raises what `Peer.request` raises."""
+        async for _ in self:
+            pass
+        return self._peer.decode(await self._call.answer)
+
+    def __await__(self) -> Generator[object, None, object]:
+        return self.result().__await__()
+
+    def cancel(self) -> None:
+        """Tell the peer to stop, where the protocol can; the result then is RequestFailed('cancelled')."""
+        self._peer.cancel(self._call.request.with_(id=self._call.id))
+
+    def close(self) -> None:
+        """Stop waiting for this request."""
+        self._peer.withdraw(self._call)
+
+    async def __aenter__(self) -> Self:
+        await self._send()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
