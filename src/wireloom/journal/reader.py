@@ -16,8 +16,10 @@ from wireloom.journal.blocks import Block
 from wireloom.journal.recovery import mapped
 from wireloom.journal.segment import committed_length, segments
 from wireloom.model import Direction, JournalError, Message, ProtocolViolation
-from wireloom.protocols.contract import Decoder, Settings
+from wireloom.protocols.contract import Decoder, Protocol, Settings
 from wireloom.protocols.registry import protocol as find_protocol
+
+_NO_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class _Decoding:
 
     def __init__(self, settings: Mapping[str, Settings]) -> None:
         self._settings = dict(settings)
-        self._streams: dict[tuple[str, int | None, Direction | None], tuple[Decoder, dict[int, str]]] = {}
+        self._streams: dict[tuple[str, int | None, Direction | None], tuple[Decoder, int | None]] = {}
 
     def segment(self, path: Path) -> Iterator[Entry | Unreadable | Record]:
         maps: dict[int, dict[int, str]] = {}
@@ -126,12 +128,10 @@ class _Decoding:
     ) -> Iterator[Entry | Unreadable]:
         first = run[0]
         key = (first.protocol, first.connection, first.direction)
-        if key not in self._streams:
-            self._streams[key] = self._stream(first)
-        decoder, topics = self._streams[key]
-        if first.topic_map is not None:
-            topics.clear()
-            topics.update(maps.get(first.topic_map, {}))
+        decoder, topic_map = self._streams.get(key, (None, None))
+        if decoder is None or topic_map != first.topic_map:
+            decoder = self._decoder(first, {} if first.topic_map is None else maps.get(first.topic_map, {}))
+            self._streams[key] = decoder, first.topic_map
         base, sequence = decoder.offset, first.sequence
         decoder.feed(b"".join(block.payload for block in run))
         while True:
@@ -161,13 +161,26 @@ class _Decoding:
                 continue
             return
 
-    def _stream(self, block: Block) -> tuple[Decoder, dict[int, str]]:
+    def _decoder(self, block: Block, topics: Mapping[int, str]) -> Decoder:
         protocol = find_protocol(block.protocol)
-        topics: dict[int, str] = {}
         if block.protocol not in self._settings:
-            self._settings[block.protocol] = protocol.settings()
-        direction = block.direction or Direction.C2S
-        return protocol.decoder(direction, self._settings[block.protocol], topics), topics
+            self._settings[block.protocol] = accepting_settings(protocol)
+        return protocol.decoder(block.direction or Direction.C2S, self._settings[block.protocol], topics)
+
+
+def accepting_settings(protocol: Protocol) -> Settings:
+    """Settings for bytes that somebody accepted already: every limit (`max_...`) is out of the way.
+
+    >>> accepting_settings(find_protocol("hsp")).max_payload
+    2147483647
+    """
+    settings = protocol.settings()
+    limits = {
+        each.name: _NO_LIMIT
+        for each in dataclasses.fields(settings)
+        if each.name.startswith("max_") and isinstance(getattr(settings, each.name), int)
+    }
+    return dataclasses.replace(settings, **limits)
 
 
 def _place(run: list[Block], position: int) -> int:
