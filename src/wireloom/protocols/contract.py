@@ -348,8 +348,8 @@ class Session(abc.ABC):
         """Queue a message; returned with the id (and whatever else) it got on the wire.
 
         Events, requests, progress, responses, errors and cancels are sent this way; `correlation_id`
-        of an answer is the `id` of its request. A request with `attributes["progressive"] = "1"` asks for
-        progress, a cancel with `attributes["kill"] = "1"` for no answer; progress that nobody asked for is
+        of an answer is the `id` of its request. A request with `attributes["progressive"] = "true"` asks for
+        progress, a cancel with `attributes["kill"] = "true"` for no answer; progress that nobody asked for is
         NotSupported. Raises NotSupported for what the protocol cannot
         say, LimitExceeded for what is too large, PeerClosed when it is too late.
         """
@@ -415,6 +415,10 @@ class Protocol(abc.ABC):
     def settings(self, values: Mapping[str, object] | None = None) -> Settings:
         """Settings from plain values."""
         return self.settings_type.parse(values or {})
+
+    def lenient(self) -> Settings:
+        """Settings to read bytes that somebody accepted before: their limits may have been higher than ours."""
+        return self.settings()
 
     @abc.abstractmethod
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:

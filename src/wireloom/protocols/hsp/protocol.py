@@ -176,6 +176,10 @@ class Hsp(Protocol):
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
     request_is_publish: ClassVar[bool] = True
 
+    def lenient(self) -> Settings:
+        """No limit on payloads but the protocol's own."""
+        return HspSettings(max_payload=frames.MAX_PAYLOAD_LIMIT)
+
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
         """A decoder for one direction."""
         own = cast(HspSettings, settings)
