@@ -19,6 +19,7 @@ GROUP = "wireloom.protocols"
 BUILT_IN = {
     "emp": "wireloom.protocols.emp:EMP",
     "hsp": "wireloom.protocols.hsp:HSP",
+    "yamp": "wireloom.protocols.yamp:YAMP",
 }
 
 

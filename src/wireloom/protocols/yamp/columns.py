@@ -1,0 +1,427 @@
+"""yamp a buffer at a time: a kernel finds every frame and its fields, numpy and Arrow make the columns.
+
+Gives exactly what `frames.py` and `protocol.py` give for the same bytes; the tests hold the two against each
+other. Where a frame breaks a rule, the readable decoder is asked for its words. A stream's state is the
+serializer named by the last handshake of that direction: it says what the bodies after it are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.model import Direction, Kind, ProtocolViolation
+from wireloom.protocols.columns import (
+    AFTER_VIOLATION,
+    BROKEN,
+    KIND_CODES,
+    ColumnDecoder,
+    Columns,
+    Reject,
+    Spans,
+    Stream,
+    gather,
+)
+from wireloom.protocols.contract import Settings
+from wireloom.protocols.yamp import formats, frames
+from wireloom.protocols.yamp.frames import FrameType, ResponseType
+from wireloom.protocols.yamp.protocol import STATUS, YampSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_HANDSHAKE, _PING, _PONG = int(FrameType.HANDSHAKE), int(FrameType.PING), int(FrameType.PONG)
+_CLOSE, _CLOSE_REDIRECT = int(FrameType.CLOSE), int(FrameType.CLOSE_REDIRECT)
+_EVENT, _REQUEST = int(FrameType.EVENT), int(FrameType.REQUEST)
+_CANCEL, _RESPONSE = int(FrameType.CANCEL), int(FrameType.RESPONSE)
+
+_KIND_OF_TYPE = np.array(
+    [
+        KIND_CODES[kind]
+        for kind in (
+            Kind.OPEN,
+            Kind.PING,
+            Kind.PONG,
+            Kind.CLOSE,
+            Kind.REDIRECT,
+            Kind.EVENT,
+            Kind.REQUEST,
+            Kind.CANCEL,
+            Kind.RESPONSE,
+        )
+    ],
+    np.uint8,
+)
+_DIGITS, _HYPHEN = np.frombuffer(b"0123456789abcdef", np.uint8), ord("-")
+_KIND_OF_RESPONSE = np.array([KIND_CODES[STATUS[type_][0]] for type_ in ResponseType], np.uint8)
+
+# The fields of one row of a scan. A text is a serializer, reason, url or uri; a flag is a version,
+# progressive, kill or the type of a response; named is the row of the handshake in force, or -1.
+_FIELDS = 9
+_SPAN, _OFFSET, _SIZE, _TEXT, _TEXT_SIZE, _BODY, _BODY_SIZE, _FLAG, _NAMED = range(_FIELDS)
+
+
+@numba.njit(cache=True, nogil=True)
+def _is_utf8(data: NDArray[np.uint8], at: int, end: int) -> bool:
+    """Whether bytes are UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing past U+10FFFF."""
+    while at < end:
+        lead = data[at]
+        if lead < 0x80:
+            at += 1
+            continue
+        low, high = 0x80, 0xBF
+        if 0xC2 <= lead <= 0xDF:
+            more = 1
+        elif 0xE0 <= lead <= 0xEF:
+            more = 2
+            if lead == 0xE0:
+                low = 0xA0
+            elif lead == 0xED:
+                high = 0x9F
+        elif 0xF0 <= lead <= 0xF4:
+            more = 3
+            if lead == 0xF0:
+                low = 0x90
+            elif lead == 0xF4:
+                high = 0x8F
+        else:
+            return False
+        if at + more >= end:
+            return False
+        if not low <= data[at + 1] <= high:
+            return False
+        for position in range(at + 2, at + more + 1):
+            if not 0x80 <= data[position] <= 0xBF:
+                return False
+        at += more + 1
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def _frame(data: NDArray[np.uint8], at: int, end: int, max_body: int, row: NDArray[np.int64]) -> int:
+    """Read the frame at `at` into `row`; its size, 0 when it is incomplete, -1 when it breaks a rule.
+
+    Fields are checked in the order in which they stand, as in `frames.decode`.
+    """
+    type_ = data[at]
+    if type_ > _RESPONSE:
+        return -1
+    row[_BODY] = row[_BODY_SIZE] = row[_FLAG] = row[_TEXT] = row[_TEXT_SIZE] = 0
+    if type_ == _HANDSHAKE:
+        if end < at + 4:
+            return 0
+        text, size = at + 4, int(data[at + 3])
+        row[_FLAG] = (int(data[at + 1]) << 8) | int(data[at + 2])
+    elif type_ in (_PING, _PONG):
+        if end < at + 2:
+            return 0
+        body, size = at + 2, int(data[at + 1])
+        if end < body + size:
+            return 0
+        row[_BODY], row[_BODY_SIZE] = body, size
+        return body + size - at
+    elif type_ in (_CLOSE, _CLOSE_REDIRECT):
+        if end < at + 3:
+            return 0
+        text, size = at + 3, (int(data[at + 1]) << 8) | int(data[at + 2])
+    else:
+        if end < at + 18:
+            return 0
+        text, size = at + 18, int(data[at + 17])
+    position = text + size
+    if end < position:
+        return 0
+    if not _is_utf8(data, text, position):
+        return -1
+    row[_TEXT], row[_TEXT_SIZE] = text, size
+    if type_ < _EVENT:
+        return position - at
+    if type_ != _EVENT:
+        if type_ != _REQUEST:
+            position += 16
+        if end <= position:
+            return 0
+        flag = int(data[position])
+        if flag > (3 if type_ == _RESPONSE else 1):
+            return -1
+        row[_FLAG] = flag
+        position += 1
+        if type_ == _CANCEL:
+            return position - at
+    if end < position + 4:
+        return 0
+    size = (
+        (int(data[position]) << 24)
+        | (int(data[position + 1]) << 16)
+        | (int(data[position + 2]) << 8)
+        | int(data[position + 3])
+    )
+    if size > max_body:
+        return -1
+    body = position + 4
+    if end < body + size:
+        return 0
+    row[_BODY], row[_BODY_SIZE] = body, size
+    return body + size - at
+
+
+@numba.njit(cache=True, nogil=True)
+def _scan(
+    data: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    stream: NDArray[np.int32],
+    max_body: int,
+    rows: NDArray[np.int64],
+    consumed: NDArray[np.int64],
+    bad: NDArray[np.int64],
+    broken: NDArray[np.bool_],
+    named: NDArray[np.int64],
+) -> int:
+    """Every frame of every span; returns how many there are and fills as many rows as `rows` has.
+
+    `consumed` and `bad` say for each span where the last frame ends and where a rule is broken (-1: nowhere),
+    `broken` and `named` for each stream whether it broke and which row is its last handshake.
+    """
+    total = 0
+    room = rows.shape[0]
+    row = np.zeros(_FIELDS, np.int64)
+    broken[:] = False
+    named[:] = -1
+    for index in range(start.shape[0]):
+        at, last, of = start[index], end[index], stream[index]
+        bad[index] = -1
+        if broken[of]:
+            bad[index] = at
+        while at < last and not broken[of]:
+            size = _frame(data, at, last, max_body, row)
+            if size <= 0:
+                if size < 0:
+                    bad[index] = at
+                    broken[of] = True
+                break
+            if data[at] == _HANDSHAKE:
+                named[of] = total
+            if total < room:
+                row[_SPAN], row[_OFFSET], row[_SIZE], row[_NAMED] = index, at, size, named[of]
+                rows[total] = row
+            at += size
+            total += 1
+        consumed[index] = at
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+def _write_uids(data: NDArray[np.uint8], at: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
+    """Each uid as 36 characters: lowercase hexadecimal digits with hyphens."""
+    for index in range(at.shape[0]):
+        position = index * 36
+        for byte in range(16):
+            if byte in (4, 6, 8, 10):
+                out[position] = _HYPHEN
+                position += 1
+            value = data[at[index] + byte]
+            out[position], out[position + 1] = _DIGITS[value >> 4], _DIGITS[value & 15]
+            position += 2
+
+
+@dataclass(slots=True)
+class _Scanned:
+    """What the kernel found: a row a frame, and how each span and stream ended."""
+
+    rows: NDArray[np.int64]
+    type: NDArray[np.uint8]
+    consumed: NDArray[np.int64]
+    bad: NDArray[np.int64]
+    named: NDArray[np.int64]
+
+    def field(self, number: int) -> NDArray[np.int64]:
+        return cast(NDArray[np.int64], np.ascontiguousarray(self.rows[:, number]))
+
+
+class YampColumns(ColumnDecoder):
+    """Kernels for yamp."""
+
+    def warm(self) -> None:
+        """Compile or load the kernels."""
+        frame = frames.encode(frames.Event(bytes(16), "a", b"b"))
+        self.decode(Spans.whole(frame, Stream(Direction.C2S)), YampSettings())
+
+    def decode(self, spans: Spans, settings: Settings) -> Columns:
+        """All messages of all spans."""
+        import pyarrow as pa
+
+        own = cast(YampSettings, settings)
+        data = np.ascontiguousarray(spans.data).view()
+        data.flags.writeable = False  # one compiled version of each kernel, whoever owns the buffer
+        found = _find(data, spans, own.max_body)
+        texts = _Texts(data, found)
+        system = found.type < _EVENT
+        flag = found.field(_FLAG)
+        response = found.type == _RESPONSE
+        kind = _KIND_OF_TYPE[found.type]
+        kind[response] = _KIND_OF_RESPONSE[flag[response]]
+        statuses = pa.array([STATUS[type_][1] for type_ in ResponseType], pa.string())
+        answers = (found.type == _CANCEL) | response
+        rejects, consumed = _rejects(data, spans, found, own.max_body)
+        offset, size = found.field(_OFFSET), found.field(_SIZE)
+        topic_start, topic_size = found.field(_TEXT), found.field(_TEXT_SIZE)
+        return Columns(
+            span=found.field(_SPAN).astype(np.int32),
+            offset=offset,
+            size=size,
+            kind=kind,
+            topic=_nullable_text(gather(data, topic_start, np.where(system, 0, topic_size)), ~system),
+            message_id=_uid_texts(data, offset + 1, ~system),
+            correlation_id=_uid_texts(data, topic_start + topic_size, answers),
+            status=statuses.take(pa.array(flag, mask=~response)),
+            content_type=_content_types(found, spans, own, texts),
+            body=gather(data, found.field(_BODY), found.field(_BODY_SIZE)),
+            attributes=_attributes(found, flag, texts),
+            authenticity=pa.repeat("none", len(offset)),
+            rejects=rejects,
+            consumed=consumed,
+            state=[
+                stream.state if row < 0 else (texts[int(row)] or formats.DEFAULT).encode()
+                for stream, row in zip(spans.streams, found.named, strict=True)
+            ],
+        )
+
+
+class _Texts:
+    """The text of a row: serializer, reason or url."""
+
+    def __init__(self, data: NDArray[np.uint8], found: _Scanned) -> None:
+        self._data, self._rows = data, found.rows
+
+    def __getitem__(self, row: int) -> str:
+        start, size = self._rows[row, _TEXT], self._rows[row, _TEXT_SIZE]
+        return self._data[start : start + size].tobytes().decode()
+
+
+def _find(data: NDArray[np.uint8], spans: Spans, max_body: int) -> _Scanned:
+    """Run the kernel; a second time only where the first guess of how many frames there are was short."""
+    count, streams = len(spans.start), len(spans.streams)
+    consumed, bad = np.empty(count, np.int64), np.empty(count, np.int64)
+    broken, named = np.empty(streams, np.bool_), np.empty(streams, np.int64)
+    room = int((spans.end - spans.start).sum()) // _GUESS + 16
+    while True:
+        rows = np.empty((room, _FIELDS), np.int64)
+        total = _scan(data, spans.start, spans.end, spans.stream, max_body, rows, consumed, bad, broken, named)
+        if total <= room:
+            break
+        room = total
+    rows = rows[:total]
+    return _Scanned(rows, data[rows[:, _OFFSET]], consumed, bad, named)
+
+
+_GUESS = 64
+"""Bytes of a frame, as a first guess: no shorter than most are, so that the rows take little memory."""
+
+
+def _rejects(
+    data: NDArray[np.uint8], spans: Spans, found: _Scanned, max_body: int
+) -> tuple[list[Reject], NDArray[np.int64]]:
+    """What did not decode, and up to where each span is dealt with."""
+    rejects: list[Reject] = []
+    consumed = found.consumed
+    broken: set[int] = set()
+    for index in np.flatnonzero(found.bad >= 0):
+        at, end, of = int(found.bad[index]), int(spans.end[index]), int(spans.stream[index])
+        clause, detail = BROKEN, AFTER_VIOLATION
+        if of not in broken:
+            broken.add(of)
+            clause, detail = _words(data[at:end].tobytes(), max_body)
+        rejects.append(Reject(int(index), at, end - at, clause, detail))
+        consumed[index] = end
+    return rejects, consumed
+
+
+def _words(rest: bytes, max_body: int) -> tuple[str, str]:
+    """Clause and detail of the violation that a stream begins with, as the readable decoder has them."""
+    try:
+        frames.decode(rest, 0, max_body)
+    except ProtocolViolation as violation:
+        return violation.clause, violation.detail
+    raise AssertionError("kernel and decoder disagree about a yamp frame")
+
+
+def _content_types(found: _Scanned, spans: Spans, settings: YampSettings, texts: _Texts) -> pa.Array:
+    """What bodies are: by the handshake before them, the stream's state, or the settings."""
+    import pyarrow as pa
+
+    bodied = (found.type >= _EVENT) & (found.type != _CANCEL)
+    named = found.field(_NAMED)
+    stream = spans.stream[found.field(_SPAN)]
+    source = np.where(named >= 0, named, -1 - stream)
+    codes, where = np.unique(source, return_inverse=True)
+    types = [
+        formats.content_type(
+            texts[int(code)] if code >= 0 else spans.streams[-1 - int(code)].state.decode() or settings.serializer
+        )
+        for code in codes
+    ]
+    return pa.array(types, pa.string()).take(pa.array(where, mask=~bodied))
+
+
+_KEYS = ("version", "serializer", "reason", "url", "progressive", "kill")
+_VERSION_KEY, _SERIALIZER_KEY, _REASON_KEY, _URL_KEY, _PROGRESSIVE_KEY, _KILL_KEY = range(6)
+
+
+def _attributes(found: _Scanned, flag: NDArray[np.int64], texts: _Texts) -> pa.Array:
+    """Attributes as a map column: flags of user messages in bulk, the few system frames one by one."""
+    import pyarrow as pa
+
+    type_, text_size = found.type, found.rows[:, _TEXT_SIZE]
+    flagged = ((type_ == _REQUEST) | (type_ == _CANCEL)) & (flag == 1)
+    worded = (type_ == _CLOSE_REDIRECT) | ((type_ == _CLOSE) & (text_size > 0))
+    count = flagged.astype(np.int32) + worded + np.where(type_ == _HANDSHAKE, np.int32(2), np.int32(0))
+    offsets = np.zeros(len(type_) + 1, np.int32)
+    np.cumsum(count, out=offsets[1:])
+    keys = np.zeros(offsets[-1], np.int8)
+    values = np.zeros(offsets[-1], np.int64)
+    keys[offsets[:-1][flagged]] = np.where(type_[flagged] == _REQUEST, _PROGRESSIVE_KEY, _KILL_KEY)
+    words = ["true"]
+
+    def put(at: int, key: int, word: str) -> None:
+        keys[at], values[at] = key, len(words)
+        words.append(word)
+
+    for row in np.flatnonzero(worded):
+        put(offsets[row], _URL_KEY if type_[row] == _CLOSE_REDIRECT else _REASON_KEY, texts[int(row)])
+    for row in np.flatnonzero(type_ == _HANDSHAKE):
+        put(offsets[row], _VERSION_KEY, str(flag[row]))
+        put(offsets[row] + 1, _SERIALIZER_KEY, texts[int(row)])
+    names = pa.array(_KEYS, pa.string())
+    return pa.MapArray.from_arrays(
+        pa.array(offsets), names.take(pa.array(keys)), pa.array(words, pa.string()).take(pa.array(values))
+    )
+
+
+def _nullable_text(binary: pa.Array, valid: NDArray[np.bool_]) -> pa.Array:
+    """A binary array, known to be UTF-8, as text with nulls."""
+    import pyarrow as pa
+
+    _, offsets, values = binary.buffers()
+    return pa.StringArray.from_buffers(len(binary), offsets, values, _bitmap(valid))
+
+
+def _uid_texts(data: NDArray[np.uint8], at: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:
+    """Uids as text where `valid`, null elsewhere."""
+    import pyarrow as pa
+
+    offsets = np.zeros(len(at) + 1, np.int32)
+    np.cumsum(valid * 36, out=offsets[1:])
+    out = np.empty(int(offsets[-1]), np.uint8)
+    _write_uids(data, at[valid], out)
+    return pa.StringArray.from_buffers(len(at), pa.py_buffer(offsets), pa.py_buffer(out), _bitmap(valid))
+
+
+def _bitmap(valid: NDArray[np.bool_]) -> pa.Buffer:
+    import pyarrow as pa
+
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))

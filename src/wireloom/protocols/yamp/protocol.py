@@ -1,0 +1,322 @@
+"""yamp as a `Protocol`: names, settings, and what each frame means as a message.
+
+A user message's `uri` is the topic. Ids are the 16 bytes of a uid as hyphenated UUID text. What is left
+goes to attributes: `version` and `serializer` of a handshake, `reason` of a close, `url` of a redirect,
+`progressive` of a request and `kill` of a cancel (`true`, or absent).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message, NotSupported, ProtocolViolation
+from wireloom.protocols.contract import Decoder, Format, Protocol, Role, Scheme, Settings
+from wireloom.protocols.yamp import formats, frames
+from wireloom.protocols.yamp.frames import ResponseType
+
+if TYPE_CHECKING:
+    from wireloom.protocols.columns import ColumnDecoder
+    from wireloom.protocols.yamp.session import YampSession
+
+_TRUE = "true"
+PROGRESSIVE: Mapping[str, str] = MappingProxyType({"progressive": _TRUE})
+"""The attributes of a request that wants progress."""
+KILL: Mapping[str, str] = MappingProxyType({"kill": _TRUE})
+"""The attributes of a cancel that kills."""
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+STATUS = {
+    ResponseType.DONE: (Kind.RESPONSE, "done"),
+    ResponseType.ERROR: (Kind.ERROR, "error"),
+    ResponseType.PROGRESS: (Kind.PROGRESS, "progress"),
+    ResponseType.CANCELLED: (Kind.RESPONSE, "cancelled"),
+}
+"""Kind and status of each type of response."""
+
+REDIRECT_SCHEMES = {"tcp": "yamp", "tls": "yamps", "ws": "yamp+ws", "wss": "yamp+wss"}
+"""What a protocol in the url of a close-redirect means; our own names mean themselves."""
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://((?:\[[0-9A-Fa-f:.]+\]|[^\s/:?#@\[\]]+):([0-9]{1,5})(?:/\S*)?)")
+
+
+@dataclass(frozen=True, slots=True)
+class YampSettings(Settings):
+    """Limits, timers and choices of one yamp connection."""
+
+    serializer: str = formats.DEFAULT
+    """What a client names in its handshake, and what bodies are taken for where no handshake was seen."""
+    serializers: tuple[str, ...] = formats.SERIALIZERS
+    """What a server accepts."""
+    max_body: int = frames.MAX_BODY_DEFAULT
+    max_requests: int = 10_000
+    """How many requests may wait for their response at a time, in each direction."""
+    handshake_timeout: float = 5.0
+    ping_interval: float = 30.0
+    """Ping a peer that was not heard for so long; 0 turns pings off."""
+    pong_timeout: float = 10.0
+    redirect: str = ""
+    """A server that has this answers every handshake with a close-redirect to this url."""
+    allow_downgrade: bool = False
+    """Whether a client follows a redirect from TLS to plain."""
+
+    def __post_init__(self) -> None:
+        for name in (self.serializer, *self.serializers):
+            if name not in formats.CONTENT_TYPES:
+                known = ", ".join(formats.SERIALIZERS)
+                raise ConfigError(f"setting 'serializer' or 'serializers' names {name!r}; known: {known}")
+        if not 0 <= self.max_body <= frames.MAX_BODY_LIMIT:
+            raise ConfigError(f"setting 'max_body' is {self.max_body}; it must be 0 to {frames.MAX_BODY_LIMIT}")
+        if self.redirect and split_url(self.redirect) is None:
+            raise ConfigError(f"setting 'redirect' is {self.redirect!r}; it must be <protocol>://<host>:<port>[/uri]")
+
+
+def uid_text(uid: bytes) -> str:
+    """A uid as hyphenated text.
+
+    >>> uid_text(bytes(range(16)))
+    '00010203-0405-0607-0809-0a0b0c0d0e0f'
+    """
+    digits = uid.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def parse_uid(text: str | None, what: str) -> bytes:
+    """The uid a text stands for; the inverse of `uid_text`."""
+    try:
+        uid = bytes.fromhex((text or "").replace("-", ""))
+    except ValueError:
+        uid = b""
+    if len(uid) != frames.UID_SIZE:
+        raise NotSupported(f"{what} of a yamp message is a UUID, not {text!r}")
+    return uid
+
+
+def to_message(frame: frames.Frame, direction: Direction | None, content_type: str | None) -> Message:
+    """What a frame means; `content_type` is that of bodies on this connection."""
+    match frame:
+        case frames.Event(uid, uri, body):
+            return Message(
+                Kind.EVENT, uri, body, uid_text(uid), None, None, content_type, _NONE, "yamp", None, None, direction
+            )
+        case frames.Request(uid, uri, progressive, body):
+            return Message(
+                Kind.REQUEST, uri, body, uid_text(uid), None, None, content_type,
+                PROGRESSIVE if progressive else _NONE, "yamp", None, None, direction,
+            )  # fmt: skip
+        case frames.Response(uid, uri, request_uid, type_, body):
+            kind, status = STATUS[type_]
+            return Message(
+                kind, uri, body, uid_text(uid), uid_text(request_uid), status, content_type,
+                _NONE, "yamp", None, None, direction,
+            )  # fmt: skip
+        case frames.Cancel(uid, uri, request_uid, kill):
+            return Message(
+                Kind.CANCEL, uri, b"", uid_text(uid), uid_text(request_uid), None, None,
+                KILL if kill else _NONE, "yamp", None, None, direction,
+            )  # fmt: skip
+        case frames.Handshake(version, serializer):
+            named = {"version": str(version), "serializer": serializer}
+            return Message(Kind.OPEN, attributes=named, protocol="yamp", direction=direction)
+        case frames.Ping(payload):
+            return Message(Kind.PING, body=payload, protocol="yamp", direction=direction)
+        case frames.Pong(payload):
+            return Message(Kind.PONG, body=payload, protocol="yamp", direction=direction)
+        case frames.Close(reason):
+            why = {"reason": reason} if reason else _NONE
+            return Message(Kind.CLOSE, attributes=why, protocol="yamp", direction=direction)
+        case frames.CloseRedirect(url):
+            return Message(Kind.REDIRECT, attributes={"url": url}, protocol="yamp", direction=direction)
+
+
+def to_frame(message: Message, settings: YampSettings) -> frames.Frame:
+    """The frame that says this; raises NotSupported where yamp has no word for it."""
+    match message.kind:
+        case Kind.EVENT:
+            return frames.Event(parse_uid(message.id, "id"), _uri(message), _body(message, settings))
+        case Kind.REQUEST:
+            progressive = message.attributes.get("progressive") == _TRUE
+            return frames.Request(parse_uid(message.id, "id"), _uri(message), progressive, _body(message, settings))
+        case Kind.RESPONSE | Kind.ERROR | Kind.PROGRESS:
+            uid, request_uid = parse_uid(message.id, "id"), parse_uid(message.correlation_id, "correlation_id")
+            return frames.Response(uid, _uri(message), request_uid, _type(message), _body(message, settings))
+        case Kind.CANCEL:
+            uid, request_uid = parse_uid(message.id, "id"), parse_uid(message.correlation_id, "correlation_id")
+            return frames.Cancel(uid, _uri(message), request_uid, message.attributes.get("kill") == _TRUE)
+        case Kind.OPEN:
+            version = message.attributes.get("version", str(frames.VERSION))
+            if not (version.isascii() and version.isdecimal() and int(version) <= 0xFFFF):
+                raise NotSupported(f"attributes['version'] of a yamp handshake is 0 to 65535, not {version!r}")
+            serializer = message.attributes.get("serializer", settings.serializer)
+            return frames.Handshake(int(version), _fits(serializer, "attributes['serializer']", 0xFF))
+        case Kind.PING | Kind.PONG:
+            if len(message.body) > 0xFF:
+                raise LimitExceeded(f"payload of {len(message.body)} bytes; a yamp ping has at most 255")
+            return frames.Ping(message.body) if message.kind is Kind.PING else frames.Pong(message.body)
+        case Kind.CLOSE:
+            return frames.Close(_fits(message.attributes.get("reason", ""), "attributes['reason']", frames.MAX_TEXT))
+        case Kind.REDIRECT:
+            return frames.CloseRedirect(_fits(message.attributes.get("url", ""), "attributes['url']", frames.MAX_TEXT))
+        case _:
+            raise NotSupported(f"yamp has no frame for a message of kind {message.kind}")
+
+
+def _type(message: Message) -> ResponseType:
+    if message.kind is Kind.ERROR:
+        return ResponseType.ERROR
+    if message.kind is Kind.PROGRESS:
+        return ResponseType.PROGRESS
+    return ResponseType.CANCELLED if message.status == "cancelled" else ResponseType.DONE
+
+
+def _uri(message: Message) -> str:
+    return _fits(message.topic or "", "topic", frames.MAX_URI)
+
+
+def _body(message: Message, settings: YampSettings) -> bytes:
+    if len(message.body) > settings.max_body:
+        raise LimitExceeded(f"body of {len(message.body)} bytes; max_body is {settings.max_body}")
+    return message.body
+
+
+def _fits(text: str, what: str, limit: int) -> str:
+    try:
+        size = len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError:
+        raise NotSupported(f"{what} of a yamp message must be text that UTF-8 can hold, not {text!r}") from None
+    if size > limit:
+        raise LimitExceeded(f"{what} of {size} bytes; yamp has room for {limit}")
+    return text
+
+
+def split_url(url: str) -> tuple[str, str] | None:
+    """Protocol and the rest of a close-redirect's url; None where it has not that form.
+
+    >>> split_url("ws://hostname:8888/hello/world?msg=goodmorning")
+    ('ws', 'hostname:8888/hello/world?msg=goodmorning')
+    >>> split_url("tcp://hostname") is None
+    True
+    """
+    found = _URL.fullmatch(url)
+    if found is None or not 0 < int(found[3]) < 0x10000:
+        return None
+    return found[1].lower(), found[2]
+
+
+class YampDecoder(Decoder):
+    """Frames of one direction, as messages; the handshake says what the bodies after it are."""
+
+    def __init__(self, direction: Direction, settings: YampSettings) -> None:
+        super().__init__()
+        self.content_type = formats.content_type(settings.serializer)
+        self._direction = direction
+        self._max_body = settings.max_body
+
+    def decode_one(self, buffer: bytearray, start: int) -> tuple[object, int] | None:
+        """The next frame, by `frames.decode`."""
+        return frames.decode(buffer, start, self._max_body)
+
+    def to_message(self, frame: object) -> Message:
+        """The frame's meaning under the serializer that was named last."""
+        if isinstance(frame, frames.Handshake):
+            self.content_type = formats.content_type(frame.serializer)
+        return to_message(cast(frames.Frame, frame), self._direction, self.content_type)
+
+
+class Yamp(Protocol):
+    """The protocol object of yamp."""
+
+    name: ClassVar[str] = "yamp"
+    title: ClassVar[str] = "Yamp"
+    schemes: ClassVar[tuple[Scheme, ...]] = (
+        Scheme("yamp", "tcp", 5043),
+        Scheme("yamps", "tls", 5043, secure=True),
+        Scheme("yamp+ws", "ws", 5044),
+        Scheme("yamp+wss", "wss", 5044, secure=True),
+    )
+    settings_type: ClassVar[type[Settings]] = YampSettings
+    clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
+    decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"format": "serializer"})
+
+    def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> YampDecoder:
+        """A decoder for one direction."""
+        return YampDecoder(direction, cast(YampSettings, settings))
+
+    def encode(self, message: Message, settings: Settings, topics: Mapping[int, str] | None = None) -> bytes:
+        """One message as one frame; user messages must have their id."""
+        return frames.encode(to_frame(message, cast(YampSettings, settings)))
+
+    def session(
+        self, role: Role, settings: Settings, *, unique: int = 0, topics: Mapping[int, str] | None = None
+    ) -> YampSession:
+        """A new session; its uids are drawn from a generator seeded with `unique`."""
+        from wireloom.protocols.yamp.session import YampSession
+
+        return YampSession(role, cast(YampSettings, settings), unique=unique)
+
+    def recognise(self, head: bytes, direction: Direction) -> bool:
+        """Whether this begins with a handshake of version 1, or with a server's refusal.
+
+        >>> YAMP.recognise(bytes.fromhex("000001046a736f6e05"), Direction.C2S)
+        True
+        """
+        if not head:
+            return False
+        if head[0] in (frames.FrameType.CLOSE, frames.FrameType.CLOSE_REDIRECT):
+            return direction is Direction.S2C and _is_refusal(head)
+        if len(head) < 4 or head[:3] != b"\x00\x00\x01":
+            return False
+        name, rest = head[4 : 4 + head[3]], head[4 + head[3] :]
+        known = any(known.encode().startswith(name) for known in formats.SERIALIZERS) and (
+            len(name) < head[3] or name.decode(errors="replace") in ("", *formats.SERIALIZERS)
+        )
+        # A second handshake never follows the first: that is another protocol's zero byte.
+        return known and (not rest or 0 < rest[0] <= frames.FrameType.RESPONSE)
+
+    def columns(self) -> ColumnDecoder:
+        """The numba kernels."""
+        from wireloom.protocols.yamp.columns import YampColumns
+
+        return YampColumns()
+
+    def format_for(self, content_type: str | None) -> Format | None:
+        """The serializer of a content type."""
+        return formats.format_for(content_type)
+
+    def redirected(self, url: str, settings: Settings, *, secure: bool) -> str:
+        """The URL to connect to after a close-redirect.
+
+        >>> YAMP.redirected("ws://example.org:5044/chat", YampSettings(), secure=False)
+        'yamp+ws://example.org:5044/chat'
+        """
+        parts = split_url(url)
+        if parts is None:
+            raise NotSupported(f"yamp.redirect.url: {url!r} is not <protocol>://<host>:<port>[/uri]")
+        name = REDIRECT_SCHEMES.get(parts[0], parts[0])
+        scheme = next((known for known in self.schemes if known.name == name), None)
+        if scheme is None:
+            known = ", ".join((*REDIRECT_SCHEMES, *(each.name for each in self.schemes)))
+            raise NotSupported(f"a redirect to {url!r} cannot be followed: {parts[0]!r} is none of {known}")
+        if secure and not scheme.secure and not cast(YampSettings, settings).allow_downgrade:
+            raise NotSupported(f"a redirect from TLS to {url!r} is refused; the setting allow_downgrade allows it")
+        return f"{name}://{parts[1]}"
+
+
+def _is_refusal(head: bytes) -> bool:
+    """Whether a server's first bytes are one whole close or close-redirect with readable text."""
+    try:
+        found = frames.decode(head)
+    except ProtocolViolation:
+        return False
+    if found is None or found[1] != len(head):
+        return False
+    frame = found[0]
+    if isinstance(frame, frames.CloseRedirect):
+        return split_url(frame.url) is not None
+    return isinstance(frame, frames.Close) and len(head) > 3 and frame.reason.isprintable()
+
+
+YAMP = Yamp()
+"""yamp: events and requests by uri, with progress, cancel and a choice of serializers."""
