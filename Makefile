@@ -1,0 +1,51 @@
+# Every target works in a fresh clone with Python 3.11+ and make: it sets up .venv first.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup system demo test lint format bench docs soak fuzz kill clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY) ## create .venv and install what is locked in requirements.lock
+
+$(READY): requirements.lock pyproject.toml scripts/setup
+	@PYTHON=$(PYTHON) scripts/setup
+
+system: ## install the servers and tools that tests and benchmarks run against, where that is allowed
+	@scripts/system-packages
+
+demo: $(READY) ## hub, pipeline, real traffic, a crash in the middle, and the tables (KEEP=1 leaves the data)
+	@$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
+
+test: $(READY) system ## everything that must hold
+	$(PYTEST) -m "not slow"
+
+lint: $(READY) ## ruff, strict mypy, the import contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## put the source in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) system ## measure against peers, side by side, as ratios
+	$(BIN)/python -m benchmarks
+
+docs: $(READY) ## build the documentation; warnings are errors
+	$(BIN)/mkdocs build --strict --quiet --site-dir .build/site
+	@echo "documentation in .build/site/index.html"
+
+soak: $(READY) system ## the slow tests: many kills, long runs
+	$(PYTEST) -m slow
+
+fuzz: $(READY) ## a million random and mutated inputs per protocol
+	$(BIN)/python -m tests.fuzzing all 1000000
+
+clean: ## remove everything that was built
+	rm -rf .venv .build demo-data .mypy_cache .ruff_cache .hypothesis .import_linter_cache
