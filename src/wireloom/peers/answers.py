@@ -129,7 +129,7 @@ class Answers:
         key = (id(driver), message.correlation_id or "")
         task = self._tasks.get(key)
         if task is not None:
-            if message.attributes.get("kill") == "1":
+            if message.attributes.get("kill") == "true":
                 self._killed.add(key)
             task.cancel()
 

@@ -173,9 +173,8 @@ class Client(Peer):
         self._opening = opening = asyncio.get_running_loop().create_future()
         driver = Driver(session, on_run=self.take, on_open=self._on_open, on_end=self._on_end)
         self.attach(driver)
-        tls, hostname = (client_context(self._tls), None) if place.secure else (None, None)
-        if isinstance(self._tls, TLS):
-            hostname = self._tls.server_hostname
+        tls = client_context(self._tls) if place.secure else None
+        hostname = self._tls.server_hostname if isinstance(self._tls, TLS) else None
         try:
             async with asyncio.timeout(self._timeout):
                 await place.transport.connect(place.address, driver, Options(tls=tls, server_hostname=hostname))

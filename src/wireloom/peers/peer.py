@@ -160,7 +160,7 @@ class Peer:
         `timeout` is the longest silence between two steps.
         """
         steps: Inbox[Message] = self._inbox()
-        message = self._message(Kind.REQUEST, topic, body, {**(attributes or {}), "progressive": "1"})
+        message = self._message(Kind.REQUEST, topic, body, {**(attributes or {}), "progressive": "true"})
         return Progress(self, Call(message, timeout, steps))
 
     def subscribe(self, pattern: str, *, local: bool = False) -> Subscription:
@@ -201,7 +201,7 @@ class Peer:
 
     def cancel(self, request: Message, *, kill: bool = False) -> None:
         """Ask the peer to stop working on a request (as returned by `send`); with `kill` no answer follows."""
-        attributes = {"kill": "1"} if kill else {}
+        attributes = {"kill": "true"} if kill else {}
         self._current().send(Message(Kind.CANCEL, request.topic, correlation_id=request.id, attributes=attributes))
 
     async def close(self, reason: str = "", *, drain: float = DRAIN) -> None:
