@@ -1,0 +1,198 @@
+"""`wireloom pipeline run`, `wireloom sql` and `wireloom tables`."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from wireloom.model import ConfigError, WireloomError
+
+if TYPE_CHECKING:
+    from wireloom.pipeline.run import Batch
+
+Subparsers = argparse._SubParsersAction  # type: ignore[type-arg]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the commands of the pipeline to the command line."""
+    pipeline = subparsers.add_parser("pipeline", help="read journals into tables")
+    actions = pipeline.add_subparsers(required=True, metavar="ACTION")
+    run = actions.add_parser("run", help="read journals into the tables of a warehouse")
+    run.add_argument("--input", action="append", required=True, metavar="DIR", help="a journal; may be repeated")
+    run.add_argument("--warehouse", required=True, metavar="DIR", help="where the tables are, or will be")
+    mode = run.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--once", action="store_true", help="read what is there, then end")
+    mode.add_argument("--continuous", action="store_true", help="go on until stopped by Ctrl-C or SIGTERM")
+    run.add_argument("--master", metavar="URL", help="the Spark to run on (default: all cores of this machine)")
+    run.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's")
+    run.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two batches (default 1)")
+    run.add_argument("--max-bytes", default="512m", metavar="SIZE", help="read at most this much a batch")
+    run.set_defaults(run=run_pipeline)
+
+    sql = subparsers.add_parser("sql", help="ask the tables a question")
+    sql.add_argument("query", help="a query in DuckDB's SQL on messages, rejects and traffic")
+    sql.add_argument("--warehouse", required=True, metavar="DIR")
+    form = sql.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print a JSON object a row")
+    form.add_argument("--csv", action="store_true", help="print comma-separated values with a head line")
+    sql.set_defaults(run=run_sql)
+
+    tables = subparsers.add_parser("tables", help="list the tables of a warehouse")
+    tables.add_argument("--warehouse", required=True, metavar="DIR")
+    tables.add_argument("--json", action="store_true", help="print a JSON object a table")
+    tables.set_defaults(run=run_tables)
+
+
+def run_pipeline(arguments: argparse.Namespace) -> int:
+    """Read journals into tables."""
+    from wireloom.pipeline.run import Pipeline
+
+    try:
+        conf = dict(_setting(text) for text in arguments.conf)
+        progress = _Progress()
+        pipeline = Pipeline(
+            arguments.input,
+            arguments.warehouse,
+            master=arguments.master,
+            conf=conf,
+            options={"maxBytesPerTrigger": arguments.max_bytes},
+            report=progress.batch,
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: (progress.note("stopping after this batch"), pipeline.stop()))
+        progress.note(f"starting Spark on {arguments.master or 'all cores'}")
+        summary = pipeline.run(once=arguments.once, interval=arguments.interval)
+    except WireloomError as error:
+        return _fail(error)
+    progress.note(
+        f"{summary.messages:,} messages and {summary.rejects:,} rejects in {summary.batches} "
+        f"{'batch' if summary.batches == 1 else 'batches'}, {summary.seconds:.1f} s; "
+        f"tables in {arguments.warehouse}"
+    )
+    return 0
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name.startswith("spark."):
+        raise ConfigError(f"--conf {text!r} is no setting of Spark's; write it as spark.some.setting=value")
+    return name, value
+
+
+class _Progress:
+    """Lines on the error stream that say how far a run is."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.messages = self.rejects = 0
+
+    def note(self, text: str) -> None:
+        """One line with the time since the start."""
+        print(f"[{time.monotonic() - self.began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    def batch(self, batch: Batch) -> None:
+        """What a batch brought and how fast it was."""
+        self.messages += batch.messages
+        self.rejects += batch.rejects
+        rate = batch.messages / batch.seconds if batch.seconds else 0.0
+        self.note(
+            f"batch {batch.number}: {batch.messages:,} messages, {batch.rejects:,} rejects "
+            f"({rate:,.0f} messages/s); {self.messages:,} messages and {self.rejects:,} rejects so far"
+        )
+
+
+def run_sql(arguments: argparse.Namespace) -> int:
+    """Ask the tables a question."""
+    from wireloom.pipeline.query import ask
+
+    try:
+        answer = ask(arguments.warehouse, arguments.query)
+    except WireloomError as error:
+        return _fail(error)
+    if arguments.json:
+        for row in answer.rows:
+            print(json.dumps(dict(zip(answer.columns, row, strict=True)), default=_plain, ensure_ascii=False))
+    elif arguments.csv:
+        writer = csv.writer(sys.stdout)
+        writer.writerow(answer.columns)
+        writer.writerows([_text(value, "") for value in row] for row in answer.rows)
+    else:
+        print_table(answer.columns, [[_text(value, "-") for value in row] for row in answer.rows], sys.stdout)
+        print(f"({len(answer.rows):,} {'row' if len(answer.rows) == 1 else 'rows'})")
+    return 0
+
+
+def run_tables(arguments: argparse.Namespace) -> int:
+    """List the tables of a warehouse."""
+    from wireloom.model import iso_time
+    from wireloom.pipeline.query import describe
+
+    try:
+        found = describe(arguments.warehouse)
+    except WireloomError as error:
+        return _fail(error)
+    head = ["table", "rows", "files", "bytes", "version", "last commit"]
+    rows = [
+        [name, own.rows, own.files, own.bytes, own.version, iso_time(own.committed_ns)[:19] + "Z"]
+        for name, own in found.items()
+    ]
+    if arguments.json:
+        for row in rows:
+            print(json.dumps(dict(zip(head, row, strict=True))))
+    else:
+        print_table(head, [[f"{v:,}" if isinstance(v, int) else str(v) for v in row] for row in rows], sys.stdout)
+    return 0
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], out: TextIO) -> None:
+    """Rows as a table that people read; numbers to the right.
+
+    >>> print_table(["topic", "n"], [["a", "1"], ["b", "20"]], sys.stdout)
+    topic   n
+    ----- ---
+    a       1
+    b      20
+    """
+    lines = [list(row) for row in rows]
+    widths = [max(len(name), *(len(line[i]) for line in lines), 1) for i, name in enumerate(head)]
+    number = [bool(lines) and all(_is_number(line[i]) for line in lines) for i in range(len(head))]
+    widths = [width + 1 if right else width for width, right in zip(widths, number, strict=True)]
+
+    def show(cells: Sequence[str]) -> str:
+        parts = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, number, strict=True))
+        return " ".join(parts).rstrip()
+
+    print(show(head), file=out)
+    print(" ".join("-" * width for width in widths), file=out)
+    for line in lines:
+        print(show(line), file=out)
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.replace(",", "").replace(".", "", 1).removeprefix("-").isdigit()
+
+
+def _text(value: object, missing: str) -> str:
+    """A value for a person: bytes as text where they are text, control characters made visible."""
+    if value is None:
+        return missing
+    if isinstance(value, bytes):
+        value = value.decode(errors="backslashreplace")
+    text = value if isinstance(value, str) else json.dumps(value, default=_plain, ensure_ascii=False)
+    text = text[1:-1] if not isinstance(value, str) and text.startswith('"') else text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _plain(value: object) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _fail(error: Exception) -> int:
+    print(f"wireloom: {error}", file=sys.stderr)
+    return 1

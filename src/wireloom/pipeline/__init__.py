@@ -1,0 +1,7 @@
+"""The pipeline: journals in, Spark tables out. The only room that imports pyspark."""
+
+from wireloom.pipeline.run import Batch, Pipeline, PipelineFailed, Summary
+from wireloom.pipeline.session import register, start_session
+from wireloom.pipeline.warehouse import Warehouse
+
+__all__ = ["Batch", "Pipeline", "PipelineFailed", "Summary", "Warehouse", "register", "start_session"]

@@ -1,0 +1,410 @@
+"""A byte range of a segment as Arrow tables: `messages`, and `rejects` for what does not decode.
+
+All runs of one protocol go through its column decoder in one call; no Python object is made per message.
+A run that breaks its protocol loses the rest of that run only: whoever wrote the journal accepted what
+follows, and it must not matter which runs happen to be decoded together.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from wireloom.journal import blocks as journal_blocks
+from wireloom.journal import index as journal_index
+from wireloom.journal.index import NO_MAP, BlockIndex
+from wireloom.journal.segment import committed_length
+from wireloom.model import KINDS, ConfigError, Direction, JournalError
+from wireloom.pipeline import blocks
+from wireloom.pipeline.planning import Range
+from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES, REJECTS, Table, arrow_schema
+from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans, Stream
+from wireloom.protocols.contract import CUT, Settings
+from wireloom.protocols.registry import protocol, protocols
+
+UNKNOWN_PROTOCOL = "protocol.unknown"
+_DIRECTIONS = tuple(Direction)
+_DAY_US = 86_400_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRange:
+    """The rows of one range. Columns whose values repeat are dictionary arrays; see `plain`."""
+
+    messages: pa.Table
+    rejects: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """The runs of one protocol: a row a run; `start` and `end` are places in `data`.
+
+    `piece_at` and `piece_offset` say which offset of the file a place in `data` stands for, from that
+    place on.
+    """
+
+    protocol: str
+    data: NDArray[np.uint8]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    time_us: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+    connection: NDArray[np.uint64]
+    direction: NDArray[np.uint8]
+    topic_map: NDArray[np.int64]
+    tags_start: NDArray[np.int64]
+    piece_at: NDArray[np.int64]
+    piece_offset: NDArray[np.int64]
+
+    def file_offset(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in the file the bytes at those places in `data` are."""
+        if not len(self.piece_at):
+            return place
+        piece = np.searchsorted(self.piece_at, place, side="right") - 1
+        return place - self.piece_at[piece] + self.piece_offset[piece]
+
+
+def warm() -> None:
+    """Compile or load every kernel, so that the first range does not pay for it."""
+    journal_index.warm()
+    blocks.warm()
+    for name in protocols():
+        _decoder(name)[0].warm()
+
+
+@cache
+def _decoder(name: str) -> tuple[ColumnDecoder, Settings]:
+    found = protocol(name)
+    return found.columns(), found.lenient()
+
+
+def decode_range(part: Range) -> DecodedRange:
+    """The messages and rejects of one range."""
+    path = Path(part.file)
+    limit = committed_length(path)
+    rejects = _Rejects(part.file)
+    if limit == 0:
+        return DecodedRange(_empty(MESSAGES), rejects.table())
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        data = np.frombuffer(mapped, np.uint8)
+        try:
+            messages = _decode(data, part, min(limit, len(data)), rejects)
+        finally:
+            del data  # the map cannot be closed while an array looks at it
+    return DecodedRange(messages, rejects.table())
+
+
+def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects) -> pa.Table:
+    try:
+        journal_blocks.check_head(data.data[:limit])
+    except journal_blocks.BlockFault as fault:
+        raise JournalError(
+            f"{part.file}: no journal segment: {fault}; name the folder of a journal"
+        ) from None
+    found = blocks.find_runs(data, part, limit)
+    for damage in found.damages:
+        rejects.add_damage(data, damage, found.index)
+    if part.refused:
+        rejects.add_refused(data, found.index)
+        return _empty(MESSAGES)
+    tables = []
+    maps: dict[int, dict[int, str]] | None = None
+    frames = ~found.index.is_record
+    for code, name in enumerate(found.index.protocols):
+        rows = np.flatnonzero(frames & (found.index.protocol == code))
+        if not len(rows):
+            continue
+        if maps is None:
+            maps = journal_index.topic_maps_before(data, limit_of(found.index))
+        runs, damaged = _gather_runs(data, name, found, rows)
+        for run in np.flatnonzero(damaged):
+            rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, "wrong hash")
+        runs = _select(runs, np.flatnonzero(~damaged)) if damaged.any() else runs
+        if not len(runs.start):
+            continue
+        try:
+            _decoder(name)
+        except ConfigError:
+            for run in range(len(runs.start)):
+                detail = f"no protocol {name!r} is installed here"
+                rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), UNKNOWN_PROTOCOL, detail)
+            continue
+        tables += _decode_runs(data, runs, maps, part.file, rejects)
+    if not tables:
+        return _empty(MESSAGES)
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
+
+
+def limit_of(index: BlockIndex) -> int:
+    """Where the last block of an index ends."""
+    return int(index.offset[-1] + index.size[-1])
+
+
+def _gather_runs(
+    data: NDArray[np.uint8], name: str, found: blocks.Found, rows: NDArray[np.int64]
+) -> tuple[_Runs, NDArray[np.bool_]]:
+    """The runs of one protocol and whether each is damaged; with continued blocks, payloads are copied together."""
+    index = found.index
+    run = found.run[rows]
+    first = np.flatnonzero(np.diff(run, prepend=-1))
+    heads = rows[first]
+    start, end = index.payload_start[rows], index.payload_end[rows]
+    damaged = np.logical_or.reduceat(found.bad[rows], first)
+    no_pieces = np.zeros(0, np.int64)
+    if len(first) == len(rows):
+        source, at, stop, piece_at, piece_offset = data, start, end, no_pieces, no_pieces
+    else:
+        sizes = end - start
+        piece_at = np.cumsum(sizes) - sizes
+        joined = np.empty(int(sizes.sum()), np.uint8)
+        for place, begin, finish in zip(piece_at.tolist(), start.tolist(), end.tolist(), strict=True):
+            joined[place : place + finish - begin] = data[begin:finish]
+        joined.flags.writeable = False
+        source, piece_offset = joined, start
+        at = piece_at[first]
+        stop = np.append(at[1:], len(joined))
+    runs = _Runs(
+        name,
+        source,
+        at,
+        stop,
+        index.time_ns[heads] // 1000,
+        index.sequence[heads],
+        index.connection[heads],
+        index.direction[heads],
+        index.topic_map[heads],
+        index.tags_start[heads],
+        piece_at,
+        piece_offset,
+    )
+    return runs, damaged
+
+
+def _select(runs: _Runs, rows: NDArray[np.int64]) -> _Runs:
+    return _Runs(
+        runs.protocol,
+        runs.data,
+        *(
+            column[rows]
+            for column in (
+                runs.start, runs.end, runs.time_us, runs.sequence, runs.connection,
+                runs.direction, runs.topic_map, runs.tags_start,
+            )
+        ),
+        runs.piece_at,
+        runs.piece_offset,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    """Which stream each run belongs to, and what is said of streams: a row a stream."""
+
+    number: NDArray[np.int32]
+    streams: list[Stream]
+    connection: list[str]
+    direction: NDArray[np.int8]
+    source: list[str | None]
+    destination: list[str | None]
+
+
+def _streams(segment: NDArray[np.uint8], runs: _Runs, maps: dict[int, dict[int, str]]) -> _Streams:
+    connections, connection = np.unique(runs.connection, return_inverse=True)
+    numbers, topic_map = np.unique(runs.topic_map, return_inverse=True)
+    key = (connection * len(numbers) + topic_map) * len(_DIRECTIONS) + runs.direction
+    keys, first, number = np.unique(key, return_index=True, return_inverse=True)
+    direction = (keys % len(_DIRECTIONS)).astype(np.int8)
+    rest = keys // len(_DIRECTIONS)
+    map_ids = numbers[rest % len(numbers)].tolist()
+    ends = [journal_index.endpoints(segment, int(at)) for at in runs.tags_start[first]]
+    return _Streams(
+        number.astype(np.int32),
+        [
+            Stream(_DIRECTIONS[code], {} if map_id == NO_MAP else maps.get(map_id, {}))
+            for code, map_id in zip(direction.tolist(), map_ids, strict=True)
+        ],
+        [f"{value:016x}" for value in connections[rest // len(numbers)].tolist()],
+        direction,
+        [source for source, _ in ends],
+        [destination for _, destination in ends],
+    )
+
+
+def _decode_runs(
+    segment: NDArray[np.uint8], runs: _Runs, maps: dict[int, dict[int, str]], file: str, rejects: _Rejects
+) -> list[pa.Table]:
+    """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
+    decoder, settings = _decoder(runs.protocol)
+    of = _streams(segment, runs, maps)
+    columns = decoder.decode(Spans(runs.data, runs.start, runs.end, of.number, of.streams), settings)
+    tables = [_table(columns, runs, of, np.arange(len(runs.start)), file)]
+    hidden = sorted({reject.span for reject in columns.rejects if reject.clause == BROKEN})
+    _add_rejects(columns, runs, np.arange(len(runs.start)), rejects)
+    if hidden:
+        # Every run as a stream of its own: what another run did wrong does not count against it.
+        again = np.array(hidden)
+        alone = Spans(
+            runs.data,
+            runs.start[again],
+            runs.end[again],
+            np.arange(len(again), dtype=np.int32),
+            [of.streams[of.number[run]] for run in hidden],
+        )
+        columns = decoder.decode(alone, settings)
+        tables.append(_table(columns, runs, of, again, file))
+        _add_rejects(columns, runs, again, rejects)
+    return [table for table in tables if table.num_rows]
+
+
+def _add_rejects(columns: Columns, runs: _Runs, rows: NDArray[np.int64], rejects: _Rejects) -> None:
+    """What a decoder refused, and what it left over: a run holds complete frames only."""
+    broken = set()
+    for reject in columns.rejects:
+        if reject.clause == BROKEN:
+            broken.add(reject.span)
+        else:
+            end = reject.offset + reject.size
+            rejects.add(runs, int(rows[reject.span]), reject.offset, end, reject.clause, reject.detail)
+    for span in np.flatnonzero(columns.consumed < runs.end[rows]):
+        if int(span) not in broken:
+            run = int(rows[span])
+            detail = "the run of frames ends inside a frame"
+            rejects.add(runs, run, int(columns.consumed[span]), int(runs.end[run]), CUT, detail)
+
+
+def _table(columns: Columns, runs: _Runs, of: _Streams, rows: NDArray[np.int64], file: str) -> pa.Table:
+    """Rows of `messages` from decoded columns; `rows` says which run each span is."""
+    run = rows[columns.span]
+    stream = of.number[run]
+    count = len(columns)
+    within = np.arange(count) - np.searchsorted(columns.span, columns.span, side="left")
+    time_us = runs.time_us[run]
+    values = {
+        "time": pa.array(time_us).cast(pa.timestamp("us", tz="UTC")),
+        "date": pa.array((time_us // _DAY_US).astype(np.int32)).cast(pa.date32()),
+        "protocol": _constant(runs.protocol, count),
+        "connection": _coded(stream, of.connection),
+        "direction": _coded(of.direction[stream], [str(d) for d in _DIRECTIONS]),
+        "source": _coded(stream, of.source),
+        "destination": _coded(stream, of.destination),
+        "sequence": pa.array(runs.sequence[run] + within),
+        "kind": _coded(columns.kind.astype(np.int8), [str(kind) for kind in KINDS]),
+        "topic": columns.topic,
+        "message_id": columns.message_id,
+        "correlation_id": columns.correlation_id,
+        "status": columns.status,
+        "content_type": columns.content_type,
+        "body": columns.body,
+        "body_size": pc.binary_length(columns.body),
+        "wire_size": pa.array(columns.size.astype(np.int32)),
+        "attributes": columns.attributes,
+        "authenticity": columns.authenticity,
+        "file": _constant(file, count),
+        "offset": pa.array(runs.file_offset(columns.offset)),
+    }
+    return pa.table([values[name] for name in MESSAGES.names], names=list(MESSAGES.names))
+
+
+def _coded(codes: NDArray[np.integer], words: Sequence[str | None]) -> pa.DictionaryArray:
+    """A column of codes into a list of words that may repeat or be missing."""
+    known = [word for word in dict.fromkeys(words) if word is not None]
+    numbers = {word: number for number, word in enumerate(known)}
+    table = np.array([-1 if word is None else numbers[word] for word in words] or [-1], np.int32)
+    indices = table[codes]
+    mask = indices < 0 if None in words else None
+    return pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), pa.array(known, pa.string()))
+
+
+def _constant(word: str, count: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([word]))
+
+
+def _empty(table: Table) -> pa.Table:
+    return arrow_schema(table.columns).empty_table()
+
+
+def plain(rows: pa.Table, table: Table) -> pa.Table:
+    """The same rows with exactly the types of the table: for Spark, which knows no dictionary arrays."""
+    return rows.cast(arrow_schema(table.columns))
+
+
+class _Rejects:
+    """Rows of `rejects`, collected one by one: there are few."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.rows: list[tuple[object, ...]] = []
+
+    def add(self, runs: _Runs, run: int, start: int, end: int, clause: str, detail: str) -> None:
+        """Bytes of a run, by their place in its data."""
+        self._row(
+            int(runs.time_us[run]),
+            runs.protocol,
+            f"{int(runs.connection[run]):016x}",
+            str(_DIRECTIONS[runs.direction[run]]),
+            clause,
+            detail,
+            runs.data[start : min(end, start + KEPT_BYTES)].tobytes(),
+            end - start,
+            int(runs.file_offset(np.array([start]))[0]),
+        )
+
+    def add_damage(self, data: NDArray[np.uint8], damage: blocks.Damage, index: BlockIndex) -> None:
+        """A stretch of the segment; its time is that of the last block before it that is known."""
+        earlier = index.time_ns[index.offset < damage.offset]
+        kept = data[damage.offset : damage.offset + min(damage.size, KEPT_BYTES)].tobytes()
+        time_us = int(earlier[-1]) // 1000 if len(earlier) else 0
+        self._row(time_us, None, None, None, blocks.DAMAGED, damage.reason, kept, damage.size, damage.offset)
+
+    def add_refused(self, data: NDArray[np.uint8], index: BlockIndex) -> None:
+        """What the hub refused: the bytes and, beside them, why."""
+        for block in journal_index.records(data, index):
+            if block.record == "refused":
+                size, direction = block.details.get("size"), block.details.get("direction")
+                self._row(
+                    block.time_ns // 1000,
+                    block.protocol,
+                    None if block.connection is None else f"{block.connection:016x}",
+                    direction,
+                    block.details.get("clause"),
+                    block.details.get("detail"),
+                    block.payload[:KEPT_BYTES],
+                    size if isinstance(size, int) else len(block.payload),
+                    block.payload_offset,
+                )
+
+    def _row(
+        self,
+        time_us: int,
+        protocol_name: str | None,
+        connection: str | None,
+        direction: object,
+        clause: object,
+        detail: object,
+        kept: bytes,
+        size: int,
+        offset: int,
+    ) -> None:
+        texts = [None if v is None else str(v) for v in (protocol_name, connection, direction, clause, detail)]
+        self.rows.append((time_us, time_us // _DAY_US, *texts, kept, size, self.file, offset))
+
+    def table(self) -> pa.Table:
+        """The rows so far."""
+        schema = arrow_schema(REJECTS.columns)
+        if not self.rows:
+            return schema.empty_table()
+        columns = zip(*self.rows, strict=True)
+        storage = {pa.timestamp("us", tz="UTC"): pa.int64(), pa.date32(): pa.int32()}
+        arrays = [
+            pa.array(values, storage.get(field.type, field.type)).cast(field.type)
+            for values, field in zip(columns, schema, strict=True)
+        ]
+        return pa.table(arrays, schema=schema)

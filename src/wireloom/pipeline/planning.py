@@ -1,0 +1,170 @@
+"""What to read next: positions in journals, and byte ranges small enough for one task. No Spark here.
+
+A lane is one folder of segments: each journal has one for its frames and one, `refused/`, for the bytes it
+refused. A position is a segment and a byte in it. Positions need not be the beginning of a block: a
+block belongs to the range in which its first byte is, so that any cut gives every block to exactly one
+range, and nobody but the worker has to look into a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wireloom.journal.segment import REFUSED, committed_length, segments
+from wireloom.model import ConfigError, JournalError
+
+Offsets = dict[str, dict[str, str | int]]
+"""Position by lane, in the form that goes into Spark's checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The blocks of one file that begin at or after `start` and before `end`."""
+
+    file: str
+    start: int
+    end: int
+    refused: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many bytes the range spans."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A segment and how many of its bytes may be read."""
+
+    path: Path
+    length: int
+
+
+def check_inputs(inputs: Sequence[str | Path]) -> list[str]:
+    """Absolute paths of the inputs, each made sure to be a journal or a segment."""
+    if not inputs:
+        raise ConfigError("no input: name the folder of a journal")
+    found = []
+    for given in inputs:
+        path = Path(given).resolve()
+        if not path.exists():
+            raise JournalError(f"{given} does not exist; name the folder of a journal, such as DIR/journal")
+        segments(path)
+        found.append(str(path))
+    return sorted(set(found))
+
+
+def lanes(inputs: Sequence[str]) -> dict[str, list[Extent]]:
+    """Every lane of the inputs with its segments as they are now."""
+    found: dict[str, list[Extent]] = {}
+    for folder in inputs:
+        found[folder] = extents(folder)
+        refused = Path(folder) / REFUSED
+        if refused.is_dir():
+            found[str(refused)] = extents(str(refused))
+    return dict(sorted(found.items()))
+
+
+def extents(lane: str) -> list[Extent]:
+    """The segments of one lane in order. One that retention removes meanwhile is left out."""
+    found = []
+    for path in segments(lane):
+        try:
+            found.append(Extent(path, committed_length(path)))
+        except JournalError:
+            if path.exists():
+                raise
+    return found
+
+
+def latest(inputs: Sequence[str]) -> Offsets:
+    """The end of everything that is committed now."""
+    return {lane: _position(known[-1], known[-1].length) for lane, known in lanes(inputs).items() if known}
+
+
+def advance(inputs: Sequence[str], start: Offsets, target: Offsets, max_bytes: int | None) -> Offsets:
+    """A position between `start` and `target` with at most `max_bytes` before it, shared fairly by the lanes."""
+    if max_bytes is None:
+        return {**start, **target}
+    known = lanes(inputs)
+    backlog = {
+        lane: plan_lane(lane, start.get(lane), target[lane], known.get(lane, [])) for lane in target
+    }
+    sizes = {lane: sum(r.size for r in ranges) for lane, ranges in backlog.items()}
+    reached = dict(start)
+    left = max_bytes
+    # Small backlogs first: what they leave of their share goes to the larger ones.
+    for index, lane in enumerate(sorted(sizes, key=lambda name: (sizes[name], name))):
+        share = max(left // (len(sizes) - index), 1)
+        if sizes[lane] <= share:
+            reached[lane] = target[lane]
+            left -= sizes[lane]
+            continue
+        left -= share
+        for part in backlog[lane]:
+            taken = min(share, part.size)
+            share -= taken
+            reached[lane] = {"segment": Path(part.file).name, "position": part.start + taken}
+            if share == 0:
+                break
+    return dict(sorted(reached.items()))
+
+
+def plan(inputs: Sequence[str], start: Offsets, end: Offsets) -> list[Range]:
+    """The ranges between two positions, in order."""
+    known = lanes(inputs)
+    found: list[Range] = []
+    for lane, position in sorted(end.items()):
+        present = known[lane] if lane in known else (extents(lane) if Path(lane).exists() else [])
+        found += plan_lane(lane, start.get(lane), position, present)
+    return found
+
+
+def plan_lane(
+    lane: str,
+    start: Mapping[str, str | int] | None,
+    end: Mapping[str, str | int],
+    known: Sequence[Extent],
+) -> list[Range]:
+    """The ranges of one lane between two positions."""
+    first, first_position = ("", 0) if start is None else (str(start["segment"]), int(start["position"]))
+    last, last_position = str(end["segment"]), int(end["position"])
+    refused = Path(lane).name == REFUSED
+    found = []
+    for extent in known:
+        name = extent.path.name
+        if first <= name <= last:
+            begin = first_position if name == first else 0
+            stop = last_position if name == last else extent.length
+            if begin < stop:
+                found.append(Range(str(extent.path), begin, stop, refused))
+    return found
+
+
+def pack(ranges: Sequence[Range], target: int) -> list[tuple[Range, ...]]:
+    """Ranges cut and put together so that each group has about `target` bytes: one group, one task.
+
+    >>> [sum(r.size for r in group) for group in pack([Range("a", 0, 50), Range("b", 0, 4)], 20)]
+    [17, 17, 20]
+    """
+    groups: list[tuple[Range, ...]] = []
+    current: list[Range] = []
+    filled = 0
+    for whole in ranges:
+        pieces = -(-whole.size // target)
+        cuts = [whole.start + whole.size * i // pieces for i in range(pieces + 1)]
+        for begin, stop in zip(cuts, cuts[1:], strict=False):
+            if current and filled + stop - begin > target:
+                groups.append(tuple(current))
+                current, filled = [], 0
+            current.append(Range(whole.file, begin, stop, whole.refused))
+            filled += stop - begin
+    if current:
+        groups.append(tuple(current))
+    return groups
+
+
+def _position(extent: Extent, position: int) -> dict[str, str | int]:
+    return {"segment": extent.path.name, "position": position}

@@ -1,0 +1,189 @@
+"""The tables and their columns: names, order, types and meaning. Every other form is made from here.
+
+The types are written as Spark writes them; `arrow_schema` and `spark_schema` give the schema in the form
+that pyarrow and Spark want.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, its type and what it holds."""
+
+    name: str
+    type: str
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: its columns in order and the columns its files are sorted into folders by."""
+
+    name: str
+    comment: str
+    columns: tuple[Column, ...]
+    partition_by: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns in order."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def stored(self) -> tuple[Column, ...]:
+        """The columns that stand in the files; the others stand in the folders' names."""
+        return tuple(column for column in self.columns if column.name not in self.partition_by)
+
+
+_TIME = Column("time", "timestamp", "when the last byte arrived")
+_DATE = Column("date", "date", "the day of `time`, in UTC")
+_PROTOCOL = Column("protocol", "string", "the name of the protocol, such as hsp")
+_CONNECTION = Column("connection", "string", "the connection, 16 hexadecimal digits, never reused")
+_DIRECTION = Column("direction", "string", "c2s, s2c, or dgram for datagrams")
+_FILE = Column("file", "string", "the segment or capture the bytes are in")
+_OFFSET = Column("offset", "bigint", "where in the file the bytes begin")
+
+MESSAGES = Table(
+    "messages",
+    "one decoded message a row, all protocols",
+    (
+        _TIME,
+        _DATE,
+        _PROTOCOL,
+        _CONNECTION,
+        _DIRECTION,
+        Column("source", "string", "the sender: host:port or JID"),
+        Column("destination", "string", "the receiver: host:port or JID"),
+        Column("sequence", "bigint", "order within the connection and direction, from 0"),
+        Column("kind", "string", "open, close, redirect, ping, pong, event, request, progress, response, "
+               "cancel, ack, error or other"),
+        Column("topic", "string", "what the message is about"),
+        Column("message_id", "string", "the id the sender gave it"),
+        Column("correlation_id", "string", "the id of the message this one answers"),
+        Column("status", "string", "of a response, progress or error"),
+        Column("content_type", "string", "how to read the body"),
+        Column("body", "binary", "the payload as it was sent"),
+        Column("body_size", "int", "bytes of the body"),
+        Column("wire_size", "int", "bytes of the whole message on the wire"),
+        Column("attributes", "map<string,string>", "what the protocol says beyond the other columns"),
+        Column("authenticity", "string", "none, verified, self-signed, failed or unchecked"),
+        _FILE,
+        _OFFSET,
+    ),
+    ("date",),
+)  # fmt: skip
+
+REJECTS = Table(
+    "rejects",
+    "bytes that did not decode, and where they are",
+    (
+        _TIME,
+        _DATE,
+        _PROTOCOL,
+        _CONNECTION,
+        _DIRECTION,
+        Column("clause", "string", "the rule that was broken, a stable name such as hsp.command.unknown"),
+        Column("detail", "string", "what was wrong, for a person"),
+        Column("bytes", "binary", "the first 4 KiB of the bytes"),
+        Column("size", "int", "how many bytes there were"),
+        _FILE,
+        _OFFSET,
+    ),
+    ("date",),
+)
+
+TRAFFIC = Table(
+    "traffic",
+    "one minute of one topic a row",
+    (
+        Column("minute", "timestamp", "the beginning of the minute"),
+        _PROTOCOL,
+        Column("topic", "string", "what the messages are about"),
+        Column("kind", "string", "the messages' kind"),
+        Column("messages", "bigint", "how many messages"),
+        Column("bytes", "bigint", "their bytes on the wire"),
+        Column("date", "date", "the day of `minute`, in UTC"),
+        Column("open", "boolean", "whether the row may still change: its minute is not over yet"),
+    ),
+    ("open", "date"),
+)
+
+STATE = Table(
+    "_state",
+    "how far the pipeline is; its commit ends a batch",
+    (
+        Column("batch", "bigint", "the number of the last finished batch"),
+        Column("query", "string", "the id of the streaming query, from its checkpoint"),
+        Column("watermark", "timestamp", "the latest time of any message so far"),
+        Column("finished", "timestamp", "when the batch was finished"),
+    ),
+    (),
+)
+
+TABLES = {table.name: table for table in (MESSAGES, REJECTS, TRAFFIC)}
+"""The tables for users, by name."""
+
+KEPT_BYTES = 4096
+"""So many bytes of a reject are kept in the table."""
+
+
+def arrow_type(name: str) -> pa.DataType:
+    """Spark's name of a type as a type of pyarrow."""
+    import pyarrow as pa
+
+    return {
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "date": pa.date32(),
+        "string": pa.string(),
+        "binary": pa.binary(),
+        "int": pa.int32(),
+        "bigint": pa.int64(),
+        "boolean": pa.bool_(),
+        "map<string,string>": pa.map_(pa.string(), pa.string()),
+    }[name]
+
+
+def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
+    """Columns as a schema of pyarrow, with the comments where Delta and Spark look for them."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [pa.field(c.name, arrow_type(c.type), metadata={"comment": c.comment}) for c in columns]
+    )
+
+
+def spark_schema(columns: tuple[Column, ...]) -> StructType:
+    """Columns as a schema of Spark."""
+    from pyspark.sql.types import (
+        BinaryType,
+        BooleanType,
+        DataType,
+        DateType,
+        IntegerType,
+        LongType,
+        MapType,
+        StringType,
+        StructField,
+        StructType,
+        TimestampType,
+    )
+
+    types: dict[str, DataType] = {
+        "timestamp": TimestampType(),
+        "date": DateType(),
+        "string": StringType(),
+        "binary": BinaryType(),
+        "int": IntegerType(),
+        "bigint": LongType(),
+        "boolean": BooleanType(),
+        "map<string,string>": MapType(StringType(), StringType()),
+    }
+    return StructType([StructField(c.name, types[c.type], metadata={"comment": c.comment}) for c in columns])

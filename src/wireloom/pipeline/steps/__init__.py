@@ -1,0 +1,1 @@
+"""The pipeline's steps: each a function from DataFrames to a DataFrame."""

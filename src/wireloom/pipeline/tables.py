@@ -1,0 +1,200 @@
+"""Tables on disk: the one module that knows that they are Delta Lake tables.
+
+Whoever has rows writes Parquet files into a table's folder (`write_rows`); nobody sees them until the
+driver commits them (`commit`). A commit carries the number of its batch, so that a batch that is done
+again after a crash changes nothing. Files that were never committed are invisible rubbish.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wireloom.model import ConfigError
+from wireloom.pipeline.schemas import Table, arrow_schema, spark_schema
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+DIFFERING = frozenset({"body", "message_id", "correlation_id", "bytes", "offset", "sequence", "time"})
+"""Columns whose values hardly repeat: a dictionary of them would only cost time."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A Parquet file of a table, committed or about to be. `path` is relative to the table's folder."""
+
+    path: str
+    rows: int
+    size: int
+    partition: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a table holds right now."""
+
+    rows: int
+    files: int
+    bytes: int
+    version: int
+    committed_ns: int
+
+
+def write_rows(folder: Path, table: Table, rows: pa.Table, partition: Mapping[str, str]) -> WrittenFile:
+    """Write rows of one partition as a new file that no commit knows yet.
+
+    `rows` has the stored columns of the table; dictionary arrays are welcome where values repeat.
+    """
+    import pyarrow.parquet as pq
+
+    place = "/".join(f"{name}={partition[name]}" for name in table.partition_by)
+    path = f"{place}/{uuid.uuid4().hex}.parquet" if place else f"{uuid.uuid4().hex}.parquet"
+    target = folder / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(
+        rows,
+        target,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[c.name for c in table.stored if c.name not in DIFFERING],
+        write_statistics=["time", "minute"],
+        store_schema=False,
+        coerce_timestamps="us",
+    )
+    return WrittenFile(path, rows.num_rows, target.stat().st_size, dict(partition))
+
+
+def create(folder: Path, table: Table) -> None:
+    """Create an empty table, unless it is there."""
+    from deltalake import DeltaTable
+
+    DeltaTable.create(
+        str(folder),
+        arrow_schema(table.columns),
+        mode="ignore",
+        partition_by=list(table.partition_by),
+        name=table.name,
+        description=table.comment,
+        configuration={"delta.checkpointInterval": "10"},
+    )
+
+
+def open_table(folder: Path) -> DeltaTable:
+    """A handle on the newest version of a table."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        return DeltaTable(str(folder))
+    except TableNotFoundError:
+        raise ConfigError(
+            f"{folder} is no table: run `wireloom pipeline run` on its warehouse first"
+        ) from None
+
+
+def commit(
+    handle: DeltaTable,
+    table: Table,
+    application: str,
+    batch: int,
+    added: Sequence[WrittenFile],
+    removed: Iterable[WrittenFile] = (),
+) -> None:
+    """Make files part of the table, and others no longer, in one step that carries the batch's number.
+
+    `handle` must be the one that said the batch is not there yet (see `has_batch`): if another process
+    committed in between, this fails instead of doubling rows.
+    """
+    from deltalake import CommitProperties, Transaction
+    from deltalake.transaction import AddAction, RemoveAction
+
+    now = time.time_ns() // 1_000_000
+    actions: list[AddAction | RemoveAction] = [
+        # Only the number of rows: partial statistics would make some readers skip files.
+        AddAction(file.path, file.size, dict(file.partition), now, True, f'{{"numRecords": {file.rows}}}')
+        for file in added
+    ]
+    actions += [RemoveAction(f.path, True, now, f.size, dict(f.partition)) for f in removed]
+    if not actions:
+        return
+    handle.create_write_transaction(
+        actions,
+        mode="append",
+        schema=handle.schema(),
+        partition_by=list(table.partition_by),
+        commit_properties=CommitProperties(app_transactions=[Transaction(application, batch)]),
+    )
+
+
+def has_batch(handle: DeltaTable, application: str, batch: int) -> bool:
+    """Whether the table has this batch, or a later one, already."""
+    version = handle.transaction_version(application)
+    return version is not None and version >= batch
+
+
+def files(handle: DeltaTable, table: Table, **partition: str) -> list[WrittenFile]:
+    """The files of the table's version that `handle` sees, all or those of some partitions."""
+    actions = handle.get_add_actions(flatten=True)
+    columns = {name: actions.column(name).to_pylist() for name in ("path", "size_bytes", "num_records")}
+    values = {name: actions.column(f"partition.{name}").to_pylist() for name in table.partition_by}
+    found = []
+    for row, path in enumerate(columns["path"]):
+        own = {name: _partition_text(values[name][row]) for name in table.partition_by}
+        if all(own[name] == wanted for name, wanted in partition.items()):
+            found.append(WrittenFile(path, columns["num_records"][row], columns["size_bytes"][row], own))
+    return found
+
+
+def _partition_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def summary(folder: Path, table: Table) -> Summary:
+    """How large a table is, from its log alone."""
+    handle = open_table(folder)
+    own = files(handle, table)
+    committed = handle.history(1)[0]["timestamp"]
+    return Summary(
+        sum(f.rows for f in own), len(own), sum(f.size for f in own), handle.version(), committed * 1_000_000
+    )
+
+
+def read_spark(spark: SparkSession, folder: Path, table: Table, chosen: Sequence[WrittenFile]) -> DataFrame:
+    """Files of a table as a DataFrame with the table's columns in order."""
+    schema = spark_schema(table.columns)
+    if not chosen:
+        return spark.createDataFrame([], schema)
+    paths = [str(folder / file.path) for file in chosen]
+    rows = spark.read.schema(schema).option("basePath", str(folder)).parquet(*paths)
+    return rows.select(*table.names)
+
+
+def attach_duckdb(connection: duckdb.DuckDBPyConnection, folder: Path, table: Table) -> None:
+    """Make the newest version of a table a view of that name in DuckDB."""
+    handle = open_table(folder)
+    uris = handle.file_uris()
+    columns = [f'cast(null as {_duckdb_type(c.type)}) as "{c.name}"' for c in table.columns]
+    empty = f"select {', '.join(columns)} where false"
+    names = ", ".join(f'"{name}"' for name in table.names)
+    if not uris:
+        connection.execute(f'create view "{table.name}" as {empty}')
+        return
+    listed = ", ".join("'" + uri.removeprefix("file://").replace("'", "''") + "'" for uri in uris)
+    types = ", ".join(f"'{c.name}': {c.type}" for c in table.columns if c.name in table.partition_by)
+    connection.execute(
+        f'create view "{table.name}" as {empty} union all select {names} from '
+        f"read_parquet([{listed}], union_by_name=true, hive_partitioning=true, hive_types={{{types}}})"
+    )
+
+
+def _duckdb_type(name: str) -> str:
+    special = {"timestamp": "timestamptz", "string": "varchar", "binary": "blob", "map<string,string>": "map(varchar, varchar)"}
+    return special.get(name, name)

@@ -1,0 +1,138 @@
+"""The folder the pipeline writes: its tables, Spark's checkpoint, and the rules that keep both together.
+
+    warehouse.json   what this folder is and the version of its layout
+    lock             held by the one pipeline that writes
+    checkpoint/      Spark's record of what was read
+    messages/ ...    the tables, and `_state`, whose commit ends a batch
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wireloom.model import ConfigError
+from wireloom.pipeline import tables
+from wireloom.pipeline.schemas import STATE, TABLES, Table
+
+VERSION = 1
+_DESCRIPTION = "warehouse.json"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Warehouse:
+    """A warehouse on disk."""
+
+    root: Path
+
+    def folder(self, table: Table) -> Path:
+        """Where a table is."""
+        return self.root / table.name
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where Spark keeps what it has read."""
+        return self.root / "checkpoint"
+
+    @classmethod
+    def existing(cls, root: Path | str) -> Warehouse:
+        """A warehouse to read from; an error where there is none of this version."""
+        path = Path(root)
+        try:
+            text = (path / _DESCRIPTION).read_text()
+        except OSError:
+            raise ConfigError(
+                f"{root} is no warehouse: make one with `wireloom pipeline run --input DIR --warehouse {root}`"
+            ) from None
+        try:
+            version = json.loads(text)["format"]
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"{path / _DESCRIPTION} is damaged: restore it or choose another warehouse") from None
+        if version != VERSION:
+            raise ConfigError(
+                f"warehouse {root} has format {version}, this Wireloom reads and writes format {VERSION}: "
+                "use the Wireloom that made it, or another warehouse"
+            )
+        return cls(path.resolve())
+
+    @classmethod
+    def prepared(cls, root: Path | str) -> Warehouse:
+        """A warehouse to write to, made if the folder is new or empty."""
+        path = Path(root)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if not (path / _DESCRIPTION).exists():
+                strangers = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK)
+                if strangers:
+                    raise ConfigError(
+                        f"{root} is no warehouse and not empty (it holds {strangers[0]}): choose an empty folder"
+                    )
+                write_json(path / _DESCRIPTION, {"format": VERSION, "tables": "delta"})
+        except OSError as error:
+            raise ConfigError(f"cannot make a warehouse in {root}: {error.strerror}; choose another folder") from None
+        found = cls.existing(path)
+        for table in (*TABLES.values(), STATE):
+            tables.create(found.folder(table), table)
+        return found
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the warehouse; a second pipeline is told who has it. A killed process lets go by itself."""
+        with (self.root / _LOCK).open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise ConfigError(
+                    f"warehouse {self.root} is in use by process {holder}: one pipeline writes a warehouse at a "
+                    "time; stop that one or choose another warehouse"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    def query_id(self) -> str | None:
+        """The id of the streaming query, from Spark's checkpoint; None before the first run."""
+        try:
+            return str(json.loads((self.checkpoint / "metadata").read_text())["id"])
+        except FileNotFoundError:
+            return None
+
+    def offsets(self, batch: int) -> dict[str, dict[str, str | int]]:
+        """The position at the end of a batch, from Spark's checkpoint."""
+        lines = (self.checkpoint / "offsets" / str(batch)).read_text().splitlines()
+        return dict(json.loads(lines[2])) if len(lines) > 2 else {}
+
+    def check_checkpoint(self) -> None:
+        """Refuse to go on where the checkpoint is lost or not that of the tables.
+
+        Without it everything would be read again under numbers the tables have seen, and left out.
+        """
+        query = self.query_id()
+        planned = -1
+        if query is not None and (self.checkpoint / "offsets").is_dir():
+            names = [entry.name for entry in (self.checkpoint / "offsets").iterdir()]
+            planned = max((int(name) for name in names if name.isdigit()), default=-1)
+        for table in (*TABLES.values(), STATE):
+            handle = tables.open_table(self.folder(table))
+            known = None if query is None else handle.transaction_version(query)
+            if (known is None and handle.version() > 0) or (known is not None and known > planned):
+                raise ConfigError(
+                    f"the checkpoint of warehouse {self.root} is lost or of another run ({self.checkpoint}), so "
+                    "what its tables hold is unknown: restore it from a backup, or begin a new warehouse"
+                )
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace a small file in one step."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(value, sort_keys=True) + "\n")
+    draft.replace(path)
