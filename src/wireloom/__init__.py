@@ -25,6 +25,7 @@ from wireloom.model import (
 )
 from wireloom.peers import Backoff, Peer, Result, Server, Service, connect, serve
 from wireloom.transports import TLS
+from wireloom.transports.loop import run
 
 __all__ = [
     "Authenticity",
@@ -49,5 +50,6 @@ __all__ = [
     "TLS",
     "WireloomError",
     "connect",
+    "run",
     "serve",
 ]

@@ -1,0 +1,96 @@
+"""Options that several commands share: protocol settings, topic maps, certificates."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from wireloom.model import ConfigError
+from wireloom.protocols.contract import Protocol
+from wireloom.transports import TLS
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """`--set` and `--topics`."""
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the protocol, such as max_payload=65536; may be repeated",
+    )
+    parser.add_argument(
+        "--topics",
+        type=Path,
+        metavar="FILE",
+        help='numbers that stand for topics (hsp types), as JSON such as {"7": "sensors/kitchen"}, or TOML',
+    )
+
+
+def add_tls(parser: argparse.ArgumentParser, *, server: bool) -> None:
+    """Certificates, for URLs with TLS."""
+    group = parser.add_argument_group("TLS")
+    group.add_argument("--certificate", type=Path, metavar="FILE", help="our certificate (PEM)")
+    group.add_argument("--key", type=Path, metavar="FILE", help="its private key (PEM)")
+    what = "whose client certificates are asked for" if server else "that signed the server's certificate"
+    group.add_argument("--ca", type=Path, metavar="FILE", help=f"the authority {what} (PEM)")
+    if not server:
+        group.add_argument("--insecure", action="store_true", help="take any certificate; for tests only")
+
+
+def settings(arguments: argparse.Namespace) -> dict[str, object]:
+    """The values of `--set`.
+
+    >>> settings(argparse.Namespace(settings=["max_payload=10"]))
+    {'max_payload': '10'}
+    """
+    values: dict[str, object] = {}
+    for text in arguments.settings:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set {text}: write it as --set NAME=VALUE")
+        values[name] = value.split(",") if "," in value else value
+    return values
+
+
+def topics(arguments: argparse.Namespace) -> dict[int, str] | None:
+    """The map of `--topics`."""
+    path: Path | None = arguments.topics
+    if path is None:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} is not {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
+    if isinstance(content, dict) and isinstance(content.get("topics"), dict):
+        content = content["topics"]
+    if not isinstance(content, dict) or not all(
+        number.isdecimal() and isinstance(topic, str) for number, topic in content.items()
+    ):
+        raise ConfigError(f'{path} must map numbers to topics, such as {{"7": "sensors/kitchen"}}')
+    return {int(number): topic for number, topic in content.items()}
+
+
+def tls(arguments: argparse.Namespace) -> TLS | None:
+    """The certificates that were named, if any."""
+    insecure = getattr(arguments, "insecure", False)
+    if arguments.certificate is None and arguments.ca is None and not insecure:
+        return None
+    return TLS(certificate=arguments.certificate, key=arguments.key, ca=arguments.ca, verify=not insecure)
+
+
+def protocol_options(protocol: Protocol, words: Sequence[str]) -> Mapping[str, object]:
+    """Options that only this protocol has, as settings; `words` are the arguments nobody else understood."""
+    parser = argparse.ArgumentParser(prog=f"wireloom decode {protocol.name}", add_help=False)
+    for option, setting in protocol.decode_options.items():
+        parser.add_argument(f"--{option}", dest=setting, default=argparse.SUPPRESS)
+    values, rest = parser.parse_known_args(list(words))
+    if rest:
+        known = ", ".join(f"--{option}" for option in protocol.decode_options) or "none"
+        raise ConfigError(f"unknown option {rest[0]}; options that only {protocol.name} has: {known}")
+    return vars(values)

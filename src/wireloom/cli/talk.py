@@ -1,0 +1,245 @@
+"""`wireloom pub`, `sub`, `req` and `echo`: talk to any peer from the shell."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import TypeAlias
+
+from wireloom.cli import options
+from wireloom.cli.jsonlines import message_to_json
+from wireloom.model import HandshakeFailed, Kind, Message, PeerClosed
+from wireloom.peers import Client, Peer, connect, serve
+from wireloom.protocols.contract import HUB_PREFIX
+from wireloom.transports.loop import run
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the commands `pub`, `sub`, `req` and `echo`."""
+    pub = _command(
+        subparsers,
+        "pub",
+        "publish an event",
+        [
+            "wireloom pub hsp://127.0.0.1:5042 sensors/kitchen '{\"c\": 21.5}'",
+            "tail -f app.log | wireloom pub hsp://127.0.0.1 logs/app --lines",
+        ],
+        publish,
+    )
+    _topic_and_body(pub)
+    pub.add_argument("--ack", action="store_true", help="wait until the other end has acknowledged it")
+    pub.add_argument("--lines", action="store_true", help="publish each line of standard input")
+
+    req = _command(
+        subparsers,
+        "req",
+        "send a request and show the answer",
+        ['wireloom req yamp://127.0.0.1:5043 math/add \'{"a": 1, "b": 2}\''],
+        request,
+    )
+    _topic_and_body(req)
+    req.add_argument("--json", action="store_true", help="show the answer as a line of JSON, as `decode` does")
+
+    sub = _command(
+        subparsers,
+        "sub",
+        "show events as they come",
+        [
+            "wireloom sub hsp://127.0.0.1:5042 'sensors/#'",
+            "wireloom sub hsp://127.0.0.1 'sensors/+' --count 10 --body",
+        ],
+        subscribe,
+    )
+    sub.add_argument("topic", metavar="TOPIC", help="a topic or a pattern: + is one level, # the rest")
+    sub.add_argument("--count", type=int, metavar="N", help="stop after N events")
+    sub.add_argument("--body", action="store_true", help="show bodies alone instead of lines of JSON")
+    sub.add_argument("--local", action="store_true", help="do not ask the other end: it sends events unasked")
+
+    echo = _command(
+        subparsers,
+        "echo",
+        "a server that sends events back and answers requests with their body",
+        ["wireloom echo hsp://127.0.0.1:5042", "wireloom echo hsp://127.0.0.1:0    (any free port)"],
+        echo_server,
+        server=True,
+    )
+    echo.set_defaults(quiet=False)
+
+
+def _command(
+    subparsers: Subparsers,
+    name: str,
+    help_: str,
+    examples: list[str],
+    action: Callable[[argparse.Namespace], Coroutine[object, object, int]],
+    *,
+    server: bool = False,
+) -> argparse.ArgumentParser:
+    lines = "\n".join(f"  {example}" for example in examples)
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=help_,
+        description=f"{help_[:1].upper()}{help_[1:]}.",
+        epilog=f"example{'s' if len(examples) > 1 else ''}:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("url", metavar="URL", help="such as hsp://127.0.0.1:5042")
+    if not server:
+        parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="default 30")
+    options.add_settings(parser)
+    options.add_tls(parser, server=server)
+    parser.set_defaults(run=lambda arguments: run(action(arguments)))
+    return parser
+
+
+def _topic_and_body(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument("body", metavar="BODY", nargs="?", default="", help="text; - reads standard input")
+
+
+def _peer(arguments: argparse.Namespace) -> Client:
+    return connect(
+        arguments.url,
+        settings=options.settings(arguments),
+        topics=options.topics(arguments),
+        tls=options.tls(arguments),
+        reconnect=False,
+        timeout=arguments.timeout,
+    )
+
+
+async def publish(arguments: argparse.Namespace) -> int:
+    """Publish one body, or each line of standard input."""
+    async with _peer(arguments) as peer:
+        if arguments.lines:
+            async for line in _lines():
+                await _publish(peer, arguments, line)
+        else:
+            await _publish(peer, arguments, _body(arguments.body))
+    return 0
+
+
+async def _publish(peer: Peer, arguments: argparse.Namespace, body: bytes) -> None:
+    if arguments.ack:
+        topic = f"{HUB_PREFIX}publish/{arguments.topic}"
+        await peer.ask(_message(Kind.REQUEST, topic, body), timeout=arguments.timeout)
+    else:
+        peer.send(_message(Kind.EVENT, arguments.topic, body))
+        await peer.drain()
+
+
+async def request(arguments: argparse.Namespace) -> int:
+    """Ask once and show the answer."""
+    async with _peer(arguments) as peer:
+        message = _message(Kind.REQUEST, arguments.topic, _body(arguments.body))
+        answer = await peer.ask(message, timeout=arguments.timeout)
+    if arguments.json:
+        _show(answer)
+    else:
+        _show_body(answer)
+    return 0
+
+
+async def subscribe(arguments: argparse.Namespace) -> int:
+    """Show events until there were enough of them, or the connection ends."""
+    left = arguments.count
+    async with _peer(arguments) as peer, peer.subscribe(arguments.topic, local=arguments.local) as events:
+        if left == 0:
+            return 0
+        try:
+            async for event in events:
+                if arguments.body:
+                    _show_body(event)
+                else:
+                    _show(event)
+                sys.stdout.flush()
+                if left is not None:
+                    left -= 1
+                    if left == 0:
+                        break
+        except HandshakeFailed:
+            raise
+        except PeerClosed as error:
+            raise PeerClosed(f"{error}; the subscription ended") from error
+    return 0
+
+
+async def echo_server(arguments: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with serve(
+        arguments.url,
+        echo_handler,
+        settings=options.settings(arguments),
+        topics=options.topics(arguments),
+        tls=options.tls(arguments),
+    ) as server:
+        print(f"listening on {server.url}", flush=True)
+        await stop.wait()
+    return 0
+
+
+async def echo_handler(message: Message, peer: Peer) -> Message | None:
+    """Send an event back as it came; answer a request with its body."""
+    if message.kind is Kind.EVENT:
+        peer.send(Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type))
+        await peer.drain()
+        return None
+    return Message(Kind.RESPONSE, message.topic, message.body, content_type=message.content_type)
+
+
+def _message(kind: Kind, topic: str, body: bytes) -> Message:
+    """What was typed, with the content type it looks like; sessions that agreed on another convert it."""
+    return Message(kind, topic, body, content_type=_content_type(body))
+
+
+def _content_type(body: bytes) -> str | None:
+    """JSON where it is an object or an array, else text, else nothing.
+
+    >>> _content_type(b'{"a": 1}'), _content_type(b"21.5"), _content_type(bytes([255]))
+    ('application/json', 'text/plain', None)
+    """
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    if text[:1] in "{[":
+        try:
+            json.loads(text)
+            return "application/json"
+        except ValueError:
+            pass
+    return "text/plain"
+
+
+def _body(text: str) -> bytes:
+    return sys.stdin.buffer.read() if text == "-" else text.encode(errors="surrogateescape")
+
+
+async def _lines() -> AsyncIterator[bytes]:
+    """Lines of standard input, read beside the event loop so that it is never blocked."""
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.buffer.readline):
+        yield line.rstrip(b"\r\n")
+
+
+def _show(message: Message) -> None:
+    sys.stdout.write(json.dumps(message_to_json(message), ensure_ascii=False) + "\n")
+
+
+def _show_body(message: Message) -> None:
+    """The body as it is; with a line end where it is text without one."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(message.body)
+    if message.body and not message.body.endswith(b"\n") and _content_type(message.body) is not None:
+        sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()
