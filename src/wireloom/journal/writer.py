@@ -6,6 +6,7 @@ Implements the writing side of docs/reference/journal-format.md. One process wri
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -346,8 +347,10 @@ def _take_lock(folder: Path) -> int:
         raise JournalError(
             f"{folder}: another process (pid {holder}) writes this journal; stop it or name another folder"
         ) from None
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+    # The number only serves the message above: a disk too full for it is reported where it matters.
+    with contextlib.suppress(OSError):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     return lock
 
 
