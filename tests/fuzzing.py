@@ -24,7 +24,7 @@ import numpy as np
 from tests.agreement import Row, rows_of_columns, rows_of_decoder
 from wireloom.model import Direction, Kind, Message, ProtocolViolation, WireloomError
 from wireloom.protocols.columns import Spans, Stream
-from wireloom.protocols.contract import CUT, Framing, Protocol, Role, Session
+from wireloom.protocols.contract import CUT, Decoder, Framing, Protocol, Role, Session
 from wireloom.protocols.registry import protocol as find
 
 BATCH = 500
@@ -115,11 +115,9 @@ def decode_in_pieces(protocol: Protocol, data: bytes, draw: random.Random) -> tu
         step = draw.choice((1, 2, 3, 7, 50, 1000))
         decoder.feed(data[position : position + step])
         position += step
-        try:
-            for found in decoder:
-                messages.append((found.offset, found.size, found.message))
-        except ProtocolViolation as violation:
-            return messages, violation.clause
+        clause = drain(decoder, messages)
+        if clause is not None:
+            return messages, clause
     return messages, None
 
 
@@ -127,12 +125,18 @@ def decode_whole(protocol: Protocol, data: bytes) -> tuple[list[object], str | N
     decoder = protocol.decoder(Direction.C2S, protocol.settings(), TOPICS)
     decoder.feed(data)
     messages: list[object] = []
+    return messages, drain(decoder, messages)
+
+
+def drain(decoder: Decoder, messages: list[object]) -> str | None:
+    """Take what the decoder has; the clause of the violation that ended it, if one did."""
     try:
         for found in decoder:
-            messages.append((found.offset, found.size, found.message))
+            place = (found.offset, found.size)
+            messages.append((place, found.message))
     except ProtocolViolation as violation:
-        return messages, violation.clause
-    return messages, None
+        return violation.clause
+    return None
 
 
 def greeted(protocol: Protocol, role: Role) -> Session:
@@ -173,9 +177,8 @@ def columns_of(protocol: Protocol, batch: list[bytes]) -> list[tuple[list[Row], 
     ends = np.cumsum([len(data) for data in batch], dtype=np.int64)
     starts = np.concatenate(([0], ends[:-1])).astype(np.int64)
     stream = Stream(Direction.C2S, TOPICS)
-    spans = Spans(
-        np.frombuffer(b"".join(batch), np.uint8), starts, ends, np.arange(len(batch), dtype=np.int32), [stream] * len(batch)
-    )  # fmt: skip
+    own_stream = np.arange(len(batch), dtype=np.int32)
+    spans = Spans(np.frombuffer(b"".join(batch), np.uint8), starts, ends, own_stream, [stream] * len(batch))
     columns = protocol.columns().decode(spans, protocol.settings())
     rows, rejects = rows_of_columns(columns)
     result: list[tuple[list[Row], list[Row], int]] = [

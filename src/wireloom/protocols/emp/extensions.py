@@ -19,7 +19,7 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
-from wireloom.model import LimitExceeded
+from wireloom.model import LimitExceeded, NotSupported
 from wireloom.protocols.emp.frames import Block, Extension, violation
 
 MAX_DECOMPRESSED_DEFAULT = 16 * 1024 * 1024
@@ -146,7 +146,10 @@ def encode_hub(value: Hub) -> bytes:
         (_STATUS, "status", value.status),
     ):
         if text is not None:
-            encoded = text.encode()
+            try:
+                encoded = text.encode()
+            except UnicodeEncodeError:
+                raise NotSupported(f"{name} {text!r} has no form in UTF-8") from None
             if len(encoded) > 0xFFFF:
                 raise LimitExceeded(f"{name} of {len(encoded)} bytes; a character string of emp has at most 65535")
             flags |= flag

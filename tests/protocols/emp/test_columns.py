@@ -1,0 +1,142 @@
+"""frames.py and columns.py give the same answer for the same bytes: valid, mutated, split, garbage."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.agreement import assert_columns_agree, assert_split_columns_agree, rows_of_columns
+from tests.protocols.emp.strategies import mutated_stream, said, stream
+from wireloom.model import Direction, Kind, Message
+from wireloom.protocols.columns import Columns, SlowColumns, Spans, Stream
+from wireloom.protocols.emp import EMP, columns, extensions, frames
+from wireloom.protocols.emp.frames import Block, Frame, SizeMode, Type
+from wireloom.protocols.emp.messages import to_message
+
+
+@given(stream())
+def test_columns_agree_with_frames_on_valid_streams(data: bytes) -> None:
+    assert_columns_agree(EMP, data)
+
+
+@given(mutated_stream())
+@settings(max_examples=400)
+def test_columns_agree_with_frames_on_mutated_streams(data: bytes) -> None:
+    assert_columns_agree(EMP, data)
+
+
+@given(mutated_stream(SizeMode.EXCLUSIVE))
+def test_columns_agree_with_frames_on_exclusive_sizes(data: bytes) -> None:
+    assert_columns_agree(EMP, data, values={"size_mode": "exclusive"})
+
+
+@given(mutated_stream())
+def test_columns_agree_with_frames_when_limits_are_tight(data: bytes) -> None:
+    assert_columns_agree(EMP, data, values={"max_message": 1024, "max_decompressed": 20})
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=200)
+def test_columns_agree_with_frames_on_garbage(data: bytes) -> None:
+    assert_columns_agree(EMP, data)
+
+
+@given(mutated_stream(), st.lists(st.integers(0, 1000), max_size=8))
+def test_any_split_of_the_stream_gives_the_same_columns(data: bytes, cuts: list[int]) -> None:
+    assert_split_columns_agree(EMP, data, cuts)
+
+
+@given(stream(), st.lists(st.integers(1, 60), min_size=1, max_size=30))
+def test_any_split_of_the_stream_gives_the_same_messages(data: bytes, steps: list[int]) -> None:
+    whole = EMP.decoder(Direction.S2C, EMP.settings())
+    whole.feed(data)
+    pieces = EMP.decoder(Direction.S2C, EMP.settings())
+    found, position = [], 0
+    while position < len(data):
+        step = steps[position % len(steps)]
+        pieces.feed(data[position : position + step])
+        position += step
+        found += list(pieces)
+    assert found == list(whole)
+
+
+def plain(found: Columns) -> object:
+    rejects = [(reject.span, reject.offset, reject.size, reject.clause, reject.detail) for reject in found.rejects]
+    return found.span.tolist(), rows_of_columns(found), rejects, found.consumed.tolist()
+
+
+@given(st.lists(mutated_stream(), min_size=1, max_size=8), st.integers(1, 3))
+@settings(max_examples=200)
+def test_many_spans_of_several_streams_decode_as_the_slow_columns_do(parts: list[bytes], count: int) -> None:
+    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    spans = Spans(
+        np.frombuffer(b"".join(parts), np.uint8),
+        np.concatenate(([0], ends[:-1])).astype(np.int64),
+        ends,
+        (np.arange(len(parts)) % count).astype(np.int32),
+        [Stream(Direction.C2S)] * count,
+    )
+    assert plain(EMP.columns().decode(spans, EMP.settings())) == plain(SlowColumns(EMP).decode(spans, EMP.settings()))
+
+
+def test_the_columns_have_the_types_of_the_messages_table() -> None:
+    data = said(Message(Kind.EVENT, "größe", b"1")) + said(Message(Kind.EVENT, "a", b"2"))
+    spans = Spans.whole(data, Stream(Direction.C2S))
+    fast, slow = EMP.columns().decode(spans, EMP.settings()), SlowColumns(EMP).decode(spans, EMP.settings())
+    for name in (
+        "topic",
+        "message_id",
+        "correlation_id",
+        "status",
+        "content_type",
+        "body",
+        "attributes",
+        "authenticity",
+    ):
+        assert getattr(fast, name).type == getattr(slow, name).type, name
+        getattr(fast, name).validate(full=True)
+    for name in ("span", "offset", "size", "kind", "consumed"):
+        assert getattr(fast, name).dtype == getattr(slow, name).dtype, name
+
+
+def test_only_rows_that_need_it_are_looked_into() -> None:
+    looked: list[int] = []
+
+    def counted(frame: Frame, *rest: object) -> Message:
+        looked.append(frame.type)
+        return to_message(frame, *rest)  # type: ignore[arg-type]
+
+    request = Block(0, extensions.encode_request_response(extensions.RequestResponse(True, 2**64 - 1)))
+    hub = Block(128, extensions.encode_hub(extensions.Hub("sensors/kitchen", "application/json")))
+    packed = Frame(Type.DATA, extensions.gzip(b"zzz"), (Block(1, bytes.fromhex("01000000")),))
+    shallow = [
+        Frame(Type.DATA, b"x"),
+        Frame(Type.DATA, b"x", (request, hub)),
+        Frame(Type.DATA, b"x", (hub,)),
+        Frame(Type.PING),
+        Frame(Type.PONG, b"ignored"),
+        Frame(Type.BYE),
+    ]
+    data = b"".join(frames.encode(frame) for frame in [*shallow * 50, packed, *shallow * 50])
+    original = columns.to_message
+    try:
+        columns.to_message = counted  # type: ignore[assignment]
+        found = EMP.columns().decode(Spans.whole(data, Stream(Direction.C2S)), EMP.settings())
+    finally:
+        columns.to_message = original
+    assert len(found) == 601
+    assert looked == [Type.DATA]
+    assert_columns_agree(EMP, data)
+
+
+def test_an_empty_buffer_and_empty_spans_give_no_rows() -> None:
+    assert_columns_agree(EMP, b"")
+    spans = Spans(np.zeros(0, np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int32), [])
+    assert len(EMP.columns().decode(spans, EMP.settings())) == 0
+
+
+def test_warming_compiles_the_kernels() -> None:
+    EMP.columns().warm()
+    assert columns._fill.signatures
+    assert columns._count.signatures
