@@ -161,8 +161,7 @@ def violation(clause: str, detail: str) -> ProtocolViolation:
 
 def cut(text: str, limit: int = MAX_TEXT) -> str:
     """A text cut to so many bytes of UTF-8, never inside a character."""
-    data = text.encode(errors="replace")
-    return text if len(data) == len(text) <= limit else data[:limit].decode(errors="ignore")
+    return text.encode(errors="replace")[:limit].decode(errors="ignore")
 
 
 def encode(frame: Frame) -> bytes:

@@ -59,7 +59,7 @@ RECEIVES: Mapping[tuple[Role, SessionState], frozenset[FrameType]] = {
 """Which frames each role takes in each state."""
 
 SENDABLE = frozenset((*ANSWERS, Kind.EVENT, Kind.REQUEST, Kind.CANCEL))
-"""The kinds an application sends; handshake, ping and pong are the session's own affair."""
+"""The kinds of user messages; the system frames are the session's own affair, but for close, redirect and ping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,13 +328,16 @@ class YampSession(Session):
             self._refuse(frames.violation("yamp.handshake.timeout", detail), bytes(self._buffer))
         elif self._ping_sent is None:
             self._pings += 1
-            self._ping_sent, self._ping_payload = now, str(self._pings).encode()
-            self._say(frames.Ping(self._ping_payload))
+            self._ping(str(self._pings).encode(), now)
         else:
             self._closing_reason = f"nothing heard for {self.settings.pong_timeout:g} s after a ping (pong_timeout)"
             self.close_reason = "idle"
             self._goodbye()
         return Run()
+
+    def _ping(self, payload: bytes, now: float) -> None:
+        self._say(to_frame(Message(Kind.PING, body=payload), self.settings))
+        self._ping_sent, self._ping_payload = now, payload
 
     # The application's side
 
@@ -351,8 +354,11 @@ class YampSession(Session):
             return message
         if message.kind is Kind.REDIRECT:
             return self._redirect(message)
+        if message.kind is Kind.PING and self.state is SessionState.OPEN:
+            self._ping(message.body, now)
+            return message
         if message.kind not in SENDABLE:
-            raise NotSupported(f"a yamp session has no use for a message of kind {message.kind} from its application")
+            raise NotSupported(f"a yamp session sends no {message.kind} for its application in state {self.state}")
         if message.kind in ANSWERS:
             return self._answer(message, now)
         if message.kind is Kind.CANCEL:
