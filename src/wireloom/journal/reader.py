@@ -6,7 +6,6 @@ for millions. Only committed bytes are read.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,8 +137,7 @@ class _Decoding:
             position = decoder.offset
             try:
                 for found in decoder:
-                    message = dataclasses.replace(
-                        found.message,
+                    message = found.message.with_(
                         protocol=first.protocol,
                         time=run[-1].time_ns,
                         connection=None if first.connection is None else f"{first.connection:016x}",
@@ -174,7 +172,7 @@ def accepting_settings(protocol: Protocol) -> Settings:
     >>> accepting_settings(find_protocol("hsp")).max_payload
     2147483647
     """
-    settings = protocol.settings()
+    settings = protocol.lenient()
     limits = {
         each.name: _NO_LIMIT
         for each in dataclasses.fields(settings)
