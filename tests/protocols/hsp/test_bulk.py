@@ -278,6 +278,23 @@ def test_what_is_forwarded_reads_as_the_same_events(many: list[frames.Frame], pr
         ]
 
 
+def test_frames_go_as_they_are_to_peers_that_know_their_numbers() -> None:
+    bulk = bulk_of(opened(bulk=True), Data(7, bytes(600)), Data(8, b""), Data(300, b""))
+    stranger, friend = opened(bulk=True), opened(bulk=True)
+    friend.receive(wire(DataAck(1, MAP_TYPE, b'{"topics": {"7": "sensors/kitchen", "8": "sensors/kitchen"}}')), 0)
+    assert friend.can_forward(bulk, "sensors/kitchen")
+    assert not stranger.can_forward(bulk, "sensors/kitchen")
+    friend.receive(wire(DataAck(2, MAP_TYPE, b'{"topics": {"8": "elsewhere"}}')), 0)
+    assert not friend.can_forward(bulk, "sensors/kitchen")
+
+
+def test_without_the_profile_numbers_are_all_there_is() -> None:
+    bulk = bulk_of(opened(bulk=True), Data(7, bytes(600)))
+    assert opened(bulk=True, profile=False).can_forward(bulk, "sensors/kitchen")
+    assert not opened(bulk=True, profile=False, limit=1999).can_forward(bulk, "sensors/kitchen")
+    assert not opened(bulk=False, profile=False).can_forward(bulk, "sensors/kitchen")
+
+
 # Acknowledging
 
 
