@@ -217,6 +217,7 @@ class Connection:
                     self._lose(count + sum(each for _, each in self._queue))
                     log.warning("%r is too slow: disconnected with %d bytes unsent", self, self._queued_bytes)
                     self.session.close_reason = "error"
+                    self.hub.forget(self)
                     self.driver.abort()
                     return
                 case SlowConsumer.DROP_OLDEST:

@@ -60,7 +60,7 @@ class Router:
                 continue
             subscribers = self.subscriptions.lookup(topic)
             if subscribers:
-                self._fan_out(source, bulk, topic, subscribers)
+                self._fan_out(bulk, topic, subscribers)
             else:
                 self._hub.metrics.unmatched.add(bulk.count_of(topic), source.name)
         for message in bulk.others():
@@ -73,13 +73,12 @@ class Router:
         self._hub.metrics.acknowledged.add(count, source.name)
         source.send_frames(bulk.acknowledgements(), count)
 
-    def _fan_out(self, source: Connection, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
-        """Frames of one topic to peers of the same protocol and numbering as they are, to others one by one."""
-        numbers = source.session.topic_numbers()
+    def _fan_out(self, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
+        """Frames of one topic as they are to peers that read them the same way, to others one by one."""
         encoded: bytes | None = None
         messages: list[Message] | None = None
         for subscriber in subscribers:
-            if subscriber.protocol is source.protocol and subscriber.session.topic_numbers() == numbers:
+            if subscriber.session.can_forward(bulk, topic):
                 encoded = bulk.forward(topic) if encoded is None else encoded
                 subscriber.deliver_frames(encoded, bulk.count_of(topic))
             else:

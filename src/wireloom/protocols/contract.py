@@ -264,10 +264,7 @@ class Bulk(abc.ABC):
 
     @abc.abstractmethod
     def forward(self, topic: str) -> bytes:
-        """The events and publishes of one topic as unacknowledged frames.
-
-        For a peer of this protocol whose numbers stand for the same topics (`Session.topic_numbers`).
-        """
+        """The events and publishes of one topic as unacknowledged frames, for whom `Session.can_forward` says so."""
 
     @abc.abstractmethod
     def others(self) -> list[Message]:
@@ -357,6 +354,10 @@ class Session(abc.ABC):
     def send_frames(self, encoded: bytes, count: int) -> None:
         """Queue frames that are encoded already (from `Bulk.forward` or `Bulk.acknowledgements`)."""
         raise NotImplementedError
+
+    def can_forward(self, bulk: Bulk, topic: str) -> bool:
+        """Whether `bulk.forward(topic)`, read on another connection, means the same to this session's peer."""
+        return False
 
     def enable_bulk(self) -> bool:
         """Allow `receive` to answer with `Run.bulk` for large reads; False where there is no kernel."""

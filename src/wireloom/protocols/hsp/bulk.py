@@ -77,6 +77,7 @@ class HspBulk(Bulk):
 
     def __init__(self, session: HspSession, buffer: bytes) -> None:
         self._session = session
+        self.max_payload = session.settings.max_payload
         self._names = session.names
         self._buffer = buffer
         self._data = np.frombuffer(buffer, np.uint8)
@@ -171,6 +172,10 @@ class HspBulk(Bulk):
             return self._plain
         chosen: NDArray[np.bool_] = self._plain & np.isin(self._type, self._numbers.get(topic, ()))
         return chosen
+
+    def numbers(self, topic: str) -> list[int]:
+        """The types that stand for a topic in this read."""
+        return self._numbers[topic]
 
     def count_of(self, topic: str) -> int:
         """How many plain messages of one topic there are."""

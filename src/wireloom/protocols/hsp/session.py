@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
-from wireloom.protocols.contract import HUB_PREFIX, Role, Run, Session, SessionState
+from wireloom.protocols.contract import HUB_PREFIX, Bulk, Role, Run, Session, SessionState
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.profile import Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
@@ -32,6 +32,11 @@ class HspSession(Session):
         super().__init__(role)
         self.settings = settings
         self.names = Names(dict(topics or {}), settings.profile)
+        # A server cannot know whether a peer that uses the profile has the server's numbers: until it says so with
+        # a map of its own, it is sent envelopes. Without the profile numbers are all there is.
+        known = {} if role is Role.SERVER and settings.profile else self.names.topics
+        self._own_names = Names(known, settings.profile)
+        """What we write; `names` is what we read."""
         self._receives = role.sends.opposite
         self._buffer = b""
         self._out: list[bytes] = []
@@ -169,6 +174,7 @@ class HspSession(Session):
             self.count("hsp.map.invalid")
             return
         self.names = Names({**self.names.topics, **learnt}, self.names.profile)
+        self._own_names = Names({**self._own_names.topics, **learnt}, self.names.profile)
 
     def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
         self.violation, self.refused, self.close_reason = violation, bytes(rest), "error"
@@ -230,7 +236,7 @@ class HspSession(Session):
             raise PeerClosed("the hsp connection is closed")
         if message.kind is Kind.REQUEST:
             message = message.with_(id=str(self._draw_id()))
-        frame = to_frame(message, self.names, self.settings)
+        frame = to_frame(message, self._own_names, self.settings)
         match frame:
             case frames.DataAck(message_id=message_id):
                 self._waiting[message_id] = message
@@ -266,6 +272,14 @@ class HspSession(Session):
         if self.state is SessionState.CLOSED:
             raise PeerClosed("the hsp connection is closed")
         self._queue(encoded, count)
+
+    def can_forward(self, bulk: Bulk, topic: str) -> bool:
+        """Whether our peer knows the number of this topic and takes payloads of this size."""
+        return (
+            isinstance(bulk, self._bulk or ())
+            and all(self._own_names.topics.get(number) == topic for number in bulk.numbers(topic))
+            and bulk.max_payload <= self.settings.max_payload
+        )
 
     def _queue(self, encoded: bytes, count: int = 1) -> None:
         self._out.append(encoded)

@@ -1,0 +1,90 @@
+"""The configuration: what is wrong is named with file, line, key and what would be right."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from wireloom.hub.config import HubConfig, SlowConsumer, default_config, load_config, parse_config
+from wireloom.model import ConfigError
+
+
+def parse(text: str) -> HubConfig:
+    return parse_config(tomllib.loads(text), text, "hub.toml", Path("data"))
+
+
+def test_without_a_file_every_plain_scheme_listens_on_loopback_on_its_own_port() -> None:
+    listeners = {listener.scheme.name: listener for listener in default_config(Path("data")).listeners}
+    assert listeners["hsp"].address.port == 5042
+    assert {listener.address.host for listener in listeners.values()} == {"127.0.0.1"}
+    assert not any(listener.scheme.secure for listener in listeners.values())
+    assert default_config(Path("data")).journal_folder == Path("data/journal")
+
+
+def test_a_whole_file_is_understood(tmp_path: Path) -> None:
+    file = tmp_path / "hub.toml"
+    file.write_text(
+        """
+        data = "elsewhere"
+        [[listener]]
+        url = "hsp://127.0.0.1:6000"
+        profile = true
+        settings = { max_payload = 100 }
+        topics = { 7 = "sensors/kitchen" }
+        [[listener]]
+        url = "hsp://[::1]"
+        [journal]
+        sync = false
+        segment_bytes = 1000000
+        [limits]
+        slow_consumer = "disconnect"
+        [http]
+        url = "off"
+        """
+    )
+    config = load_config(file)
+    first, second = config.listeners
+    assert (first.address.port, first.topics, first.settings.max_payload) == (6000, {7: "sensors/kitchen"}, 100)  # type: ignore[attr-defined]
+    assert first.settings.profile  # type: ignore[attr-defined]
+    assert (second.address.host, second.address.port) == ("::1", 5042)
+    assert not second.settings.profile  # type: ignore[attr-defined]
+    assert not config.journal.sync
+    assert config.limits.slow_consumer is SlowConsumer.DISCONNECT
+    assert config.http is None
+    assert config.journal_folder == Path("elsewhere/journal")
+    assert load_config(file, tmp_path).journal_folder == tmp_path / "journal"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("colour = 1\n", "hub.toml:1: unknown key 'colour'; known: data, listener"),
+        ('[[listener]]\nport = 1\n', "hub.toml:2: listener: unknown key 'port'; known: url"),
+        ('\n[[listener]]\nprofile = true\n', "hub.toml:2: listener: a listener needs a url"),
+        ('[[listener]]\nurl = "hsp://h"\n[[listener]]\n\nurl = "ftp://h"\n', "hub.toml:5: listener: unknown URL scheme 'ftp'"),
+        ('[[listener]]\nurl = "hsp://h:x"\n', "hub.toml:2: listener: URL 'hsp://h:x': the port"),
+        ('[[listener]]\nurl = "hsp://h"\nsettings = { max = 1 }\n', "hub.toml:3: listener: unknown setting 'max'; known: max_payload"),
+        ('[[listener]]\nurl = "hsp://h"\ntopics = { 7 = "a/#" }\n', "hub.toml:3: listener: topics: topic 'a/#' holds a wildcard"),
+        ('[[listener]]\nurl = "hsp://h"\ntopics = { seven = "a" }\n', "hub.toml:3: listener: topics: 'seven' is not a number"),
+        ('[listener]\nurl = "hsp://h"\n', "write listeners as [[listener]], with two brackets"),
+        ('[journal]\nsync = "maybe"\n', "hub.toml:2: journal: setting 'sync' is 'maybe'; it must be of type bool"),
+        ('[limits]\n\nqueue_byte = 1\n', "hub.toml:3: limits: unknown setting 'queue_byte'"),
+        ('[limits]\nslow_consumer = "shout"\n', "hub.toml:2: limits: setting 'slow_consumer' is 'shout'"),
+        ('[http]\nurl = "https://127.0.0.1:1"\n', "hub.toml:2: http: URL 'https://127.0.0.1:1': metrics are served over http"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(text)
+    assert message in str(error.value)
+
+
+def test_a_missing_and_a_broken_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*none.toml: No such file"):
+        load_config(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("a = \n")
+    with pytest.raises(ConfigError, match=r"broken.toml: .*line 1"):
+        load_config(broken)
