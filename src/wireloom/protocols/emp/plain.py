@@ -1,0 +1,101 @@
+"""The most common messages without the detour through frames: data that is plain or has a topic, requests, responses.
+
+A session tries these first. They give None for everything else, for anything unusual and for anything wrong; then
+`frames.py` and `messages.py` decide. What they do give is the same, which the tests hold against each other.
+Sizes are inclusive here.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+
+from wireloom.model import Direction, Kind, Message
+from wireloom.protocols.emp.extensions import Hub, decode_hub, encode_hub
+from wireloom.protocols.emp.frames import Extension, Type
+from wireloom.protocols.emp.messages import DONE
+from wireloom.protocols.emp.settings import EmpSettings
+
+_SHORT = 256
+"""Hub blocks up to this size are remembered: the same few topics come again and again."""
+_DATA, _REQUEST_RESPONSE, _HUB = int(Type.DATA), int(Extension.REQUEST_RESPONSE), int(Extension.HUB)
+_HEAD = struct.Struct(">IBBxx")
+_RELATED = struct.Struct(">IBBxxIBBxxBxxxQ")
+"""Envelope, header and a request-response block."""
+_KINDS = {Kind.EVENT: 0, Kind.REQUEST: 0x80, Kind.RESPONSE: 0}
+
+_remembered_hub = lru_cache(maxsize=1024)(decode_hub)
+
+
+def read_plain(
+    buffer: bytes | bytearray, start: int, settings: EmpSettings, direction: Direction
+) -> tuple[Message, int] | None:
+    """The message at `start` and where it ends, if it is complete and plain."""
+    left = len(buffer) - start
+    if left < 8:
+        return None
+    size, type_, more = _HEAD.unpack_from(buffer, start)
+    if type_ != _DATA or not 8 <= size <= left or size > settings.max_message:
+        return None
+    end = start + size
+    at = start + 8
+    kind, number, answered, status, topic, content_type = Kind.EVENT, None, None, None, None, None
+    more &= 0x80
+    if more and size >= 28 and buffer[at + 4] == _REQUEST_RESPONSE:
+        _, _, _, length, _, more, asks, identifier = _RELATED.unpack_from(buffer, start)
+        if length != 20 or not identifier:
+            return None
+        if asks & 0x80:
+            kind, number = Kind.REQUEST, str(identifier)
+        else:
+            kind, answered, status = Kind.RESPONSE, str(identifier), DONE
+        more &= 0x80
+        at += 20
+    if more:
+        if end - at < 8:
+            return None
+        length, extension, more = _HEAD.unpack_from(buffer, at)
+        if extension != _HUB or more & 0x80 or not 8 < length <= min(end - at, _SHORT) or buffer[at + 8] & 0x84:
+            return None
+        hub = _remembered_hub(bytes(buffer[at + 8 : at + length]))
+        topic, content_type = hub.topic, hub.content_type
+        at += length
+    body = bytes(buffer[at:end])
+    return Message(kind, topic, body, number, answered, status, content_type, {}, "emp", None, None, direction), end
+
+
+@lru_cache(maxsize=1024)
+def _hub_block(topic: str | None, content_type: str | None) -> bytes | None:
+    """The block that says topic and content type, if any; None if it is too long to be remembered."""
+    if topic is None and content_type is None:
+        return b""
+    if len(topic or "") + len(content_type or "") > _SHORT:
+        return None
+    content = encode_hub(Hub(topic, content_type))
+    return _HEAD.pack(8 + len(content), _HUB, 0) + content
+
+
+def write_plain(message: Message, number: int, settings: EmpSettings) -> bytes | None:
+    """An event, or the request or response with this number, as bytes; None where that takes more."""
+    asks = _KINDS.get(message.kind)
+    body = message.body
+    if (
+        asks is None
+        or (message.kind is not Kind.EVENT) != bool(number)
+        or (message.attributes and message.protocol in ("", "emp"))
+        or (message.status is not None and not (message.status == DONE and message.kind is Kind.RESPONSE))
+        or (settings.compress_above is not None and len(body) > settings.compress_above)
+    ):
+        return None
+    block = _hub_block(message.topic, message.content_type)
+    if block is None:
+        return None
+    size = 8 + len(block) + len(body) + (20 if number else 0)
+    if size > settings.max_message:
+        return None
+    more = 0x80 if block else 0
+    if number:
+        head = _RELATED.pack(size, _DATA, 0x80, 20, _REQUEST_RESPONSE, more, asks, number)
+    else:
+        head = _HEAD.pack(size, _DATA, more)
+    return head + block + body
