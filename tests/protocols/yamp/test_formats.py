@@ -29,7 +29,7 @@ binary = st.recursive(
     plain | st.binary(max_size=12),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
 )
-documents = st.dictionaries(texts.filter(lambda key: "\0" not in key), plain.map(lambda value: value), max_size=4)
+documents = st.dictionaries(texts.filter(lambda key: "\0" not in key), plain, max_size=4)
 
 
 class Reading:
@@ -237,7 +237,7 @@ def test_a_schema_that_is_none_is_a_mistake_of_the_configuration(name: str, sche
 
 def test_a_json_schema_never_fetches_what_it_refers_to() -> None:
     form = body_format("json", {"$ref": "http://127.0.0.1:9/schema.json"})
-    with pytest.raises(BodyError, match="127.0.0.1"):
+    with pytest.raises(BodyError, match=r"127\.0\.0\.1"):
         form.dumps({})
 
 
