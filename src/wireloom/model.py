@@ -289,7 +289,7 @@ class NotSupported(WireloomError):
     """The protocol has no way to say this."""
 
 
-class BodyError(WireloomError):
+class BodyError(NotSupported):
     """A value does not fit the format or the schema of the body it should become."""
 
 

@@ -299,8 +299,8 @@ class Driver:
             detail = f"the connection to {where} was closed because the peer broke the protocol: {violation}"
         elif error is not None:
             detail = f"the connection to {where} was lost: {error}"
-        elif session.close_reason not in (None, "", "close"):
-            detail = f"the connection to {where} was closed: {session.close_reason}"
+        elif session.close_detail or session.close_reason not in (None, "", "close"):
+            detail = f"the connection to {where} was closed: {session.close_detail or session.close_reason}"
         else:
             detail = f"the connection to {where} was closed"
         failure = PeerClosed(detail) if self._announced else HandshakeFailed(f"no handshake: {detail}")

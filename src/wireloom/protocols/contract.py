@@ -86,7 +86,10 @@ class Settings:
 
     @classmethod
     def parse(cls, values: Mapping[str, object]) -> Self:
-        """Settings from plain values (TOML, command line), checked by name and type."""
+        """Settings from plain values (TOML, command line), checked by name and type.
+
+        Fields are plain types, enums, mappings, `tuple[X, ...]`, and unions of these.
+        """
         fields = {f.name: f for f in dataclasses.fields(cls)}
         hints = typing.get_type_hints(cls)
         parsed: dict[str, Any] = {}
@@ -112,7 +115,9 @@ def _coerce(name: str, value: object, hint: object) -> object:
                 return value
             if isinstance(value, str) and value.lower() in _BOOLEANS:
                 return _BOOLEANS[value.lower()]
-        elif option in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
+        elif option in (int, float):
+            if isinstance(value, bool) or not isinstance(value, int | float | str):
+                continue
             try:
                 number: float = int(value) if option is int else float(value)
             except (ValueError, OverflowError):
@@ -124,10 +129,11 @@ def _coerce(name: str, value: object, hint: object) -> object:
                 return option(value)
             except ValueError:
                 continue
+        elif origin is tuple and isinstance(value, list | tuple):
+            element = typing.get_args(option)[0]
+            return tuple(_coerce(name, each, element) for each in value)
         elif isinstance(origin, type) and isinstance(value, origin):
             return value
-        elif origin is tuple and isinstance(value, list):
-            return tuple(value)
     wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options)
     raise ConfigError(f"setting {name!r} is {value!r}; it must be of type {wanted}")
 
@@ -296,6 +302,8 @@ class Session(abc.ABC):
     state: SessionState = SessionState.OPENING
     violation: ProtocolViolation | None = None
     close_reason: str | None = None
+    close_detail: str = ""
+    """The words that went with it, where the protocol has any: the reason of a goodbye, the place of a redirect."""
     refused: bytes = b""
     """After a violation: the bytes that were not accepted (the bad frame and what followed)."""
     counters: dict[str, int]

@@ -125,6 +125,7 @@ def test_a_server_may_answer_the_handshake_with_close() -> None:
     client = session(Role.CLIENT)
     run = hears(client, frames.Close("full"))
     assert (client.state, client.close_reason, client.violation) == (SessionState.CLOSED, "close", None)
+    assert client.close_detail == "full"
     assert run.messages[0].attributes == {"reason": "full"}
 
 
@@ -344,7 +345,7 @@ def test_a_redirect_reaches_the_client_with_its_url_and_ends_the_session() -> No
     for client in (session(Role.CLIENT), opened(Role.CLIENT)):
         run = hears(client, frames.CloseRedirect(url))
         assert [(m.kind, dict(m.attributes)) for m in run.messages] == [(Kind.REDIRECT, {"url": url})]
-        assert (client.state, client.close_reason) == (SessionState.CLOSED, "redirect")
+        assert (client.state, client.close_reason, client.close_detail) == (SessionState.CLOSED, "redirect", url)
 
 
 @pytest.mark.parametrize(

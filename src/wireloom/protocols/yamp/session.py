@@ -193,12 +193,12 @@ class YampSession(Session):
                     self._ping_payload = None
             case frames.Handshake():
                 self._agree(frame)
-            case frames.Close():
-                self._closed("close")
+            case frames.Close(reason):
+                self._closed("close", reason)
             case frames.CloseRedirect(url):
                 if split_url(url) is None:
                     raise frames.violation("yamp.redirect.url", f"{url!r} is not <protocol>://<host>:<port>[/uri]")
-                self._closed("redirect")
+                self._closed("redirect", url)
         message = to_message(frame, self._receives, self.content_type)
         return _operation(message) if message.kind is Kind.REQUEST else message
 
@@ -222,7 +222,7 @@ class YampSession(Session):
             )
         elif self.settings.redirect:
             self._say(frames.CloseRedirect(self.settings.redirect))
-            self._closed("redirect")
+            self._closed("redirect", self.settings.redirect)
             return
         else:
             self._say(theirs)
@@ -274,8 +274,9 @@ class YampSession(Session):
             self._write(violation.reply)
         self._closed("error")
 
-    def _closed(self, reason: str) -> None:
+    def _closed(self, reason: str, detail: str = "") -> None:
         self.close_reason = self.close_reason or reason
+        self.close_detail = self.close_detail or detail
         self.state = SessionState.CLOSED
 
     def end_of_input(self, now: float) -> None:
@@ -297,7 +298,7 @@ class YampSession(Session):
         """`system.close`, after which the connection is dropped; who has left already needs none."""
         if not self._input_ended:
             self._say(frames.Close(frames.cut(self._closing_reason)))
-        self._closed("close")
+        self._closed("close", self._closing_reason)
 
     def outgoing(self) -> bytes:
         """Bytes to write now."""
@@ -409,7 +410,7 @@ class YampSession(Session):
         if split_url(message.attributes.get("url", "")) is None:
             raise NotSupported("a yamp redirect needs attributes['url'] as <protocol>://<host>:<port>[/uri]")
         self._say(to_frame(message, self.settings))
-        self._closed("redirect")
+        self._closed("redirect", message.attributes["url"])
         return message
 
     def _queue(self, message: Message, uri: str | None, now: float) -> Message:
