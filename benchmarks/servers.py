@@ -1,0 +1,89 @@
+"""The servers that are measured, each in a process of its own on a free loopback port."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class Unavailable(RuntimeError):
+    """A peer is not installed; the benchmark says so and goes on."""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def wait_for_port(port: int, process: subprocess.Popen[str], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
+        time.sleep(0.05)
+    raise RuntimeError(f"nothing listens on port {port}")
+
+
+@contextlib.contextmanager
+def running(command: list[str], **options: object) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, text=True, **options)  # type: ignore[call-overload]
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def hub(*, sync: bool = True, extra: str = "") -> Iterator[dict[str, int]]:
+    """Our hub; gives the ports of its listeners by scheme."""
+    with tempfile.TemporaryDirectory(prefix="wireloom-bench-") as folder:
+        config = Path(folder) / "hub.toml"
+        config.write_text(
+            '[[listener]]\nurl = "hsp://127.0.0.1:0"\nprofile = true\ntopics = { 7 = "bench" }\n'
+            f'[http]\nurl = "off"\n[journal]\nsync = {str(sync).lower()}\n{extra}'
+        )
+        command = [sys.executable, "-m", "wireloom", "hub", "--config", str(config), "--data", folder]
+        with running(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            ports: dict[str, int] = {}
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("listening on "):
+                    scheme, _, rest = line.split()[-1].partition("://")
+                    ports[scheme] = int(rest.rpartition(":")[2])
+                if line.strip() == "ready":
+                    break
+            yield ports
+
+
+@contextlib.contextmanager
+def redis(*, fsync: str) -> Iterator[int]:
+    """Redis with an append-only file and the given `appendfsync`."""
+    program = shutil.which("redis-server")
+    if program is None:
+        raise Unavailable("redis-server is not installed")
+    with tempfile.TemporaryDirectory(prefix="redis-bench-") as folder:
+        port = free_port()
+        command = [
+            program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes",
+            "--appendfsync", fsync, "--dir", folder, "--daemonize", "no", "--loglevel", "warning",
+            "--auto-aof-rewrite-percentage", "0",
+        ]  # fmt: skip
+        with running(command, stdout=subprocess.DEVNULL) as process:
+            wait_for_port(port, process)
+            yield port

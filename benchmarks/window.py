@@ -1,0 +1,109 @@
+"""A client that keeps a window of unanswered messages full and counts answers: the same for every server.
+
+Run as `python -m benchmarks.window KIND PORT SIZE WINDOW COUNT`, in a process of its own. Messages are built before the
+clock starts; answers are only counted. Prints acknowledged messages per second.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+Builder = Callable[[int, int], bytes]
+
+
+def _hsp(first: int, size: int) -> bytes:
+    return struct.pack(">BIHI", 1, first & 0xFFFFFFFF, 7, size) + b"x" * size
+
+
+def _redis(first: int, size: int) -> bytes:
+    return b"*5\r\n$4\r\nXADD\r\n$5\r\nbench\r\n$1\r\n*\r\n$1\r\nd\r\n$%d\r\n%b\r\n" % (size, b"x" * size)
+
+
+class _FixedSize:
+    """Answers of one size, as hsp's ACK."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._bytes = 0
+
+    def __call__(self, data: bytes) -> int:
+        self._bytes += len(data)
+        count, self._bytes = divmod(self._bytes, self._size)
+        return count
+
+
+class _Lines:
+    """Answers of two lines each, as Redis' bulk strings."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+
+    def __call__(self, data: bytes) -> int:
+        self._lines += data.count(b"\n")
+        count, self._lines = divmod(self._lines, 2)
+        return count
+
+
+KINDS: dict[str, tuple[Builder, Callable[[], Callable[[bytes], int]]]] = {
+    "hsp": (_hsp, lambda: _FixedSize(5)),
+    "redis": (_redis, _Lines),
+}
+
+
+def drive(kind: str, port: int, size: int, window: int, count: int) -> float:
+    """Messages per second that were acknowledged."""
+    build, counter = KINDS[kind]
+    # A ring of chunks, twice the window long, so that an id comes again only after it was answered.
+    chunk = max(1, min(window // 2, 4096))
+    chunks = [
+        b"".join(build(number, size) for number in range(start, start + chunk))
+        for start in range(0, max(2 * window, 2 * chunk), chunk)
+    ]
+    answers = counter()
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setblocking(False)
+        sent = answered = turn = 0
+        pending = memoryview(b"")
+        started = time.perf_counter()
+        while answered < count:
+            if not pending and sent < count and sent - answered + chunk <= window:
+                pending = memoryview(chunks[turn % len(chunks)])
+                turn += 1
+                sent += chunk
+            if pending:
+                try:
+                    pending = pending[sock.send(pending) :]
+                    if pending or sent - answered + chunk > window:
+                        select.select([sock], [sock] if pending else [], [])
+                    else:
+                        continue
+                except BlockingIOError:
+                    select.select([sock], [sock], [])
+            else:
+                select.select([sock], [], [])
+            try:
+                data = sock.recv(1 << 18)
+            except BlockingIOError:
+                continue
+            if not data:
+                raise RuntimeError("the server closed the connection")
+            answered += answers(data)
+        return answered / (time.perf_counter() - started)
+
+
+def acknowledged(kind: str, port: int, size: int, window: int, count: int) -> float:
+    """`drive` in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.window", kind, str(port), str(size), str(window), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    return float(done.stdout)
+
+
+if __name__ == "__main__":
+    print(drive(sys.argv[1], *map(int, sys.argv[2:6])))
