@@ -15,10 +15,8 @@ from wireloom.journal.blocks import Block
 from wireloom.journal.recovery import mapped
 from wireloom.journal.segment import committed_length, segments
 from wireloom.model import Direction, JournalError, Message, ProtocolViolation
-from wireloom.protocols.contract import Decoder, Protocol, Settings
+from wireloom.protocols.contract import Decoder, Settings
 from wireloom.protocols.registry import protocol as find_protocol
-
-_NO_LIMIT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,23 +160,8 @@ class _Decoding:
     def _decoder(self, block: Block, topics: Mapping[int, str]) -> Decoder:
         protocol = find_protocol(block.protocol)
         if block.protocol not in self._settings:
-            self._settings[block.protocol] = accepting_settings(protocol)
+            self._settings[block.protocol] = protocol.lenient()
         return protocol.decoder(block.direction or Direction.C2S, self._settings[block.protocol], topics)
-
-
-def accepting_settings(protocol: Protocol) -> Settings:
-    """Settings for bytes that somebody accepted already: every limit (`max_...`) is out of the way.
-
-    >>> accepting_settings(find_protocol("hsp")).max_payload
-    2147483647
-    """
-    settings = protocol.lenient()
-    limits = {
-        each.name: _NO_LIMIT
-        for each in dataclasses.fields(settings)
-        if each.name.startswith("max_") and isinstance(getattr(settings, each.name), int)
-    }
-    return dataclasses.replace(settings, **limits)
 
 
 def _place(run: list[Block], position: int) -> int:

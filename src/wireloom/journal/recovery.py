@@ -143,5 +143,5 @@ def mapped(path: Path) -> Iterator[memoryview]:
         if os.fstat(file.fileno()).st_size == 0:
             yield memoryview(b"")
             return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
-            yield view
+        # Unmapped when the last view is gone: an error on its way out may still hold one.
+        yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

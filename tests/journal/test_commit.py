@@ -1,0 +1,175 @@
+"""Group commit on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from wireloom.journal import GroupCommit, Journal, read_blocks, segments
+from wireloom.model import Direction
+
+from .conftest import data
+
+
+@pytest.fixture
+async def commit(tmp_path):
+    journal = Journal.open(tmp_path)
+    group = GroupCommit(journal, asyncio.get_running_loop())
+    yield group
+    await group.close()
+    journal.close()
+
+
+def append(group: GroupCommit, number: int, size: int = 0) -> int:
+    return group.journal.append("hsp", 1, Direction.C2S, number, data("x" * size))
+
+
+def readable(group: GroupCommit) -> int:
+    return sum(1 for segment in segments(group.journal.folder) for _ in read_blocks(segment))
+
+
+async def test_what_is_waited_for_is_readable_afterwards(commit):
+    before = readable(commit)
+    for number in range(20):
+        await commit.wait(append(commit, number))
+        assert readable(commit) == before + number + 1
+
+
+async def test_callbacks_run_in_the_order_of_tickets_whatever_the_order_of_asking(commit):
+    told = []
+    tickets = [append(commit, number) for number in range(50)]
+    for ticket in reversed(tickets):
+        commit.when_durable(ticket, lambda ticket=ticket: told.append(ticket))
+    await commit.wait(tickets[-1])
+    assert told == tickets
+
+
+async def test_a_callback_never_runs_before_its_block_is_synced(commit, monkeypatch):
+    synced = 0
+    real = os.fdatasync
+
+    def counting(descriptor: int) -> None:
+        nonlocal synced
+        real(descriptor)
+        synced = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fdatasync", counting)
+    told: list[tuple[int, int]] = []
+    for number in range(30):
+        ticket = append(commit, number, 5000 * (number % 7))
+        commit.when_durable(ticket, lambda ticket=ticket: told.append((ticket, synced)))
+        await asyncio.sleep(0)
+    await commit.wait(ticket)
+    (segment,) = segments(commit.journal.folder)
+    ends = {block.packet_id: block.offset + block.size for block in read_blocks(segment)}
+    assert len(told) == 30
+    assert all(synced_then >= ends[ticket] for ticket, synced_then in told)
+
+
+async def test_blocks_of_one_iteration_share_one_sync(commit):
+    before = commit.commits
+    await asyncio.gather(*(commit.wait(append(commit, number)) for number in range(100)))
+    assert commit.commits - before == 1
+
+
+async def test_a_block_nobody_waits_for_is_committed_by_itself(commit):
+    ticket = append(commit, 0)
+    async with asyncio.timeout(30):
+        while commit.journal.durable < ticket:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_a_large_batch_is_synced_on_the_thread_and_the_loop_goes_on(commit, monkeypatch):
+    loop_thread = threading.get_ident()
+    inside, go_on = threading.Event(), threading.Event()
+    real = os.fdatasync
+
+    def slow(descriptor: int) -> None:
+        assert threading.get_ident() != loop_thread
+        inside.set()
+        assert go_on.wait(30)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    first = append(commit, 0, 200_000)
+    waiting = asyncio.ensure_future(commit.wait(first))
+    while not inside.is_set():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    # The sync is under way: the loop runs, and what is appended now waits for the next one.
+    second = append(commit, 1, 200_000)
+    assert not waiting.done()
+    assert commit.journal.durable < first
+    assert commit.pending_bytes > 400_000
+    go_on.set()
+    await commit.wait(second)
+    assert waiting.done()
+    assert commit.pending_bytes == 0
+
+
+async def test_a_callback_that_fails_does_not_keep_the_others_waiting(commit):
+    problems = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: problems.append(context))
+    ticket = append(commit, 0)
+    told = []
+    commit.when_durable(ticket, lambda: 1 // 0)
+    commit.when_durable(ticket, lambda: told.append(True))
+    await commit.wait(ticket)
+    assert told == [True]
+    assert isinstance(problems[0]["exception"], ZeroDivisionError)
+
+
+async def test_callbacks_may_append_and_wait_again(commit):
+    done = asyncio.get_running_loop().create_future()
+    count = 0
+
+    def again() -> None:
+        nonlocal count
+        count += 1
+        if count == 400:
+            done.set_result(None)
+        else:
+            commit.when_durable(append(commit, count), again)
+
+    commit.when_durable(append(commit, 0), again)
+    await asyncio.wait_for(done, 60)
+    assert count == 400
+
+
+async def test_a_cancelled_wait_disturbs_nobody(commit):
+    ticket = append(commit, 0)
+    cancelled = asyncio.ensure_future(commit.wait(ticket))
+    other = asyncio.ensure_future(commit.wait(ticket))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await other
+
+
+async def test_too_much_in_memory_is_told_and_room_again_too(tmp_path):
+    with Journal.open(tmp_path) as journal:
+        group = GroupCommit(journal, asyncio.get_running_loop(), high_water=100_000)
+        assert not group.full
+        append(group, 0, 200_000)
+        assert group.full
+        room = asyncio.Event()
+        group.when_room(room.set)
+        assert not room.is_set()
+        await asyncio.wait_for(room.wait(), 30)
+        assert not group.full
+        again = asyncio.Event()
+        group.when_room(again.set)
+        await asyncio.wait_for(again.wait(), 30)
+        await group.close()
+
+
+async def test_without_sync_nothing_is_synced_but_everything_is_told(tmp_path, monkeypatch):
+    journal = Journal.open(tmp_path, sync=False)
+    group = GroupCommit(journal, asyncio.get_running_loop())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", lambda descriptor: pytest.fail("synced"))
+        await group.wait(append(group, 0))
+        await group.wait(append(group, 1, 200_000))
+    await group.close()
+    journal.close()
