@@ -1,6 +1,6 @@
 """Random and mutated input for any protocol, with one stated property.
 
-    python -m tests.fuzzing PROTOCOL COUNT [--seed N] [--memory MIB]
+    python -m tests.fuzzing PROTOCOL|all COUNT [--seed N] [--memory MIB]
 
 For every input: only `ProtocolViolation` with a clause of the protocol comes out of the decoder, however the stream is
 cut the same messages come out, the columns agree with the decoder row by row and reject by reject, and no exception
@@ -26,6 +26,7 @@ from wireloom.model import Direction, Kind, Message, ProtocolViolation, Wireloom
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import CUT, Decoder, Framing, Protocol, Role, Session
 from wireloom.protocols.registry import protocol as find
+from wireloom.protocols.registry import protocols
 
 BATCH = 500
 """Inputs decoded by one call of the columns, each a stream of its own."""
@@ -233,18 +234,19 @@ def fuzz(name: str, count: int, seed: int = 0, memory_mib: int = 2048, progress:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzzing", description=__doc__)
-    parser.add_argument("protocol")
+    parser.add_argument("protocol", help="the name of a protocol, or `all`")
     parser.add_argument("count", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--memory", type=int, default=2048, metavar="MIB")
     given = parser.parse_args()
-    report = fuzz(given.protocol, given.count, given.seed, given.memory, progress=True)
-    print(
-        f"{given.protocol}: {report.inputs} inputs, {report.messages} messages, {report.rejects} rejects, "
-        f"{report.seconds:.0f} s, peak {report.peak_mib} MiB"
-    )
-    for clause, times in sorted((report.clauses or {}).items()):
-        print(f"  {times:>9}  {clause}")
+    for name in sorted(protocols()) if given.protocol == "all" else [given.protocol]:
+        report = fuzz(name, given.count, given.seed, given.memory, progress=True)
+        print(
+            f"{name}: {report.inputs} inputs, {report.messages} messages, {report.rejects} rejects, "
+            f"{report.seconds:.0f} s, peak {report.peak_mib} MiB"
+        )
+        for clause, times in sorted((report.clauses or {}).items()):
+            print(f"  {times:>9}  {clause}")
 
 
 if __name__ == "__main__":

@@ -324,3 +324,11 @@ def test_the_defaults_are_those_of_the_decisions() -> None:
         )
         == OPTIONS
     )
+
+
+def test_what_a_higher_limit_accepted_before_can_still_be_read() -> None:
+    data = frames.encode(Frame(Type.DATA, bytes(17 * 1024 * 1024)))
+    packed = frames.encode(Frame(Type.DATA, extensions.gzip(bytes(17 * 1024 * 1024)), (Block(1, b"\1\0\0\0"),)))
+    decoder = EMP.decoder(Direction.C2S, EMP.lenient())
+    decoder.feed(data + packed)
+    assert [len(found.message.body) for found in decoder] == [17 * 1024 * 1024] * 2

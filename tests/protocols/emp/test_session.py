@@ -483,6 +483,21 @@ def test_compressed_data_is_received_and_sent() -> None:
     assert session.receive(data, 1.0).messages[0].body == b"x" * 1000
 
 
+def test_everything_that_is_queued_is_counted_once() -> None:
+    session = fresh()
+    session.send(Message(Kind.EVENT), 0.0)
+    assert session.sent == 1
+    session.receive(HELLO + PING, 0.0)
+    assert session.sent == 3
+    session.send(Message(Kind.REQUEST), 0.0)
+    session.expire(10.0)
+    session.receive(HELLO, 11.0)
+    data, position, count = session.outgoing(), 0, 0
+    while (found := frames.decode(data, position)) is not None:
+        position, count = found[1], count + 1
+    assert session.sent == count == 6
+
+
 # Request-response
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _HELLO_SIZES = (12, 8)
 """What the size field of a `hello` without blocks says, in either size mode."""
 _LONGEST_HELLO = 64 * 1024
+_LENIENT_DECOMPRESSED = 256 * 1024 * 1024
 
 
 class Emp(Protocol):
@@ -33,6 +34,10 @@ class Emp(Protocol):
     schemes: ClassVar[tuple[Scheme, ...]] = (Scheme("emp", "tcp", 5040), Scheme("emps", "tls", 5040, secure=True))
     settings_type: ClassVar[type[Settings]] = EmpSettings
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
+
+    def lenient(self) -> Settings:
+        """No limit on messages but the size field's own; bombs are still refused."""
+        return EmpSettings(max_message=frames.MAX_MESSAGE_LIMIT, max_decompressed=_LENIENT_DECOMPRESSED)
 
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
         """A decoder for one direction; emp does not number its topics."""

@@ -155,7 +155,8 @@ class EmpSession(Session):
             raise frames.violation("emp.hello.version", f"version {version}; version {frames.VERSION} is supported")
         self._deadline = None
         self._ping_due = now + self.settings.ping_interval
-        self._out += self._held
+        for data in self._held:
+            self._queue(data)
         self._held.clear()
 
     def _correlate(self, message: Message) -> None:
@@ -199,7 +200,7 @@ class EmpSession(Session):
         self.violation = frames.readdress(violation, self.settings.size_mode)
         self.refused = rest
         if violation.reply:
-            self._out.append(violation.reply)
+            self._queue(violation.reply)
         self._leave("error")
 
     def _leave(self, reason: str) -> None:
@@ -241,7 +242,7 @@ class EmpSession(Session):
             self.violation = frames.violation(
                 "emp.handshake.timeout", f"no hello within handshake_timeout, {self.settings.handshake_timeout} s"
             )
-            self._out.append(frames.readdress(self.violation, self.settings.size_mode).reply)
+            self._queue(frames.readdress(self.violation, self.settings.size_mode).reply)
             self._leave("error")
         elif self.state is CLOSING:
             self._say_bye()
@@ -289,7 +290,7 @@ class EmpSession(Session):
         elif answer is not None:
             self._owed.discard(answer)
         if not held:
-            self._out.append(data)
+            self._queue(data)
         if kind is Kind.ERROR and answer is None:
             self._leave("error")
         elif self.state is CLOSING and not self._owed:
@@ -353,7 +354,11 @@ class EmpSession(Session):
         return list(self._waiting.values())
 
     def _write(self, frame: Frame) -> None:
-        self._out.append(frames.encode(frame, self.settings.size_mode))
+        self._queue(frames.encode(frame, self.settings.size_mode))
+
+    def _queue(self, data: bytes) -> None:
+        self._out.append(data)
+        self.sent += 1
 
     def _write_error(self, code: ErrorCode, text: str) -> None:
         self._write(Frame(Type.ERROR, frames.encode_error(frames.Error(code, text))))
