@@ -93,12 +93,10 @@ def decode_range(part: Range) -> DecodedRange:
     rejects = _Rejects(part.file)
     if limit == 0:
         return DecodedRange(_empty(MESSAGES), rejects.table())
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        data = np.frombuffer(mapped, np.uint8)
-        try:
-            messages = _decode(data, part, min(limit, len(data)), rejects)
-        finally:
-            del data  # the map cannot be closed while an array looks at it
+    with path.open("rb") as file:
+        # Unmapped when the last array that looks at it is gone.
+        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    messages = _decode(data, part, min(limit, len(data)), rejects)
     return DecodedRange(messages, rejects.table())
 
 

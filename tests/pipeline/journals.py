@@ -1,0 +1,133 @@
+"""Journals for the tests, made with the journal's own writer, and what its plain reader finds in them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from wireloom.journal import Entry, Journal, read_all
+from wireloom.journal.segment import REFUSED
+from wireloom.model import Direction
+from wireloom.protocols.hsp import HSP, frames
+
+START_NS = 1_794_800_000_000_000_000
+MAPS = ({1: "sensors/kitchen", 2: "sensors/hall"}, {1: "orders", 3: "räume/küche"}, None)
+
+Row = tuple[object, ...]
+
+
+def make_journal(
+    folder: Path,
+    *,
+    runs: int = 60,
+    seed: int = 1,
+    start_ns: int = START_NS,
+    step_ns: int = 7_000_000_000,
+    segment_bytes: int = 1 << 16,
+    refusals: int = 3,
+    long_runs: bool = True,
+) -> None:
+    """A journal of several segments with all that hsp can say, both directions, maps, long runs, refusals."""
+    rng = random.Random(seed)
+    with Journal.open(folder, segment_bytes=segment_bytes, sync=False) as journal:
+        connections = [journal.new_connection_id() for _ in range(4)]
+        counts: dict[tuple[int, Direction], int] = {}
+        now = start_ns
+        for number in range(runs):
+            connection = rng.choice(connections)
+            direction = rng.choice((Direction.C2S, Direction.S2C))
+            size = rng.choice((1, 3, 40))
+            run = [_frame(rng) for _ in range(size)]
+            if long_runs and number % 20 == 10:
+                run.append(frames.Data(2, rng.randbytes(300_000)))
+            if long_runs and number % 20 == 15:
+                run += [frames.Data(1, rng.randbytes(2000)) for _ in range(150)]
+            key = connection, direction
+            ends = ("10.0.0.1:4000", "10.0.0.2:5042")
+            journal.append(
+                "hsp", connection, direction, counts.get(key, 0), b"".join(map(frames.encode, run)),
+                source=ends[direction is Direction.S2C], destination=ends[direction is Direction.C2S],
+                topics=MAPS[connections.index(connection) % 3], time_ns=now,
+            )  # fmt: skip
+            counts[key] = counts.get(key, 0) + len(run)
+            if number % 9 == 0:
+                journal.record("opened", {"protocol": "hsp", "peer": ends[0]}, connection, time_ns=now)
+            if number % 5 == 0:
+                journal.commit()
+            now += rng.randrange(1, step_ns)
+        for number in range(refusals):
+            journal.refuse(
+                "hsp", connections[0], Direction.C2S, b"\x09" * (10**number * 500),
+                clause="hsp.command.unknown", detail="command 9", time_ns=now + number,
+            )  # fmt: skip
+
+
+def _frame(rng: random.Random) -> frames.Frame:
+    number, type_ = rng.randrange(2**32), rng.choice((1, 2, 3, 700))
+    body = rng.randbytes(rng.randrange(60))
+    return rng.choice(
+        (
+            frames.Data(type_, body),
+            frames.DataAck(number, type_, body),
+            frames.Ack(number),
+            frames.PING,
+            frames.PONG,
+            frames.Error(number, type_, body),
+            frames.ErrorUndef(number),
+        )
+    )
+
+
+COMPARED = (
+    "time_us", "connection", "direction", "sequence", "kind", "topic", "message_id", "correlation_id",
+    "status", "content_type", "body", "wire_size", "attributes", "file", "offset",
+)  # fmt: skip
+
+
+def expected_messages(folder: Path) -> list[Row]:
+    """Every message of a journal as its plain reader sees it, as rows of `COMPARED`."""
+    rows: list[Row] = []
+    for entry in read_all(folder, {"hsp": HSP.lenient()}):
+        if not isinstance(entry, Entry):
+            continue
+        m = entry.message
+        assert m.time is not None
+        rows.append(
+            (
+                m.time // 1000, m.connection, str(m.direction), entry.sequence, str(m.kind), m.topic, m.id,
+                m.correlation_id, m.status, m.content_type, m.body, entry.size, tuple(sorted(m.attributes.items())),
+                str(folder / entry.segment), entry.offset,
+            )
+        )  # fmt: skip
+    return sorted(rows, key=repr)
+
+
+def expected_rejects(folder: Path) -> list[Row]:
+    """Clause, size and first bytes of everything the journal's writer refused."""
+    from wireloom.journal import Record
+
+    rows: list[Row] = []
+    for found in read_all(folder / REFUSED):
+        if isinstance(found, Record) and found.block.record == "refused":
+            rows.append((found.block.details["clause"], found.block.details["size"], found.block.payload))
+    return sorted(rows, key=repr)
+
+
+def compared(rows: list[dict[str, object]]) -> list[Row]:
+    """Rows of the `messages` table in the form of `expected_messages`."""
+    made: list[Row] = []
+    for row in rows:
+        attributes = row["attributes"]
+        pairs = attributes.items() if isinstance(attributes, dict) else attributes
+        values = {**row, "time_us": _micros(row["time"]), "attributes": tuple(sorted(tuple(p) for p in pairs))}  # type: ignore[union-attr]
+        values["body"] = bytes(row["body"])  # type: ignore[arg-type]
+        made.append(tuple(values[name] for name in COMPARED))
+    return sorted(made, key=repr)
+
+
+def _micros(time: object) -> int:
+    from datetime import UTC, datetime, timedelta
+
+    assert isinstance(time, datetime)
+    aware = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)

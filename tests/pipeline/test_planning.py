@@ -1,0 +1,110 @@
+"""Positions and ranges: nothing twice, nothing left out, never more than asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.pipeline.journals import make_journal
+from wireloom.journal import Journal, committed_length, segments
+from wireloom.model import ConfigError, Direction, JournalError
+from wireloom.pipeline.planning import Offsets, Range, advance, check_inputs, latest, pack, plan
+
+
+@pytest.fixture(scope="module")
+def journals(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    root = tmp_path_factory.mktemp("planning")
+    for number in range(2):
+        make_journal(root / str(number), seed=number, runs=30 + 20 * number)
+    return [str(root / "0"), str(root / "1")]
+
+
+def committed(inputs: list[str]) -> int:
+    return sum(committed_length(s) for lane in inputs for f in (lane, f"{lane}/refused") for s in segments(f))
+
+
+def test_everything_is_planned_once(journals: list[str]) -> None:
+    ranges = plan(journals, {}, latest(journals))
+    assert len({r.file for r in ranges}) == len(ranges)
+    assert sum(r.size for r in ranges) == committed(journals)
+    assert {r.refused for r in ranges} == {True, False}
+
+
+@given(most=st.integers(1000, 400_000))
+def test_steps_of_limited_size_reach_the_end_and_cover_everything(journals: list[str], most: int) -> None:
+    target = latest(journals)
+    position: Offsets = {}
+    seen: list[Range] = []
+    for _ in range(10_000):
+        following = advance(journals, position, target, most)
+        if following == position:
+            break
+        step = plan(journals, position, following)
+        assert sum(r.size for r in step) <= most
+        seen += step
+        position = following
+    assert position == target
+    by_file: dict[str, list[Range]] = {}
+    for part in seen:
+        by_file.setdefault(part.file, []).append(part)
+    for parts in by_file.values():
+        assert parts[0].start == 0
+        assert all(a.end == b.start for a, b in zip(parts, parts[1:], strict=False))
+    assert sum(r.size for r in seen) == committed(journals)
+
+
+def test_both_journals_advance_when_the_limit_is_short(journals: list[str]) -> None:
+    position = advance(journals, {}, latest(journals), 10_000)
+    assert set(journals) <= set(position)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5000), min_size=1, max_size=20),
+    target=st.integers(1, 3000),
+)
+def test_packing_keeps_every_byte_in_order(sizes: list[int], target: int) -> None:
+    ranges = [Range(str(i), 10, 10 + size) for i, size in enumerate(sizes)]
+    groups = pack(ranges, target)
+    assert all(sum(r.size for r in group) <= target for group in groups)
+    flat = [r for group in groups for r in group]
+    for whole in ranges:
+        own = [r for r in flat if r.file == whole.file]
+        assert (own[0].start, own[-1].end) == (whole.start, whole.end)
+        assert all(a.end == b.start for a, b in zip(own, own[1:], strict=False))
+
+
+def test_an_open_segment_is_read_up_to_its_committed_length(tmp_path: Path) -> None:
+    with Journal.open(tmp_path, sync=False) as journal:
+        before = latest([str(tmp_path)])
+        journal.append("hsp", journal.new_connection_id(), Direction.C2S, 0, b"\x03")
+        assert latest([str(tmp_path)]) == before
+        journal.commit()
+        (part,) = plan([str(tmp_path)], before, latest([str(tmp_path)]))
+        assert (part.start, part.end) == (before[str(tmp_path)]["position"], committed_length(part.file))
+
+
+def test_segments_that_retention_removed_are_passed_over(tmp_path: Path) -> None:
+    make_journal(tmp_path, refusals=0)
+    first, second, *_ = segments(tmp_path)
+    position: Offsets = {str(tmp_path): {"segment": first.name, "position": first.stat().st_size}}
+    first.unlink()
+    assert plan([str(tmp_path)], position, latest([str(tmp_path)]))[0].file == str(second)
+
+
+def test_an_input_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="nowhere does not exist"):
+        check_inputs([tmp_path / "nowhere"])
+
+
+def test_a_folder_that_is_no_journal_is_named(tmp_path: Path) -> None:
+    (tmp_path / "holiday.jpg").write_bytes(b"x")
+    with pytest.raises(JournalError, match="no journal here"):
+        check_inputs([tmp_path])
+
+
+def test_no_input_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="no input"):
+        check_inputs([])

@@ -1,0 +1,128 @@
+"""Tables on disk: commits that happen once, and readers that agree."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import polars
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from wireloom.model import ConfigError
+from wireloom.pipeline import tables
+from wireloom.pipeline.query import ask, describe
+from wireloom.pipeline.schemas import STATE, TABLES, TRAFFIC, arrow_schema
+from wireloom.pipeline.warehouse import Warehouse
+
+NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Warehouse:
+    return Warehouse.prepared(tmp_path / "warehouse")
+
+
+def write(folder: Path, minutes: list[int], *, opened: bool) -> tables.WrittenFile:
+    stored = arrow_schema(TRAFFIC.stored)
+    rows = pa.Table.from_pylist(
+        [
+            {"minute": NOON + timedelta(minutes=m), "protocol": "hsp", "topic": "a", "kind": "event", "messages": 1, "bytes": 7}
+            for m in minutes
+        ],
+        schema=stored,
+    )  # fmt: skip
+    return tables.write_rows(folder, TRAFFIC, rows, {"open": str(opened).lower(), "date": "2026-11-16"})
+
+
+def test_what_is_not_committed_is_not_there(warehouse: Warehouse) -> None:
+    folder = warehouse.folder(TRAFFIC)
+    write(folder, [1, 2], opened=True)
+    assert tables.summary(folder, TRAFFIC).rows == 0
+    assert ask(warehouse.root, "select count(*) from traffic").rows == [(0,)]
+
+
+def test_a_commit_adds_and_replaces_in_one_step(warehouse: Warehouse) -> None:
+    folder = warehouse.folder(TRAFFIC)
+    handle = tables.open_table(folder)
+    tables.commit(handle, TRAFFIC, "q", 0, [write(folder, [1, 2], opened=True)])
+    handle = tables.open_table(folder)
+    assert tables.has_batch(handle, "q", 0)
+    assert not tables.has_batch(handle, "q", 1)
+    assert not tables.has_batch(handle, "another", 0)
+    added = [write(folder, [1, 2], opened=False), write(folder, [3], opened=True)]
+    tables.commit(handle, TRAFFIC, "q", 1, added, tables.files(handle, TRAFFIC, open="true"))
+    assert ask(warehouse.root, "select open, count(*) from traffic group by 1 order by 1").rows == [
+        (False, 2),
+        (True, 1),
+    ]
+
+
+def test_a_second_writer_with_an_old_handle_fails_instead_of_doubling(warehouse: Warehouse) -> None:
+    folder = warehouse.folder(TRAFFIC)
+    first, second = tables.open_table(folder), tables.open_table(folder)
+    tables.commit(first, TRAFFIC, "q", 0, [write(folder, [1], opened=False)])
+    with pytest.raises(CommitFailedError):
+        tables.commit(second, TRAFFIC, "q", 0, [write(folder, [1], opened=False)])
+    assert tables.summary(folder, TRAFFIC).rows == 1
+
+
+def test_every_reader_sees_the_same(warehouse: Warehouse) -> None:
+    folder = warehouse.folder(TRAFFIC)
+    handle = tables.open_table(folder)
+    files = [write(folder, [1, 2], opened=False), write(folder, [3], opened=True)]
+    tables.commit(handle, TRAFFIC, "q", 0, files)
+    write(folder, [9], opened=True)
+    handle = tables.open_table(folder)
+    assert describe(warehouse.root)["traffic"].rows == 3
+    assert ask(warehouse.root, "select sum(messages) from traffic").rows == [(3,)]
+    rows = polars.read_delta(str(folder))
+    assert rows["messages"].sum() == 3
+    assert rows.columns == list(TRAFFIC.names)
+    assert handle.to_pyarrow_table().num_rows == 3
+
+
+def test_the_log_holds_schema_comments_and_partitions(warehouse: Warehouse) -> None:
+    for name, table in TABLES.items():
+        handle = DeltaTable(str(warehouse.folder(table)))
+        fields = handle.schema().fields
+        assert [field.name for field in fields] == list(table.names)
+        assert [field.metadata["comment"] for field in fields] == [column.comment for column in table.columns]
+        assert handle.metadata().partition_columns == list(table.partition_by)
+        assert handle.metadata().name == name
+
+
+def test_empty_tables_have_their_columns_in_sql(warehouse: Warehouse) -> None:
+    for name, table in TABLES.items():
+        assert ask(warehouse.root, f"select * from {name}").columns == table.names
+
+
+def test_sql_gives_times_in_utc_and_columns_in_order(warehouse: Warehouse) -> None:
+    folder = warehouse.folder(TRAFFIC)
+    tables.commit(tables.open_table(folder), TRAFFIC, "q", 0, [write(folder, [1], opened=True)])
+    answer = ask(warehouse.root, "select * from traffic")
+    assert answer.columns == TRAFFIC.names
+    ((minute, *rest),) = answer.rows
+    assert isinstance(minute, datetime)
+    assert minute == NOON + timedelta(minutes=1)
+    assert minute.utcoffset() == timedelta(0)
+    assert rest == ["hsp", "a", "event", 1, 7, date(2026, 11, 16), True]
+
+
+def test_a_wrong_query_is_one_line(warehouse: Warehouse) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ask(warehouse.root, "select nothing from messages")
+    assert "nothing" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_tables_is_no_table(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no table"):
+        tables.open_table(tmp_path)
+
+
+def test_state_is_a_table_of_its_own(warehouse: Warehouse) -> None:
+    assert tables.summary(warehouse.folder(STATE), STATE).rows == 0
+    assert STATE.name not in TABLES

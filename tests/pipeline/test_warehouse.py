@@ -1,0 +1,89 @@
+"""A warehouse says what it is, lets one pipeline in, and refuses what it cannot trust."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from wireloom.model import ConfigError
+from wireloom.pipeline import tables
+from wireloom.pipeline.schemas import STATE, arrow_schema
+from wireloom.pipeline.warehouse import Warehouse
+
+
+def test_a_new_warehouse_has_empty_tables(tmp_path: Path) -> None:
+    made = Warehouse.prepared(tmp_path / "w")
+    assert Warehouse.existing(tmp_path / "w") == made
+    assert Warehouse.prepared(tmp_path / "w") == made
+    assert {p.name for p in made.root.iterdir()} == {"warehouse.json", "messages", "rejects", "traffic", "_state"}
+
+
+def test_a_warehouse_of_another_version_is_refused(tmp_path: Path) -> None:
+    made = Warehouse.prepared(tmp_path)
+    (made.root / "warehouse.json").write_text(json.dumps({"format": 2}))
+    for opening in (Warehouse.existing, Warehouse.prepared):
+        with pytest.raises(ConfigError, match="has format 2, this Wireloom reads and writes format 1"):
+            opening(tmp_path)
+
+
+def test_a_damaged_description_is_named(tmp_path: Path) -> None:
+    (tmp_path / "warehouse.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"warehouse\.json is damaged"):
+        Warehouse.existing(tmp_path)
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ConfigError, match=r"not empty \(it holds thesis\.tex\)"):
+        Warehouse.prepared(tmp_path)
+
+
+def test_reading_needs_a_warehouse(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no warehouse: make one with `wireloom pipeline run"):
+        Warehouse.existing(tmp_path / "nowhere")
+
+
+def test_the_second_pipeline_is_told_who_has_it(tmp_path: Path) -> None:
+    made = Warehouse.prepared(tmp_path)
+    with made.locked(), pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"), made.locked():
+        pass
+    with made.locked():
+        pass
+
+
+def commit_state(warehouse: Warehouse, query: str, batch: int) -> None:
+    folder = warehouse.folder(STATE)
+    rows = arrow_schema(STATE.columns).empty_table()
+    rows = pa.Table.from_pylist([{"batch": batch, "query": query}], schema=rows.schema)
+    tables.commit(tables.open_table(folder), STATE, query, batch, [tables.write_rows(folder, STATE, rows, {})])
+
+
+def write_checkpoint(warehouse: Warehouse, query: str, batches: int) -> None:
+    (warehouse.checkpoint / "offsets").mkdir(parents=True)
+    (warehouse.checkpoint / "metadata").write_text(json.dumps({"id": query}))
+    for batch in range(batches):
+        (warehouse.checkpoint / "offsets" / str(batch)).write_text('v1\n{}\n{"/j":{"segment":"s","position":9}}')
+
+
+def test_a_checkpoint_that_fits_is_trusted(tmp_path: Path) -> None:
+    made = Warehouse.prepared(tmp_path)
+    made.check_checkpoint()
+    write_checkpoint(made, "q", 3)
+    made.check_checkpoint()
+    commit_state(made, "q", 2)
+    made.check_checkpoint()
+    assert made.offsets(2) == {"/j": {"segment": "s", "position": 9}}
+
+
+@pytest.mark.parametrize(("query", "batches"), [(None, 0), ("another", 5), ("q", 2)])
+def test_a_lost_or_foreign_checkpoint_is_refused(tmp_path: Path, query: str | None, batches: int) -> None:
+    made = Warehouse.prepared(tmp_path)
+    commit_state(made, "q", 2)
+    if query is not None:
+        write_checkpoint(made, query, batches)
+    with pytest.raises(ConfigError, match="checkpoint of warehouse .* is lost or of another run"):
+        made.check_checkpoint()
