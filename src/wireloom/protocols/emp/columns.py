@@ -192,7 +192,7 @@ def _fill(
     for span in range(start.shape[0]):
         at = start[span]
         while at < consumed[span]:
-            row = rows[index]
+            row = rows[:, index]
             size = _u32(data, at) + left_out
             row[_SPAN], row[_OFFSET], row[_SIZE] = span, at, size
             row[_BODY], row[_BODY_SIZE], row[_ID] = at + size, 0, 0
@@ -215,7 +215,7 @@ def _fill(
 
 @dataclass(slots=True)
 class _Scan:
-    """The kernel's rows, and what the readable decoder said to the deep ones, until a violation ends a stream."""
+    """The kernel's rows, a field a line, and what the readable decoder made of the deep ones."""
 
     rows: NDArray[np.int64]
     consumed: NDArray[np.int64]
@@ -241,20 +241,18 @@ class EmpColumns(ColumnDecoder):
 
         found = _scan(spans, cast(EmpSettings, settings))
         rows, deep, messages = found.rows, found.deep, found.messages
-        kind = rows[:, _KIND].astype(np.uint8)
+        kind = rows[_KIND].astype(np.uint8)
         kind[deep] = [KIND_CODES[message.kind] for message in messages]
-        plain = np.ones(len(rows), np.bool_)
+        plain = np.ones(len(kind), np.bool_)
         plain[deep] = False
-        numbers = rows[:, _ID].view(np.uint64)
-        status = pa.array(np.zeros(len(rows), np.int8), mask=~(plain & (kind == _RESPONSE)))
+        numbers = rows[_ID].view(np.uint64)
+        status = pa.array(np.zeros(len(kind), np.int8), mask=~(plain & (kind == _RESPONSE)))
         return Columns(
-            span=rows[:, _SPAN].astype(np.int32),
-            offset=rows[:, _OFFSET].copy(),
-            size=rows[:, _SIZE].copy(),
+            span=rows[_SPAN].astype(np.int32),
+            offset=rows[_OFFSET].copy(),
+            size=rows[_SIZE].copy(),
             kind=kind,
-            topic=_patched(
-                _texts(spans.data, rows[:, _TOPIC], rows[:, _TOPIC_SIZE]), plain, [m.topic for m in messages]
-            ),
+            topic=_patched(_texts(spans.data, rows[_TOPIC], rows[_TOPIC_SIZE]), plain, [m.topic for m in messages]),
             message_id=_patched(
                 pa.array(numbers, mask=kind != _REQUEST).cast(pa.string()), plain, [m.id for m in messages]
             ),
@@ -263,11 +261,11 @@ class EmpColumns(ColumnDecoder):
             ),
             status=_patched(pa.array([DONE], pa.string()).take(status), plain, [m.status for m in messages]),
             content_type=_patched(
-                _texts(spans.data, rows[:, _CONTENT], rows[:, _CONTENT_SIZE]), plain, [m.content_type for m in messages]
+                _texts(spans.data, rows[_CONTENT], rows[_CONTENT_SIZE]), plain, [m.content_type for m in messages]
             ),
             body=_bodies(spans.data, rows, plain, [m.body for m in messages]),
             attributes=_attributes(plain, messages),
-            authenticity=pa.repeat(pa.scalar("none"), len(rows)),
+            authenticity=pa.repeat(pa.scalar("none"), len(kind)),
             rejects=found.rejects,
             consumed=found.consumed,
             state=[stream.state for stream in spans.streams],
@@ -283,9 +281,9 @@ def _scan(spans: Spans, settings: EmpSettings) -> _Scan:
     total = _count(
         spans.data, spans.start, spans.end, spans.stream, broken, settings.max_message, left_out, consumed, bad
     )
-    rows = np.empty((total, _FIELDS), np.int64)
+    rows = np.empty((_FIELDS, total), np.int64)
     _fill(spans.data, spans.start, consumed, left_out, rows)
-    deep = np.flatnonzero(rows[:, _KIND] == _DEEP)
+    deep = np.flatnonzero(rows[_KIND] == _DEEP)
     messages: list[Message] = []
     read: list[int] = []
     violations: dict[int, tuple[int, ProtocolViolation]] = {}
@@ -296,7 +294,7 @@ def _scan(spans: Spans, settings: EmpSettings) -> _Scan:
         violations[int(spans.stream[index])] = (int(index), _violation(head, settings, at))
     cut: set[int] = set()
     for row in deep.tolist():
-        span, at, size = (int(value) for value in rows[row, : _SIZE + 1])
+        span, at, size = (int(value) for value in rows[: _SIZE + 1, row])
         stream = int(spans.stream[span])
         if stream in cut:
             continue
@@ -313,7 +311,7 @@ def _scan(spans: Spans, settings: EmpSettings) -> _Scan:
         return _Scan(rows, consumed, bad, np.array(read, np.int64), messages, [])
     kept, rejects = _cut(spans, rows, violations, consumed)
     moved = np.cumsum(kept) - 1
-    return _Scan(rows[kept], consumed, bad, moved[np.array(read, np.int64)], messages, rejects)
+    return _Scan(rows[:, kept], consumed, bad, moved[np.array(read, np.int64)], messages, rejects)
 
 
 def _read(data: bytes, settings: EmpSettings) -> Message:
@@ -354,13 +352,15 @@ def _cut(
         else:
             limit[span] = start
             rejects.append(Reject(span, start, end - start, BROKEN, AFTER_VIOLATION))
-    return rows[:, _OFFSET] < limit[rows[:, _SPAN]], rejects
+    return rows[_OFFSET] < limit[rows[_SPAN]], rejects
 
 
 def _texts(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64]) -> pa.Array:
     """Slices of ASCII as text; null where `start` is negative."""
     import pyarrow as pa
 
+    if not (start >= 0).any():
+        return pa.nulls(len(start), pa.string())
     _, offsets, content = gather(data, np.maximum(start, 0), size).buffers()
     present = pa.py_buffer(np.packbits(start >= 0, bitorder="little"))
     return pa.Array.from_buffers(pa.string(), len(start), [present, offsets, content])
@@ -380,11 +380,11 @@ def _bodies(
     data: NDArray[np.uint8], rows: NDArray[np.int64], plain: NDArray[np.bool_], values: list[bytes]
 ) -> pa.Array:
     """All bodies; those of deep rows may be longer than the input."""
-    total = int(rows[:, _BODY_SIZE].sum()) + sum(map(len, values))
+    total = int(rows[_BODY_SIZE].sum()) + sum(map(len, values))
     if total > np.iinfo(np.int32).max:
         raise OverflowError("more than 2 GiB in one column: decode the input in smaller pieces")
-    size = np.where(plain, rows[:, _BODY_SIZE], 0)
-    return _patched(gather(data, rows[:, _BODY], size), plain, values)
+    size = np.where(plain, rows[_BODY_SIZE], 0)
+    return _patched(gather(data, rows[_BODY], size), plain, values)
 
 
 def _attributes(plain: NDArray[np.bool_], messages: list[Message]) -> pa.Array:
