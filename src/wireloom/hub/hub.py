@@ -17,6 +17,7 @@ from wireloom.hub.router import Router
 from wireloom.journal.commit import GroupCommit
 from wireloom.journal.writer import Journal
 from wireloom.model import ConfigError
+from wireloom.protocols.contract import Role
 from wireloom.transports.base import Listener, Options, Owner
 from wireloom.transports.registry import transport
 
@@ -84,6 +85,9 @@ class Hub:
         self._ticker = self._loop.create_task(self._tick())
 
     async def _listen(self, listener: ListenerConfig) -> None:
+        # Kernels are compiled or loaded here, not while the first peer waits.
+        listener.protocol.session(Role.SERVER, listener.settings).enable_bulk()
+
         def owner() -> Owner:
             return Connection(self, listener)
 

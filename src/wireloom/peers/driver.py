@@ -18,7 +18,7 @@ from wireloom.transports.base import Pipe
 LINGER = 5.0
 """Seconds a closed conversation waits for the peer to take the last words and close its half."""
 
-_OPENING, _CLOSED = SessionState.OPENING, SessionState.CLOSED
+_OPEN, _CLOSED = SessionState.OPEN, SessionState.CLOSED
 
 
 def fresh(error: WireloomError) -> WireloomError:
@@ -55,6 +55,10 @@ class Driver:
         self._busy = False
         """Inside a callback of the transport; it writes once, at its end."""
         self._flush_due = False
+        """Something was written in this turn of the loop; what else there is goes out at its end."""
+        self._more = False
+        """There is something else."""
+        self._by_message = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._holds: set[str] = set()
@@ -71,6 +75,7 @@ class Driver:
     def opened(self, pipe: Pipe) -> None:
         """The pipe is up: start the conversation."""
         self._pipe = pipe
+        self._by_message = pipe.carries_messages
         self.session.epoch = time.time() - self._now()
         self.session.connected(self._now())
         if self._holds:
@@ -85,9 +90,9 @@ class Driver:
         self._busy = True
         try:
             run = session.receive(data, self._now())
-            if not self._announced and session.state is not _OPENING:
+            if not self._announced and session.state is _OPEN:
                 self._announce()
-            if run.messages or run.bulk is not None or run.data:
+            if run.messages or run.bulk is not None or run.data or session.violation is not None:
                 self.on_run(run)
         finally:
             self._busy = False
@@ -144,14 +149,17 @@ class Driver:
     @property
     def is_open(self) -> bool:
         """Whether messages can be sent."""
-        return self._announced and self.session.state is SessionState.OPEN
+        return self._announced and self.session.state is _OPEN
 
     def send(self, message: Message) -> Message:
         """Send a message; returned as the session sent it, with its id."""
         if self.failure is not None:
             raise fresh(self.failure)
         sent = self.session.send(message, self._now())
-        self.flush()
+        if self._busy or self._flush_due:
+            self._more = True
+        else:
+            self.flush()
         return sent
 
     def flush(self) -> None:
@@ -160,16 +168,17 @@ class Driver:
         The first write of a turn of the loop goes out at once, later ones of the same turn together.
         """
         if self._busy or self._flush_due:
+            self._more = True
             return
-        if not self.pipe.carries_messages:
+        if not self._by_message:
             self._flush_due = True
-            self._loop.call_soon(self._flush_now)
+            self._loop.call_soon(self._flush_rest)
         self._after()
 
     def write_pending(self) -> None:
         """Write what the session has to say at this moment, even inside a callback."""
         pipe = self.pipe
-        if pipe.carries_messages:
+        if self._by_message:
             for frame in self.session.outgoing_frames():
                 pipe.write(frame)
         else:
@@ -222,26 +231,33 @@ class Driver:
     # Inside
 
     def _announce(self) -> None:
-        if self.session.state is SessionState.CLOSED and self.session.violation is not None:
-            return
         self._announced = True
         if self._on_open is not None:
             self._on_open()
 
-    def _flush_now(self) -> None:
+    def _flush_rest(self) -> None:
         self._flush_due = False
-        if self.failure is None and not self._finishing:
-            self._after()
+        if self._more:
+            self._more = False
+            if not self._finishing:
+                self._after()
 
     def _after(self) -> None:
         """What follows every step of the session: write, look at its state, set the timer."""
-        self.write_pending()
         session = self.session
-        if not self._announced and session.state is SessionState.OPEN:
+        if self._by_message:
+            self.write_pending()
+        else:
+            data = session.outgoing()
+            if data:
+                self._pipe.write(data)  # type: ignore[union-attr]
+        state = session.state
+        if state is not _OPEN:
+            if state is _CLOSED:
+                self._finish()
+                return
+        elif not self._announced:
             self._announce()
-        if session.state is _CLOSED:
-            self._finish()
-            return
         deadline = session.deadline()
         if deadline is not None and (self._timer is None or deadline < self._timer_at):
             self._arm(deadline)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from wireloom.model import Message, ProtocolViolation
+from wireloom.model import Direction, Message, ProtocolViolation
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import Bulk
 from wireloom.protocols.hsp import frames
@@ -70,6 +71,17 @@ def _write_data(
             out[at] = data[source]
             at += 1
             source += 1
+
+
+@cache
+def warm() -> None:
+    """Compile or load the kernels, once, before a connection waits for them."""
+    ids, flags = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    sample = frames.encode(frames.Data(1, b"x"))
+    scan(Spans.whole(sample, Stream(Direction.C2S)), 1)
+    _ascending(ids)
+    _write_answers(ids, flags, _ACK, _ERROR_UNDEF, np.empty(5, np.uint8))
+    _write_data(np.frombuffer(sample, np.uint8), np.ones(1, np.int32), ids, ids, np.empty(7, np.uint8))
 
 
 class HspBulk(Bulk):

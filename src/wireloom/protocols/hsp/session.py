@@ -60,8 +60,9 @@ class HspSession(Session):
 
     def enable_bulk(self) -> bool:
         """Let `receive` use the column kernels for large reads."""
-        from wireloom.protocols.hsp.bulk import HspBulk
+        from wireloom.protocols.hsp.bulk import HspBulk, warm
 
+        warm()
         self._bulk = HspBulk
         return True
 
