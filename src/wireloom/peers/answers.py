@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING
+from types import CoroutineType
+from typing import TYPE_CHECKING, cast
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, RequestFailed, WireloomError
 from wireloom.peers.calls import CANCELLED
@@ -25,6 +26,10 @@ Operation = Callable[[Message, "Peer"], object]
 """Answers one operation of the hub profile."""
 
 
+Key = tuple[int, str]
+"""A request that is being answered: its driver and its id."""
+
+
 class Answers:
     """Runs handlers. Requests run beside each other, up to `concurrency`; events one after another, in order."""
 
@@ -41,8 +46,7 @@ class Answers:
         self._handler = handler
         self._operations = operations
         self._concurrency = concurrency
-        self._tasks: dict[tuple[int, str], asyncio.Task[None]] = {}
-        self._killed: set[tuple[int, str]] = set()
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._events: Inbox[Message] = Inbox(queue, lambda: peer.hold("events"), lambda: peer.release("events"))
         self._worker: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -54,58 +58,61 @@ class Answers:
 
     def request(self, message: Message, driver: Driver) -> None:
         """Answer a request, now or in a task."""
-        topic = message.topic or ""
         try:
-            if topic.startswith(HUB_PREFIX) and topic in self._operations:
-                result = self._operations[topic](message, self._peer)
-            elif self._handler is None:
-                raise unknown_topic(topic)
-            elif topic.startswith(PUBLISH):
-                result = self._handler(message.with_(kind=Kind.EVENT, topic=topic.removeprefix(PUBLISH)), self._peer)
-            else:
-                result = self._handler(message, self._peer)
+            result = self._call(message)
         except Exception as error:  # whatever a handler raises is an answer, not the end of the connection
             self._fail(driver, message, error)
             return
-        if inspect.isawaitable(result) or inspect.isasyncgen(result):
-            self._start(message, driver, result)
+        if result.__class__ is CoroutineType or inspect.isawaitable(result) or inspect.isasyncgen(result):
+            key = (id(driver), message.id or "")
+            self._tasks[key] = self._loop.create_task(self._run(key, message, driver, result))
+            if len(self._tasks) >= self._concurrency:
+                self._peer.hold("requests")
         else:
             self._respond(driver, message, result)
 
-    def _start(self, message: Message, driver: Driver, work: Awaitable[object] | AsyncIterator[object]) -> None:
-        key = (id(driver), message.id or "")
-        task = self._loop.create_task(self._run(message, driver, work))
-        self._tasks[key] = task
-        task.add_done_callback(lambda done: self._done(key, message, driver, work, done))
-        if len(self._tasks) >= self._concurrency:
-            self._peer.hold("requests")
+    def _call(self, message: Message) -> object:
+        topic = message.topic or ""
+        if topic.startswith(HUB_PREFIX):
+            operation = self._operations.get(topic)
+            if operation is not None:
+                return operation(message, self._peer)
+            if topic.startswith(PUBLISH):
+                message = message.with_(kind=Kind.EVENT, topic=topic.removeprefix(PUBLISH))
+        if self._handler is None:
+            raise unknown_topic(topic)
+        return self._handler(message, self._peer)
 
-    async def _run(self, message: Message, driver: Driver, work: Awaitable[object] | AsyncIterator[object]) -> None:
+    async def _run(self, key: Key, message: Message, driver: Driver, work: object) -> None:
         try:
-            result: object
             if isinstance(work, AsyncIterator):
                 result = await self._progress(driver, message, work)
             else:
-                result = await work
+                result = await cast(Awaitable[object], work)
             self._respond(driver, message, result)
             if driver.writing_is_paused:
                 await driver.drain()
         except Exception as error:
             self._fail(driver, message, error)
+        finally:
+            self._finished(key)
 
-    def _done(
-        self, key: tuple[int, str], message: Message, driver: Driver, work: object, task: asyncio.Task[None]
-    ) -> None:
-        """A task may be cancelled before it began, so nothing of this can be left to the task itself."""
-        del self._tasks[key]
-        if task.cancelled():
-            if inspect.iscoroutine(work):
-                work.close()
-            if key not in self._killed:
-                self._send(driver, _answer(message, Kind.RESPONSE, CANCELLED))
-        self._killed.discard(key)
-        if len(self._tasks) < self._concurrency:
+    def _finished(self, key: Key) -> None:
+        if self._tasks.pop(key, None) is not None and len(self._tasks) == self._concurrency - 1:
             self._peer.release("requests")
+
+    def _stop_task(self, key: Key, message: Message | None, driver: Driver) -> None:
+        """Cancel the work on a request; `message` is set when a last answer is owed."""
+        task = self._tasks[key]
+
+        def stopped(_: object) -> None:
+            # A task that is cancelled before it began runs nothing of its own, not even its `finally`.
+            self._finished(key)
+            if message is not None and task.cancelled():
+                self._send(driver, Message(Kind.RESPONSE, message.topic, b"", None, key[1], CANCELLED))
+
+        task.add_done_callback(stopped)
+        task.cancel()
 
     async def _progress(self, driver: Driver, message: Message, steps: AsyncIterator[object]) -> object:
         try:
@@ -113,7 +120,8 @@ class Answers:
                 if isinstance(step, Result):
                     return step.value
                 try:
-                    driver.send(self._with_body(_answer(message, Kind.PROGRESS, "progress"), step))
+                    body, content_type = self._peer.encode(step)
+                    driver.send(Message(Kind.PROGRESS, message.topic, body, None, message.id, "progress", content_type))
                 except NotSupported:
                     continue  # nobody asked for steps, or the protocol has none; the result still counts
                 if driver.writing_is_paused:
@@ -127,11 +135,8 @@ class Answers:
     def cancel(self, message: Message, driver: Driver) -> None:
         """The requester no longer wants an answer. Unknown or finished requests are ignored."""
         key = (id(driver), message.correlation_id or "")
-        task = self._tasks.get(key)
-        if task is not None:
-            if message.attributes.get("kill") == "true":
-                self._killed.add(key)
-            task.cancel()
+        if key in self._tasks:
+            self._stop_task(key, None if message.attributes.get("kill") == "true" else message, driver)
 
     def event(self, message: Message) -> None:
         """Give an event to the handler, after those that came before it."""
@@ -155,10 +160,8 @@ class Answers:
 
     def connection_lost(self, driver: Driver) -> None:
         """Whoever asked over this connection is gone: stop working for them."""
-        for key, task in list(self._tasks.items()):
-            if key[0] == id(driver):
-                self._killed.add(key)
-                task.cancel()
+        for key in [key for key in self._tasks if key[0] == id(driver)]:
+            self._stop_task(key, None, driver)
 
     async def finished(self) -> None:
         """Wait until everything taken so far is handled."""
@@ -179,27 +182,28 @@ class Answers:
 
     # What goes back
 
-    def _respond(self, driver: Driver, message: Message, result: object) -> None:
+    def _respond(self, driver: Driver, request: Message, result: object) -> None:
         try:
             if isinstance(result, Message):
-                answer = result.with_(correlation_id=message.id, status=result.status or "done")
+                answer = result.with_(correlation_id=request.id, status=result.status or "done")
             else:
-                answer = self._with_body(_answer(message, Kind.RESPONSE, "done"), result)
+                body, content_type = self._peer.encode(result)
+                answer = Message(Kind.RESPONSE, request.topic, body, None, request.id, "done", content_type)
             driver.send(answer)
         except LimitExceeded as error:
-            self._send(driver, _answer(message, Kind.ERROR, FAILED, str(error).encode()))
+            self._send(driver, _error(request, FAILED, str(error).encode()))
         except WireloomError as error:
             if driver.failure is None:
-                self._fail(driver, message, error)
+                self._fail(driver, request, error)
 
-    def _fail(self, driver: Driver, message: Message, error: Exception) -> None:
+    def _fail(self, driver: Driver, request: Message, error: Exception) -> None:
         if isinstance(error, RequestFailed):
             code, body = error.code, error.body
         else:
             if driver.failure is None:
-                LOG.error("the handler failed for a request for %r", message.topic, exc_info=error)
+                LOG.error("the handler failed for a request for %r", request.topic, exc_info=error)
             code, body = FAILED, b"the request could not be handled"
-        self._send(driver, _answer(message, Kind.ERROR, code, body))
+        self._send(driver, _error(request, code, body))
 
     def _send(self, driver: Driver, answer: Message) -> None:
         try:
@@ -207,10 +211,6 @@ class Answers:
         except WireloomError as error:
             LOG.debug("an answer could not be sent: %s", error)
 
-    def _with_body(self, answer: Message, value: object) -> Message:
-        body, content_type = self._peer.encode(value)
-        return answer.with_(body=body, content_type=content_type) if body else answer
 
-
-def _answer(request: Message, kind: Kind, status: str, body: bytes = b"") -> Message:
-    return Message(kind, request.topic, body, None, request.id, status)
+def _error(request: Message, code: str, body: bytes) -> Message:
+    return Message(Kind.ERROR, request.topic, body, None, request.id, code)

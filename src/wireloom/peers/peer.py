@@ -140,7 +140,10 @@ class Peer:
     async def ask(self, message: Message, *, timeout: float | None = TIMEOUT) -> Message:  # noqa: ASYNC109
         """Send a request as it is, and return the answer as it came."""
         call = Call(message, timeout)
-        await self._send_call(call)
+        driver = self._driver
+        if driver is None or driver.writing_is_paused or not driver.is_open:
+            driver = await self._room(timeout)
+        self._dispatch(call, driver)
         try:
             return await call.answer
         except asyncio.CancelledError:
@@ -231,7 +234,9 @@ class Peer:
     def encode(self, value: object) -> tuple[bytes, str | None]:
         """A value as a body and its content type, in the form agreed with this peer."""
         agreed = None if self._driver is None else self._driver.session.content_type
-        if agreed is not None and not isinstance(value, bytes | bytearray | memoryview):
+        if value.__class__ is bytes:
+            return value, agreed
+        if agreed is not None and not isinstance(value, bytearray | memoryview):
             form = self.protocol.format_for(agreed)
             if form is not None:
                 return form.dumps(value), agreed
@@ -370,19 +375,19 @@ class Peer:
 
     async def send_progressive(self, call: Call) -> None:
         """Send a request whose steps somebody iterates over."""
-        await self._send_call(call)
+        self._dispatch(call, await self._room(call.patience))
 
     def withdraw(self, call: Call) -> None:
         """Nobody waits for this call any more."""
         self._withdraw(call)
 
-    async def _send_call(self, call: Call) -> None:
-        driver = self._driver
-        if driver is None or not driver.is_open:
-            driver = await self._ready(call.patience)
-        if driver.writing_is_paused:
+    async def _room(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
+        """The driver, when it is open and there is room to write."""
+        while True:
+            driver = await self._ready(timeout)
+            if not driver.writing_is_paused:
+                return driver
             await driver.drain()
-        self._dispatch(call, driver)
 
     def _dispatch(self, call: Call, driver: Driver) -> None:
         sent = driver.send(call.request)
