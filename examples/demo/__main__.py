@@ -80,7 +80,8 @@ class Demo:
         tables = [
             f'[[listener]]\nurl = "{name}://127.0.0.1:{port}"\nprofile = true' for name, port in self.ports.items()
         ]
-        tables[0] += f"\ntopics = {{ {', '.join(f'{n} = "{topic}"' for n, topic in TOPICS.items())} }}"
+        numbers = ", ".join(f'{number} = "{topic}"' for number, topic in TOPICS.items())
+        tables[0] += f"\ntopics = {{ {numbers} }}"
         config.write_text("\n".join([*tables, '[http]\nurl = "off"\n']))
         words = ["wireloom", "hub", "--config", str(config), "--data", str(self.folder)]
         self.hub = Program("the hub", *words, log=self.folder / "hub.log")
@@ -98,7 +99,7 @@ class Demo:
     def in_table(self, condition: str = "true") -> int:
         """How many messages the table holds already."""
         try:
-            return int(str(ask(self.warehouse, f"select count(*) from messages where {condition}").rows[0][0]))  # noqa: S608
+            return int(str(ask(self.warehouse, f"select count(*) from messages where {condition}").rows[0][0]))
         except WireloomError:
             return 0
 
@@ -188,8 +189,8 @@ class Demo:
             "messages by protocol and topic": "select protocol, replace(topic, '$hub/publish/', '') as topic, "
             "count(*) as messages, sum(wire_size)::bigint as bytes from messages where kind in ('event', 'request') "
             "and topic not like '$hub/sub%' group by all order by all",
-            "traffic by minute": "select minute, protocol, sum(messages)::bigint as messages, sum(bytes)::bigint as bytes "
-            "from traffic group by all order by all",
+            "traffic by minute": "select minute, protocol, sum(messages)::bigint as messages, "
+            "sum(bytes)::bigint as bytes from traffic group by all order by all",
             "rejects": "select protocol, clause, detail, size from rejects",
         }
         for title, query in queries.items():

@@ -65,7 +65,7 @@ class Program:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill -9."""
         self.process.send_signal(signal.SIGKILL)
         self._end()
 
