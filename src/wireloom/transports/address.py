@@ -28,6 +28,10 @@ class Address:
         """The same place with another port."""
         return replace(self, port=port)
 
+    def with_path(self, path: str) -> Address:
+        """The same place with another path."""
+        return replace(self, path=path)
+
 
 @dataclass(frozen=True, slots=True)
 class URL:

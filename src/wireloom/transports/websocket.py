@@ -1,0 +1,271 @@
+"""WebSocket: a byte stream carried in binary messages, each write one message. Plain (`ws`) or with TLS (`wss`).
+
+The protocol itself is the sans-IO core of the `websockets` package; sockets come from `tcp`. Servers check the
+Origin: a web page may connect only if its Origin is named in `Options.origins`. Programs send none and may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import Event, Protocol, State
+from websockets.server import ServerProtocol
+from websockets.typing import Origin
+from websockets.uri import parse_uri
+
+from wireloom.transports.address import Address
+from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, Transport
+from wireloom.transports.tcp import TCPPipe, connect_stream, listen_stream
+
+GOING_AWAY, NORMAL, UNSUPPORTED = 1001, 1000, 1003
+ANY_ORIGIN = "*"
+
+
+class WebSocketPipe(TCPPipe):
+    """One WebSocket connection: TCP below, messages as bytes above."""
+
+    carries_messages = True
+
+    def __init__(self, owner: Owner, options: Options, protocol: Protocol) -> None:
+        super().__init__(_Mute(), options)
+        self.data_received = self._data_received  # type: ignore[method-assign]
+        self._above = owner
+        self._protocol = protocol
+        self._announced = False
+        self._told_end = False
+        self._held: list[bytes] = []
+        """Messages that arrived while reading was paused; at most those of one read."""
+        self._paused_above = False
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._deadline = asyncio.get_running_loop().call_later(options.handshake_timeout, self._too_slow)
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: TCP (and TLS) is up; the client asks for the upgrade."""
+        super().connection_made(transport)
+        self._tcp_write = self._open.write
+        self.write = self._write_message  # type: ignore[method-assign]
+        if isinstance(self._protocol, ClientProtocol):
+            self._protocol.send_request(self._protocol.connect())
+            self._send()
+
+    def _data_received(self, data: bytes) -> None:
+        self._protocol.receive_data(data)
+        self._advance()
+
+    def eof_received(self) -> bool:
+        """asyncio: TCP ended; a WebSocket has no halves."""
+        self._protocol.receive_eof()
+        self._advance()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio: the socket is gone."""
+        self._deadline.cancel()
+        if not self.ready.done():
+            self.ready.set_exception(exc or ConnectionResetError("closed during the WebSocket handshake"))
+            self.ready.exception()
+        if self._announced:
+            self._above.ended(exc)
+
+    def pause_writing(self) -> None:
+        """asyncio: too much is unsent."""
+        if self._announced:
+            self._above.writing_paused()
+
+    def resume_writing(self) -> None:
+        """asyncio: most of it is sent."""
+        if self._announced:
+            self._above.writing_resumed()
+
+    # The owner's side
+
+    def _write_message(self, data: bytes) -> None:
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_binary(data)
+            self._send()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes as one binary message."""
+        self._write_message(data)
+
+    def finish(self) -> None:
+        """Begin the closing handshake: a WebSocket closes both halves."""
+        self.close()
+
+    def close(self) -> None:
+        """Say goodbye; the connection closes when the peer has answered, or the owner aborts."""
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(NORMAL)
+            self._send()
+        elif self._protocol.state is State.CLOSED or not self._announced:
+            self._open.close()
+
+    def pause_reading(self) -> None:
+        """Hand over nothing; stop reading from the socket."""
+        self._paused_above = True
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        """Hand over what was held, then read again."""
+        self._paused_above = False
+        while self._held and not self._paused_above:
+            self._above.received(self._held.pop(0))
+        if not self._paused_above:
+            super().resume_reading()
+
+    # Inside
+
+    def _advance(self) -> None:
+        """Act on what the WebSocket protocol made of the bytes."""
+        for event in self._protocol.events_received():
+            self._take(event)
+        if self._protocol.handshake_exc is not None:
+            self._refused(self._protocol.handshake_exc)
+        self._send()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Request):
+            server = cast(ServerProtocol, self._protocol)
+            self.headers = _headers(event)
+            response = server.accept(event)
+            server.send_response(response)
+            if server.state is State.OPEN:
+                self._send()
+                self._begin()
+        elif isinstance(event, Response):
+            self.headers = _headers(event)
+            if self._protocol.handshake_exc is None:
+                self._begin()
+        elif isinstance(event, Frame):
+            self._take_frame(event)
+
+    def _take_frame(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.TEXT:
+            self._protocol.fail(UNSUPPORTED, "only binary messages are understood here")
+        elif frame.opcode in (Opcode.BINARY, Opcode.CONT):
+            # The stream does not care where messages begin and end, so pieces go up as they come.
+            if frame.data:
+                self._hand_over(bytes(frame.data))
+        elif frame.opcode is Opcode.CLOSE:
+            self._end_input()
+
+    def _hand_over(self, data: bytes) -> None:
+        if self._paused_above:
+            self._held.append(data)
+        else:
+            self._above.received(data)
+
+    def _end_input(self) -> None:
+        if self._announced and not self._told_end:
+            self._told_end = True
+            self._above.input_ended()
+
+    def _begin(self) -> None:
+        self._deadline.cancel()
+        self._announced = True
+        if not self.ready.done():
+            self.ready.set_result(None)
+        self._above.opened(self)
+
+    def _refused(self, error: Exception) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(ConnectionRefusedError(f"the WebSocket handshake failed: {error}"))
+            self.ready.exception()
+        if self._transport is not None:
+            self._send()
+            self._transport.close()
+
+    def _too_slow(self) -> None:
+        self._refused(TimeoutError("the WebSocket handshake took too long"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _send(self) -> None:
+        """Write what the WebSocket protocol has to say; an empty piece is its end."""
+        for data in self._protocol.data_to_send():
+            if data:
+                self._tcp_write(data)
+            else:
+                self._open.close()
+
+
+class _Mute:
+    """The owner TCP sees: nobody, until the handshake is over."""
+
+    def opened(self, pipe: Pipe) -> None:
+        """Nothing: the WebSocket handshake comes first."""
+
+    def received(self, data: bytes) -> None:
+        """Nothing."""
+
+    def input_ended(self) -> None:
+        """Nothing."""
+
+    def ended(self, error: Exception | None) -> None:
+        """Nothing."""
+
+    def writing_paused(self) -> None:
+        """Nothing."""
+
+    def writing_resumed(self) -> None:
+        """Nothing."""
+
+
+class WebSocketTransport(Transport):
+    """WebSocket; `secure` puts TLS below it."""
+
+    def __init__(self, name: str, *, secure: bool) -> None:
+        self.name = name
+        self._secure = secure
+
+    async def connect(self, address: Address, owner: Owner, options: Options) -> Pipe:
+        """Connect and upgrade. The address's path is the request's."""
+        url = f"{self.name}://{address.with_path(address.path or '/')}"
+        protocol = ClientProtocol(parse_uri(url), max_size=options.max_message)
+        pipe = WebSocketPipe(owner, options, protocol)
+        await connect_stream(address, pipe, options, secure=self._secure)
+        try:
+            await pipe.ready
+        except BaseException:
+            pipe.abort()
+            raise
+        return pipe
+
+    async def listen(self, address: Address, owner: OwnerFactory, options: Options) -> Listener:
+        """Listen for upgrades, at any path."""
+        origins = allowed_origins(options.origins)
+
+        def accept() -> WebSocketPipe:
+            return WebSocketPipe(owner(), options, ServerProtocol(origins=origins, max_size=options.max_message))
+
+        return await listen_stream(address, accept, options, secure=self._secure)
+
+
+def allowed_origins(names: tuple[str, ...] | None) -> Sequence[Origin | None] | None:
+    """The Origins that may connect, in the form the protocol core takes: None in the list is `no Origin`.
+
+    >>> allowed_origins(("https://example.org",))
+    ['https://example.org', None]
+    >>> allowed_origins(None)
+    [None]
+    >>> allowed_origins(("*",)) is None
+    True
+    """
+    if names is not None and ANY_ORIGIN in names:
+        return None
+    return [*(Origin(name) for name in names or ()), None]
+
+
+def _headers(message: Request | Response) -> dict[str, str]:
+    return {name.lower(): value for name, value in message.headers.raw_items()}
+
+
+WS = WebSocketTransport("ws", secure=False)
+WSS = WebSocketTransport("wss", secure=True)
