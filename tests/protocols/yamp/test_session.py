@@ -241,6 +241,15 @@ def test_a_client_that_redirects_is_refused() -> None:
         assert clause(server) == "yamp.redirect.direction"
 
 
+def test_frames_can_be_taken_one_by_one_for_transports_that_carry_messages() -> None:
+    client = session(Role.CLIENT)
+    client.send(Message(Kind.EVENT, "a"), 0.0)
+    hears(client, frames.Handshake(1, "json"), frames.Ping(b"x"))
+    found = [frames.decode(data) for data in client.outgoing_frames()]
+    assert [type(each[0]) for each in found if each] == [frames.Handshake, frames.Event, frames.Pong]
+    assert (client.outgoing_frames(), client.outgoing()) == ([], b"")
+
+
 # Ping and pong
 
 
@@ -580,6 +589,16 @@ def test_a_request_that_timed_out_is_forgotten_by_killing_it() -> None:
     uid = uuid.UUID(sent.id).bytes
     assert hears(client, frames.Response(UID, "slow", uid, ResponseType.DONE, b"late")).messages == []
     client.send(Message(Kind.REQUEST, "next"), 6.0)
+
+
+def test_cancelled_requests_that_are_never_answered_make_room_for_new_ones() -> None:
+    client = opened(Role.CLIENT, max_requests=2)
+    first, second = (client.send(Message(Kind.REQUEST, "slow"), 0.0) for _ in range(2))
+    client.send(Message(Kind.CANCEL, correlation_id=second.id), 5.0)
+    third = client.send(Message(Kind.REQUEST, "next"), 6.0)
+    assert [m.id for m in client.outstanding()] == [first.id, third.id]
+    with pytest.raises(LimitExceeded, match="max_requests"):
+        client.send(Message(Kind.REQUEST, "more"), 6.0)
 
 
 @pytest.mark.parametrize("kill", [False, True])

@@ -42,6 +42,17 @@ CLAUSES = {
     "yamp.request.too-many": "No more requests wait for a response than the limit allows (request)",
 }
 
+COUNTED = {
+    "yamp.pong.unasked": "A pong answers a ping, with the same payload (system.pong)",
+    "yamp.response.unknown": "A response names the uid of a request (response)",
+    "yamp.response.killed": "With kill no response follows (cancel)",
+    "yamp.progress.unrequested": "Progress is for requests that asked for it (response)",
+    "yamp.cancel.unknown": "A cancel for a request that is unknown or done is ignored (cancel)",
+    "yamp.request.closing": "Who closes takes no new requests (system.close)",
+    "yamp.close.followed": "The drop of the connection follows system.close (system.close)",
+}
+"""What is counted and otherwise ignored."""
+
 
 class FrameType(IntEnum):
     """The first byte of every frame."""

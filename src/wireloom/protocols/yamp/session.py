@@ -92,6 +92,8 @@ class YampSession(Session):
         self._held_size = 0
         self._waiting: dict[bytes, Message] = {}
         """Requests we sent, by uid, until they are answered."""
+        self._cancelled: dict[bytes, None] = {}
+        """Those of them we asked to cancel; a peer that never answers must not use up `max_requests`."""
         self._owed: dict[bytes, _Owed] = {}
         """Requests the peer waits on, by uid."""
         self._killed: dict[bytes, None] = {}
@@ -254,7 +256,7 @@ class YampSession(Session):
             self.count("yamp.response.unknown")
             return False
         if response.type is not ResponseType.PROGRESS:
-            del self._waiting[response.request_uid]
+            self._settle(response.request_uid)
         elif not _wants_progress(request):
             self.count("yamp.progress.unrequested")
             return False
@@ -308,6 +310,11 @@ class YampSession(Session):
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
         return data
+
+    def outgoing_frames(self) -> Sequence[bytes]:
+        """The same, frame by frame: over WebSocket we send one frame a message."""
+        out, self._out = self._out, []
+        return out
 
     def deadline(self) -> float | None:
         """When the handshake is overdue, a ping is due, or nothing was heard since one."""
@@ -366,12 +373,20 @@ class YampSession(Session):
             return self._cancel(message, now)
         if not message.topic:
             raise NotSupported(f"a yamp {message.kind} needs a topic: it is the uri")
-        if message.kind is Kind.REQUEST and len(self._waiting) >= self.settings.max_requests:
-            raise LimitExceeded(f"{len(self._waiting)} requests wait for a response; max_requests allows no more")
+        if message.kind is Kind.EVENT:
+            return self._queue(message, message.topic, now)
+        if len(self._waiting) >= self.settings.max_requests:
+            if not self._cancelled:
+                raise LimitExceeded(f"{len(self._waiting)} requests wait for a response; max_requests allows no more")
+            self._settle(next(iter(self._cancelled)))
         sent = self._queue(message, message.topic, now)
-        if message.kind is Kind.REQUEST:
-            self._waiting[parse_uid(sent.id, "id")] = sent
+        self._waiting[parse_uid(sent.id, "id")] = sent
         return sent
+
+    def _settle(self, request_uid: bytes) -> None:
+        """No answer to this request is waited for any more."""
+        del self._waiting[request_uid]
+        self._cancelled.pop(request_uid, None)
 
     def _answer(self, message: Message, now: float) -> Message:
         request_uid = parse_uid(message.correlation_id, "correlation_id")
@@ -401,7 +416,9 @@ class YampSession(Session):
             return message
         sent = self._queue(message, request.topic, now)
         if sent.attributes.get("kill") == "true":
-            del self._waiting[request_uid]
+            self._settle(request_uid)
+        else:
+            self._cancelled[request_uid] = None
         return sent
 
     def _redirect(self, message: Message) -> Message:
