@@ -215,6 +215,12 @@ def test_a_response_that_was_not_done_says_so_in_the_block() -> None:
     assert read(to_frame(cancelled, OPTIONS)) == cancelled
 
 
+def test_a_response_that_is_done_needs_no_block() -> None:
+    for status in (None, "done"):
+        frame = to_frame(Message(Kind.RESPONSE, correlation_id="7", status=status), OPTIONS)
+        assert [block.extension for block in frame.blocks] == [0]
+
+
 def test_requests_to_the_hub_are_ordinary_requests_with_that_topic() -> None:
     request = Message(Kind.REQUEST, "$hub/subscribe", b'{"topic":"#"}', id="1", content_type="application/json")
     assert decode(EMP.encode(request, OPTIONS)) == request.with_(protocol="emp", direction=Direction.C2S)
