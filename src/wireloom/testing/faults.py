@@ -1,0 +1,177 @@
+"""A proxy that does to a connection what networks do: cut, delay, split, corrupt. On loopback, for tests.
+
+Every fault can be switched on and off while connections are open, for each direction by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from typing import Self
+
+from wireloom.peers import endpoint
+from wireloom.transports import Address
+
+READ = 64 * 1024
+
+
+@dataclass
+class Faults:
+    """What happens to bytes on their way in one direction. All off at first."""
+
+    delay: float = 0.0
+    """Seconds that each piece waits."""
+    split: int | None = None
+    """Send at most this many bytes at a time, each with a turn of the loop in between."""
+    corrupt: float = 0.0
+    """How likely each byte is to be changed, 0 to 1."""
+    cut_after: int | None = None
+    """Cut the connection when this many more bytes have passed."""
+    stalled: bool = False
+    """Let nothing pass; the sender feels it as back-pressure."""
+    random: random.Random = field(default_factory=lambda: random.Random(0), repr=False)
+    passed: int = 0
+    """Bytes that passed so far."""
+
+    def spoil(self, data: bytes) -> bytes:
+        """The data, with some bytes changed."""
+        if not self.corrupt:
+            return data
+        return bytes(
+            byte ^ self.random.randint(1, 255) if self.random.random() < self.corrupt else byte for byte in data
+        )
+
+    def pieces(self, data: bytes) -> list[bytes]:
+        """The data in pieces as small as `split` asks for."""
+        size = self.split or len(data)
+        return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+class FaultProxy:
+    """Stands between clients and one server, and misbehaves when told to.
+
+    ::
+
+        async with FaultProxy(server.url) as proxy, wireloom.connect(proxy.url) as peer:
+            proxy.to_client.delay = 0.2
+            proxy.cut()
+    """
+
+    def __init__(self, url: str) -> None:
+        self._target = endpoint(url)
+        self.to_server = Faults()
+        self.to_client = Faults()
+        self.refusing = False
+        """Whether new connections are closed at once."""
+        self.accepted = 0
+        """How many connections were let in."""
+        self._server: asyncio.Server | None = None
+        self._open: set[_Link] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        """The server's URL with the proxy's address in it."""
+        assert self._server is not None, "the proxy is not started: use `async with`"
+        port = self._server.sockets[0].getsockname()[1]
+        return self._target.at(Address("127.0.0.1", port, self._target.address.path)).url
+
+    @property
+    def connections(self) -> int:
+        """How many connections go through the proxy now."""
+        return len(self._open)
+
+    def cut(self) -> None:
+        """Reset every connection at once, in both directions."""
+        for link in list(self._open):
+            link.cut()
+
+    def finish(self) -> None:
+        """Close every connection in an orderly way."""
+        for link in list(self._open):
+            link.close()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=READ)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            if self.refusing:
+                writer.transport.abort()
+                return
+            self.accepted += 1
+            target = await asyncio.open_connection(self._target.address.host, self._target.address.port, limit=READ)
+            link = _Link((reader, writer), target)
+            self._open.add(link)
+            try:
+                await link.run(self.to_server, self.to_client)
+            finally:
+                self._open.discard(link)
+                link.cut()
+        except (OSError, asyncio.CancelledError):
+            writer.transport.abort()
+
+
+_End = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class _Link:
+    """One connection through the proxy: the client's end and the server's end."""
+
+    def __init__(self, client: _End, server: _End) -> None:
+        self._client = client
+        self._server = server
+
+    def cut(self) -> None:
+        for _, writer in (self._client, self._server):
+            writer.transport.abort()
+
+    def close(self) -> None:
+        for _, writer in (self._client, self._server):
+            writer.close()
+
+    async def run(self, to_server: Faults, to_client: Faults) -> None:
+        ways = (
+            asyncio.ensure_future(self._pump(self._client[0], self._server[1], to_server)),
+            asyncio.ensure_future(self._pump(self._server[0], self._client[1], to_client)),
+        )
+        try:
+            await asyncio.gather(*ways)
+        finally:
+            for way in ways:
+                way.cancel()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, faults: Faults) -> None:
+        while data := await reader.read(READ):
+            for piece in faults.pieces(faults.spoil(data)):
+                await self._pass(piece, writer, faults)
+        if writer.can_write_eof():
+            writer.write_eof()
+
+    async def _pass(self, piece: bytes, writer: asyncio.StreamWriter, faults: Faults) -> None:
+        while faults.stalled:  # noqa: ASYNC110  # a plain attribute is easier to switch in a test than an event
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(faults.delay)
+        if faults.cut_after is not None:
+            piece, faults.cut_after = piece[: faults.cut_after], faults.cut_after - len(piece)
+        faults.passed += len(piece)
+        writer.write(piece)
+        await writer.drain()
+        if faults.cut_after is not None and faults.cut_after <= 0:
+            faults.cut_after = None
+            raise ConnectionResetError("cut on purpose")
