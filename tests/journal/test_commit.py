@@ -78,7 +78,7 @@ async def test_blocks_of_one_iteration_share_one_sync(commit):
 async def test_a_block_nobody_waits_for_is_committed_by_itself(commit):
     ticket = append(commit, 0)
     async with asyncio.timeout(30):
-        while commit.journal.durable < ticket:  # noqa: ASYNC110
+        while commit.journal.durable < ticket:
             await asyncio.sleep(0.001)
 
 
@@ -96,7 +96,7 @@ async def test_a_large_batch_is_synced_on_the_thread_and_the_loop_goes_on(commit
     monkeypatch.setattr(os, "fdatasync", slow)
     first = append(commit, 0, 200_000)
     waiting = asyncio.ensure_future(commit.wait(first))
-    while not inside.is_set():  # noqa: ASYNC110
+    while not inside.is_set():
         await asyncio.sleep(0.001)
     # The sync is under way: the loop runs, and what is appended now waits for the next one.
     second = append(commit, 1, 200_000)

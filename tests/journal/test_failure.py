@@ -103,7 +103,7 @@ async def test_group_commit_on_a_full_disk_waits_and_then_tells(small_disk):
         ticket = append(journal, number, 20_000)
         commit.when_durable(ticket, lambda number=number: told.append(number))
         await asyncio.sleep(0)
-    while commit.healthy:  # noqa: ASYNC110
+    while commit.healthy:
         await asyncio.sleep(0.01)
     assert "No space left" in (commit.last_error or "")
     assert len(told) < 40

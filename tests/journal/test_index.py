@@ -73,7 +73,7 @@ def compare(raw: bytes, check_hash: bool = True) -> None:
     array = np.frombuffer(raw, np.uint8)
     fast = index.index_blocks(array, 0, len(raw), check_hash=check_hash)
     slow, end, fault = slowly(raw, check_hash)
-    if fault == "record whose details are no JSON":
+    if fault == blocks.WRONG_DETAILS:
         # The index does not look into records; whoever parses them finds out.
         assert len(fast) > len(slow)
     else:

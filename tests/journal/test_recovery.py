@@ -145,6 +145,17 @@ def test_damage_in_the_committed_part_never_costs_what_was_committed_after_it(cr
     assert [fault.reason for fault in verify(folder)] == ["wrong hash"]
 
 
+def test_packet_ids_are_not_used_twice_after_a_sealed_segment_lost_its_end(tmp_path):
+    with Journal.open(tmp_path) as journal:
+        for number in range(50):
+            journal.append("hsp", 1, Direction.C2S, number, data("x"))
+    (segment,) = segments(tmp_path)
+    before = ids(tmp_path)
+    segment.write_bytes(segment.read_bytes()[:-3])
+    with Journal.open(tmp_path):
+        assert next(read_blocks(segments(tmp_path)[-1])).packet_id > before[-1]
+
+
 def test_a_committed_length_that_is_empty_or_too_large_is_not_believed(crashed):
     folder, _, size = crashed
     (segment,) = segments(folder)

@@ -14,7 +14,9 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 from wireloom.model import Direction, JournalError, type_of_json
 
@@ -57,6 +59,10 @@ _DIRECTIONS = {direction.value.encode(): direction for direction in Direction}
 _NO_DETAILS: Mapping[str, type_of_json] = MappingProxyType({})
 
 Buffer = bytes | bytearray | memoryview
+
+
+WRONG_DETAILS = "record with wrong details"
+"""The one fault that only shows when a record is parsed; the index leaves that to its caller."""
 
 
 class BlockFault(JournalError):
@@ -263,7 +269,7 @@ class TopicMap:
     A map too large for one comment is stated in several records, which readers unite.
 
     >>> TopicMap({1: "a/b"}).records[0].decode()
-    'record=topics {"map":"8b7bb0a6","topics":{"1":"a/b"}}'
+    'record=topics {"map":"a714ed57","topics":{"1":"a/b"}}'
     """
 
     __slots__ = ("id", "records", "topics", "word")
@@ -388,8 +394,10 @@ def parse_packet(data: Buffer, offset: int, size: int, *, check_hash: bool = Tru
         name, connection, details = record.groups()
         try:
             parsed = json.loads(details)
-        except ValueError:
-            raise BlockFault(offset, "record whose details are no JSON") from None
+            if name == b"topics":
+                _read_topics(parsed)
+        except (ValueError, KeyError, AttributeError, RecursionError):
+            raise BlockFault(offset, WRONG_DETAILS) from None
         return Block(
             *common,
             connection=None if connection is None else int(connection, 16),
@@ -414,9 +422,6 @@ def _options(data: Buffer, offset: int, end: int) -> Iterator[tuple[int, bytes]]
 
 def parse_tags(packet: Buffer, offset: int) -> tuple[str, str | None, str | None, int]:
     """Protocol, source, destination, and the size of the tags that packet data begins with."""
-    protocol = ""
-    hosts: list[str | None] = [None, None]
-    ports = [0, 0]
     position = 0
     while True:
         if len(packet) - position < 4:
@@ -425,22 +430,38 @@ def parse_tags(packet: Buffer, offset: int) -> tuple[str, str | None, str | None
         position += 4
         if tag == TAG_END:
             break
-        if length > len(packet) - position:
-            raise BlockFault(offset, "tags without an end")
-        value = bytes(packet[position : position + length])
         position += length
+        if position > len(packet):
+            raise BlockFault(offset, "tags without an end")
+    protocol, source, destination = _read_tags(bytes(packet[:position]))
+    if not protocol:
+        raise BlockFault(offset, "tags without a dissector's name")
+    return protocol, source, destination, position
+
+
+@lru_cache(maxsize=4096)
+def _read_tags(tags: bytes) -> tuple[str, str | None, str | None]:
+    """What well-formed tags say. All blocks of a connection repeat theirs, hence the cache."""
+    protocol = ""
+    hosts: list[str | None] = [None, None]
+    ports = [0, 0]
+    position = 0
+    while True:
+        tag, length = _TAG.unpack_from(tags, position)
+        if tag == TAG_END:
+            break
+        value = tags[position + 4 : position + 4 + length]
+        position += 4 + length
         if tag == TAG_DISSECTOR:
             protocol = value.rstrip(b"\0").decode(errors="replace").removeprefix(DISSECTOR_PREFIX)
         elif 20 <= tag <= 23 and length in (4, 16):
             hosts[tag & 1] = str(ipaddress.ip_address(value))
         elif tag in (TAG_SOURCE_PORT, TAG_DESTINATION_PORT) and length == 4:
             ports[tag - TAG_SOURCE_PORT] = int.from_bytes(value, "big")
-    if not protocol:
-        raise BlockFault(offset, "tags without a dissector's name")
     source, destination = (
         None if host is None else join_address(host, port) for host, port in zip(hosts, ports, strict=True)
     )
-    return protocol, source, destination, position
+    return protocol, source, destination
 
 
 def topic_maps(found: Iterable[Block]) -> dict[int, dict[int, str]]:
@@ -453,7 +474,11 @@ def topic_maps(found: Iterable[Block]) -> dict[int, dict[int, str]]:
 
 def add_topics(maps: dict[int, dict[int, str]], block: Block) -> None:
     """Take in what a `topics` record states; other blocks change nothing."""
-    topics = block.details.get("topics")
-    if block.record == "topics" and isinstance(topics, dict):
-        part = maps.setdefault(int(str(block.details["map"]), 16), {})
-        part.update({int(number): str(topic) for number, topic in topics.items()})
+    if block.record == "topics":
+        number, topics = _read_topics(block.details)
+        maps.setdefault(number, {}).update(topics)
+
+
+def _read_topics(details: Mapping[str, Any]) -> tuple[int, dict[int, str]]:
+    topics = {int(number): str(topic) for number, topic in details["topics"].items()}
+    return int(str(details["map"]), 16), topics

@@ -24,6 +24,9 @@ from wireloom.journal.segment import (
     sync_folder,
 )
 
+SMALLEST_PACKET = 72
+"""Bytes of a packet block without tags, payload and comment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -55,12 +58,13 @@ def recover(folder: Path) -> Recovery:
     for path in folder.glob(f"*{COMMITTED}"):
         path.unlink()
     packet_id, time_ns = 0, 0
-    for path in reversed(segments(folder)):
+    for path in segments(folder)[-1:]:
         last = last_block(path)
-        packet_id = max(packet_id, first_packet_id(path) - 1)
-        if last is not None:
-            packet_id, time_ns = max(packet_id, last.packet_id), last.time_ns
-            break
+        if last is None:
+            # Damaged at its end: leave out as many ids as it could possibly hold, rather than use one twice.
+            packet_id = first_packet_id(path) + path.stat().st_size // SMALLEST_PACKET
+        else:
+            packet_id, time_ns = last.packet_id, last.time_ns
     return Recovery(packet_id + 1, time_ns, tuple(cuts))
 
 
@@ -88,34 +92,33 @@ def sound_length(data: blocks.Buffer, committed: int = 0, limit: int | None = No
 
     At least `committed`; from the first block with a packet id of `limit` or more on, nothing.
     """
-    sound = 0
     try:
-        sound = position = blocks.check_head(data)
-        for block in blocks.blocks(data, position, len(data)):
+        head = blocks.check_head(data)
+        if committed > head:
+            # What was committed is not judged, so a sound tail is found without a walk through all of it.
+            tail, reason = _sound_from(data, committed, limit)
+            if not reason:
+                return tail, ""
+        sound, reason = _sound_from(data, head, limit)
+        if sound < committed:
+            return _sound_from(data, committed, limit)
+    except blocks.BlockFault as fault:
+        return committed, fault.reason
+    return sound, reason
+
+
+def _sound_from(data: blocks.Buffer, start: int, limit: int | None) -> tuple[int, str]:
+    sound = start
+    try:
+        for block in blocks.blocks(data, start, len(data)):
             if limit is not None and block.packet_id >= limit:
-                return max(sound, committed), "blocks that went into the next segment"
+                return sound, "blocks that went into the next segment"
             if not block.more:
                 # A run counts once its last block is there: half a message is none.
                 sound = block.offset + block.size
-        if sound < len(data):
-            return max(sound, committed), "a run that goes on in a block that is missing"
-    except blocks.BlockFault as fault:
-        if fault.offset < committed:
-            return _sound_after(data, committed)
-        return max(sound, committed), fault.reason
-    return len(data), ""
-
-
-def _sound_after(data: blocks.Buffer, committed: int) -> tuple[int, str]:
-    """The same for a segment with damage in its committed part: only the tail is judged."""
-    sound = committed
-    try:
-        for block in blocks.blocks(data, committed, len(data)):
-            if not block.more:
-                sound = block.offset + block.size
     except blocks.BlockFault as fault:
         return sound, fault.reason
-    return sound, ""
+    return sound, "" if sound == len(data) else "a run that goes on in a block that is missing"
 
 
 def _holds_no_packet(data: blocks.Buffer, end: int) -> bool:
