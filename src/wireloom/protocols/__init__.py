@@ -1,0 +1,1 @@
+"""One folder a protocol, the contract they keep, and the registry that finds them."""
