@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,3 +141,59 @@ def test_warming_compiles_the_kernels() -> None:
     EMP.columns().warm()
     assert columns._fill.signatures
     assert columns._count.signatures
+
+
+REQUEST = Block(0, bytes.fromhex("800000000000000000000007"))
+HUB = Block(128, extensions.encode_hub(extensions.Hub("a/b", "text/plain")))
+GZIP = Block(1, bytes.fromhex("01000000"))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(Type.DATA, b"x", (Block(0, b"\x80" + bytes(11)),)),
+        Frame(Type.DATA, b"x", (Block(0, bytes(12)), HUB)),
+        Frame(Type.DATA, b"x", (REQUEST, REQUEST)),
+        Frame(Type.DATA, b"x", (REQUEST, Block(0, bytes(11) + b"\1"))),
+        Frame(Type.DATA, b"x", (Block(0, bytes(11)),)),
+        Frame(Type.DATA, b"x", (Block(0, bytes(13)),)),
+        Frame(Type.DATA, b"x", (HUB, HUB)),
+        Frame(Type.DATA, b"x", (HUB, REQUEST)),
+        Frame(Type.DATA, b"x", (Block(128, b""),)),
+        Frame(Type.DATA, b"x", (Block(128, b"\1\0\1"),)),
+        Frame(Type.DATA, b"x", (Block(128, b"\1\0\1ab"),)),
+        Frame(Type.DATA, b"x", (Block(128, b"\1\0\1\xff"),)),
+        Frame(Type.DATA, b"x", (Block(128, b"\1\0\2\xc3\xbc"),)),
+        Frame(Type.DATA, b"x", (Block(128, b"\2\0\1\xff"),)),
+        Frame(Type.DATA, b"x", (Block(128, b"\x7b\0\1a\0\0"),)),
+        Frame(Type.DATA, b"x", (REQUEST, Block(128, b"\x84\0\x03404"))),
+        Frame(Type.DATA, b"x", (Block(0, bytes(11) + b"\7"), Block(128, b"\x84\0\x03404"))),
+        Frame(Type.DATA, b"x", (Block(0, bytes(11) + b"\7"), Block(128, b"\x80"))),
+        Frame(Type.DATA, b"x", (Block(1, bytes(4)), REQUEST)),
+        Frame(Type.DATA, b"x", (GZIP,)),
+        Frame(Type.DATA, extensions.gzip(b"zzz"), (REQUEST, GZIP, HUB)),
+        Frame(Type.DATA, b"x", (Block(77, b""), REQUEST)),
+        Frame(Type.PING, b"x", (Block(0, b""),)),
+        Frame(Type.PING, b"x", (HUB,)),
+        Frame(Type.HELLO, b""),
+        Frame(Type.ERROR, b""),
+        Frame(200, b"x", (REQUEST, HUB)),
+        Frame(6),
+    ],
+)
+def test_columns_agree_with_frames_on_every_odd_message(frame: Frame) -> None:
+    usual = frames.encode(Frame(Type.DATA, b"usual", (REQUEST, HUB)))
+    for size_mode in SizeMode:
+        before = frames.encode(Frame(Type.DATA, b"usual", (REQUEST, HUB)), size_mode)
+        data = before + frames.encode(frame, size_mode) + before
+        assert_columns_agree(EMP, data, values={"size_mode": str(size_mode)})
+    for cut in range(len(usual) + 1):
+        assert_columns_agree(EMP, frames.encode(frame) + usual[:cut])
+
+
+@pytest.mark.parametrize("at", range(len(frames.encode(Frame(Type.DATA, b"x", (REQUEST, HUB))))))
+def test_columns_agree_with_frames_when_any_byte_is_another(at: int) -> None:
+    usual = frames.encode(Frame(Type.DATA, b"x", (REQUEST, HUB)))
+    for value in (0, 1, 7, 8, 0x7F, 0x80, 0x81, 0xFF):
+        changed = usual[:at] + bytes((value,)) + usual[at + 1 :]
+        assert_columns_agree(EMP, usual + changed + usual)
