@@ -95,3 +95,18 @@ def test_envelopes_and_operations_are_unwrapped_like_the_readable_decoder_does()
     data += b"".join(frames.encode(frames.DataAck(i, n, b"{}")) for i, n in enumerate(OPERATIONS))
     assert_columns_agree(HSP, data, topics=TOPICS)
     assert_columns_agree(HSP, data, topics=TOPICS, values={"profile": False})
+
+
+@given(st.sampled_from([{}, TOPICS, {ENVELOPE: "wrapped"}]), st.booleans())
+def test_an_envelope_for_the_topic_of_its_own_type_is_ordinary_data(topics: dict[int, str], profile: bool) -> None:
+    data = b"".join(
+        frames.encode(frames.Data(ENVELOPE, make_envelope(topic, b"x", kind)))
+        for topic in ("hsp/64768", "wrapped", "sensors/kitchen", "")
+        for kind in (None, "text/plain")
+    )
+    assert_columns_agree(HSP, data, topics=topics, values={"profile": profile})
+
+
+@given(mutated_stream(), st.integers(0, 70), st.booleans())
+def test_columns_keep_the_limit_and_the_profile_of_the_settings(data: bytes, limit: int, profile: bool) -> None:
+    assert_columns_agree(HSP, data, topics=TOPICS, values={"max_payload": limit, "profile": profile})

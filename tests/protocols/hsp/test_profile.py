@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -230,3 +231,14 @@ def test_a_number_has_one_way_to_be_written(text: str) -> None:
 
 def test_hub_topics_begin_with_the_prefix_of_the_contract() -> None:
     assert all(topic.startswith(HUB_PREFIX) for topic in OPERATIONS.values())
+
+
+def test_the_example_on_the_page_of_the_profile() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "hub-profile.md").read_text()
+    section = page.partition("\n## hsp\n")[2].partition("\n## ")[0]
+    example = section.split("```")[1]
+    written = "".join(word for line in example.splitlines() for word in line[:46].partition("  " * 4)[0].split())
+    session = HSP.session(Role.CLIENT, HSP.settings())
+    session.send(Message(Kind.REQUEST, "$hub/subscribe", b'{"topic":"sensors/#"}'), 0)
+    session.send(Message(Kind.EVENT, "a/b", b"21", content_type="text/plain"), 0)
+    assert session.outgoing().hex() == written
