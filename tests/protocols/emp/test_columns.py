@@ -22,7 +22,7 @@ def test_columns_agree_with_frames_on_valid_streams(data: bytes) -> None:
 
 
 @given(mutated_stream())
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_columns_agree_with_frames_on_mutated_streams(data: bytes) -> None:
     assert_columns_agree(EMP, data)
 
@@ -38,7 +38,6 @@ def test_columns_agree_with_frames_when_limits_are_tight(data: bytes) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200)
 def test_columns_agree_with_frames_on_garbage(data: bytes) -> None:
     assert_columns_agree(EMP, data)
 
@@ -68,7 +67,6 @@ def plain(found: Columns) -> object:
 
 
 @given(st.lists(mutated_stream(), min_size=1, max_size=8), st.integers(1, 3))
-@settings(max_examples=200)
 def test_many_spans_of_several_streams_decode_as_the_slow_columns_do(parts: list[bytes], count: int) -> None:
     ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
     spans = Spans(

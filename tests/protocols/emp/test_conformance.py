@@ -21,7 +21,7 @@ def test_every_test_that_the_page_names_exists() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", section())
     assert len(named) > 80
     for path, name in named:
-        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.M), f"{path}::{name}"
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.M), f"{path}::{name}"
 
 
 def test_every_clause_has_a_row_and_every_row_a_known_clause() -> None:
