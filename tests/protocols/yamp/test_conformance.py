@@ -26,3 +26,13 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 def test_every_clause_has_a_row_and_every_row_a_known_clause() -> None:
     assert set(re.findall(r"\| `(yamp\.[a-z0-9.-]+)` \|", section())) == {*frames.CLAUSES, *frames.COUNTED}
+
+
+def test_the_example_of_the_hub_profile_is_a_subscription() -> None:
+    page = (ROOT / "docs" / "hub-profile.md").read_text()
+    block = re.search(r"^## yamp$.*?^```\n(.*?)^```$", page, re.M | re.S)
+    assert block is not None
+    digits = "".join(re.findall(r"\b(?:[0-9a-f]{2})+\b", re.sub(r"  +[a-z$].*", "", block[1])))
+    frame, size = frames.decode(bytes.fromhex(digits)) or (None, 0)
+    assert isinstance(frame, frames.Request)
+    assert (frame.uri, frame.body, size) == ("$hub/subscribe", b'{"topic":"sensors/#"}', len(digits) // 2)

@@ -275,6 +275,8 @@ def test_an_idle_peer_is_pinged_and_a_pong_keeps_it(role: Role) -> None:
     hears(made, frames.Pong(ping.payload), now=39.0)
     assert made.counters == {}
     assert made.deadline() == 69.0
+    hears(made, frames.Pong(ping.payload), now=39.0)
+    assert made.counters == {"yamp.pong.unasked": 1}
 
 
 @pytest.mark.parametrize("role", Role)
@@ -433,7 +435,13 @@ def test_events_go_by_uri_in_both_directions() -> None:
         sent = sender.send(Message(Kind.EVENT, "sensors/küche", b'{"c":1}', content_type="application/json"), 5.0)
         (got,) = receiver.receive(sender.outgoing(), 5.0).messages
         assert (got.kind, got.topic, got.body, got.id) == (Kind.EVENT, "sensors/küche", b'{"c":1}', sent.id)
-        assert got.direction is sender.role.sends
+        assert got.direction is sent.direction is sender.role.sends
+
+
+def test_a_message_is_returned_as_it_was_sent_and_keeps_what_is_not_on_the_wire() -> None:
+    message = Message(Kind.EVENT, "a", b"1", time=7, connection="c", attributes={"x": "y"})
+    sent = opened(Role.CLIENT).send(message, 0.0)
+    assert (sent.time, sent.connection, dict(sent.attributes), sent.protocol) == (7, "c", {"x": "y"}, "yamp")
 
 
 @pytest.mark.parametrize("kind", [Kind.EVENT, Kind.REQUEST])
@@ -580,6 +588,17 @@ def test_after_kill_no_response_follows() -> None:
     server.send(Message(Kind.PROGRESS, correlation_id=request.id), 0.0)
     server.send(Message(Kind.RESPONSE, correlation_id=request.id), 0.0)
     assert (said(server), server.counters) == ([], {"yamp.response.killed": 2})
+
+
+def test_the_uid_of_a_killed_request_may_be_used_again() -> None:
+    server = opened(Role.SERVER)
+    request = frames.Request(UID, "a", False, b"")
+    hears(server, request, frames.Cancel(OTHER, "a", UID, True), request)
+    answer = Message(Kind.RESPONSE, correlation_id=str(uuid.UUID(bytes=UID)))
+    server.send(answer, 0.0)
+    assert len(said(server)) == 1
+    with pytest.raises(NotSupported, match="waits for an answer"):
+        server.send(answer, 0.0)
 
 
 def test_a_request_that_timed_out_is_forgotten_by_killing_it() -> None:

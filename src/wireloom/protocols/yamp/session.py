@@ -150,10 +150,8 @@ class YampSession(Session):
         except ProtocolViolation as violation:
             self._refuse(violation, bytes(buffer[position:]))
         run = Run(bytes(memoryview(buffer)[:position]), messages, ignored=ignored)
-        if self.state is SessionState.CLOSED and position < len(buffer):
-            if self.violation is None:
-                self.count("yamp.close.followed")
-            position = len(buffer)
+        if self.state is SessionState.CLOSED and self.violation is None and position < len(buffer):
+            self.count("yamp.close.followed")
         return position, run
 
     def _check_turn(self, type_: int) -> None:
