@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipeline.journals import MAPS, START_NS, compared, expected_messages, expected_rejects, make_journal
+from tests.pipeline.journals import MAPS, START_NS, compared, expected_messages, expected_rejects
 from wireloom.journal import Journal, segments
 from wireloom.journal.blocks import MAX_PACKET_DATA
 from wireloom.model import Direction, JournalError
@@ -19,13 +19,6 @@ from wireloom.pipeline.decode import decode_range, plain
 from wireloom.pipeline.planning import Range, latest, plan
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, arrow_schema
 from wireloom.protocols.hsp import frames
-
-
-@pytest.fixture(scope="module")
-def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("decode") / "journal"
-    make_journal(folder)
-    return folder
 
 
 def decode(ranges: list[Range]) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
@@ -55,7 +48,7 @@ def test_messages_and_rejects_are_what_the_plain_reader_finds(journal: Path) -> 
     assert len(found) == 3
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(positions=st.lists(st.floats(0, 1, exclude_max=True), max_size=6))
 def test_any_cut_gives_every_message_exactly_once(journal: Path, positions: list[float]) -> None:
     messages, rejects = decode(cut(whole(journal), positions))

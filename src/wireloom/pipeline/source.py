@@ -167,7 +167,7 @@ def partitions(
 ) -> list[InputPartition]:
     """The bytes between two positions as partitions; `messages` has no use for refused ones."""
     ranges = planning.plan(options.inputs, start, end)
-    if not (options.table is REJECTS if refused is None else refused):
+    if not (options.table == REJECTS if refused is None else refused):
         ranges = [part for part in ranges if not part.refused]
     return [Ranges(group) for group in planning.pack(ranges, options.partition_bytes)]
 
@@ -183,5 +183,5 @@ def read_table(table: Table, partition: InputPartition) -> Iterator[pa.RecordBat
 
     for part in ranges_of(partition):
         decoded = decode_range(part)
-        rows = decoded.messages if table is MESSAGES else decoded.rejects
+        rows = decoded.messages if table == MESSAGES else decoded.rejects
         yield from plain(rows, table).to_batches(max_chunksize=BATCH_ROWS)

@@ -1,0 +1,31 @@
+"""One Spark session for all tests of the pipeline that need one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pipeline.journals import make_journal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    from wireloom.pipeline import start_session
+
+    session = start_session(app="tests")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal of several segments; nobody writes to it."""
+    folder = tmp_path_factory.mktemp("shared") / "journal"
+    make_journal(folder)
+    return folder

@@ -1,0 +1,88 @@
+"""`spark.read.format("wireloom")` and `spark.readStream.format("wireloom")`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pipeline.journals import compared, expected_messages, expected_rejects, make_journal
+from wireloom.model import ConfigError, JournalError
+from wireloom.pipeline.schemas import MESSAGES, REJECTS, spark_schema
+from wireloom.pipeline.source import Options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+def test_batch_reads_every_message(spark: SparkSession, journal: Path) -> None:
+    frame = spark.read.format("wireloom").option("partitionBytes", "100k").load(str(journal))
+    assert frame.schema == spark_schema(MESSAGES.columns)
+    assert [field.metadata["comment"] for field in frame.schema] == [c.comment for c in MESSAGES.columns]
+    assert frame.rdd.getNumPartitions() > 3
+    assert compared([row.asDict() for row in frame.collect()]) == expected_messages(journal)
+
+
+def test_batch_reads_rejects(spark: SparkSession, journal: Path) -> None:
+    frame = spark.read.format("wireloom").option("table", "rejects").load(str(journal))
+    assert frame.schema == spark_schema(REJECTS.columns)
+    found = sorted(((r["clause"], r["size"], bytes(r["bytes"])) for r in frame.collect()), key=repr)
+    assert found == expected_rejects(journal)
+
+
+def test_stream_gives_what_batch_gives(spark: SparkSession, journal: Path, tmp_path: Path) -> None:
+    frame = spark.readStream.format("wireloom").option("maxBytesPerTrigger", "500k").load(str(journal))
+    query = (
+        frame.writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "out"))
+    )
+    assert query.awaitTermination(300)
+    assert len(query.recentProgress) > 2
+    rows = [row.asDict() for row in spark.read.parquet(str(tmp_path / "out")).collect()]
+    assert compared(rows) == expected_messages(journal)
+
+
+def test_an_empty_journal_is_an_empty_table(spark: SparkSession, tmp_path: Path) -> None:
+    make_journal(tmp_path, runs=0, refusals=0)
+    assert spark.read.format("wireloom").load(str(tmp_path)).count() == 0
+
+
+def test_several_journals_are_one_table(spark: SparkSession, journal: Path, tmp_path: Path) -> None:
+    make_journal(tmp_path / "other", runs=5, seed=9, long_runs=False)
+    frame = spark.read.format("wireloom").load([str(journal), str(tmp_path / "other")])
+    expected = len(expected_messages(journal)) + len(expected_messages(tmp_path / "other"))
+    assert frame.count() == expected
+
+
+def test_the_users_error_is_in_what_spark_raises(spark: SparkSession, journal: Path) -> None:
+    with pytest.raises(Exception, match="unknown option 'tabel' of the format wireloom; known: maxBytesPerTrigger"):
+        spark.read.format("wireloom").option("tabel", "rejects").load(str(journal))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"table": "sessions"}, "option 'table' is 'sessions'; it must be messages or rejects"),
+        ({"partitionBytes": "0"}, "option 'partitionBytes' is '0'; it must be a number of bytes such as 16m"),
+        ({"maxBytesPerTrigger": "a lot"}, "option 'maxBytesPerTrigger' is 'a lot'"),
+        ({"max_bytes": "1"}, "unknown option 'max_bytes'"),
+    ],
+)
+def test_wrong_options_are_named(journal: Path, options: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Options.parse({"path": str(journal), **options})
+
+
+def test_options_know_no_case(journal: Path) -> None:
+    chosen = Options.parse({"path": str(journal), "PARTITIONBYTES": "2k", "Table": "rejects"})
+    assert (chosen.partition_bytes, chosen.table) == (2048, REJECTS)
+
+
+def test_a_path_that_is_no_journal_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match="does not exist"):
+        Options.parse({"path": str(tmp_path / "nowhere")})
