@@ -75,11 +75,12 @@ def test_a_thousand_hours_of_pings_keep_a_live_connection_open() -> None:
 
 
 @pytest.mark.slow
-def test_five_thousand_hours_of_pings_at_the_default_interval() -> None:
-    line = run_hours(5000, EmpSettings(), slowest=2.4)
+@pytest.mark.timeout(1800)
+def test_two_thousand_hours_of_pings_at_the_default_interval() -> None:
+    line = run_hours(2000, EmpSettings(), slowest=2.4)
     for role in Role:
         assert line.ends[role].counters == {}
-        assert line.pings[role] == pytest.approx(5000 * HOUR / 10, abs=2)
+        assert line.pings[role] == pytest.approx(2000 * HOUR / 10, abs=2)
 
 
 def test_a_pong_that_takes_longer_than_the_interval_delays_the_next_ping() -> None:
