@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, RequestFailed, WireloomError
 from wireloom.peers.calls import CANCELLED
 from wireloom.peers.driver import Driver
-from wireloom.peers.handlers import FAILED, Handler, Result, unknown_topic
+from wireloom.peers.handlers import CLOSING, FAILED, Handler, Result, unknown_topic
 from wireloom.peers.inbox import Inbox
 from wireloom.protocols.contract import HUB_PREFIX
 
@@ -171,6 +171,12 @@ class Answers:
         waiting = [task for task in waiting if task is not current]
         if waiting:
             await asyncio.wait(waiting)
+
+    def refuse(self, driver: Driver) -> None:
+        """There is no time left: answer what is not finished with an error, and drop it."""
+        for key in [key for key in self._tasks if key[0] == id(driver)]:
+            self._send(driver, Message(Kind.ERROR, None, b"closing", None, key[1], CLOSING))
+            self._stop_task(key, None, driver)
 
     def stop(self) -> None:
         """Drop what is not finished."""

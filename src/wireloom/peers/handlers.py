@@ -22,6 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 NO_SUCH_TOPIC = "404"
 FAILED = "500"
+CLOSING = "503"
 
 
 @dataclass(frozen=True, slots=True)

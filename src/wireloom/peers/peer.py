@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from itertools import count
@@ -19,7 +20,7 @@ from wireloom.model import (
 )
 from wireloom.peers.answers import PUBLISH, Answers, Operation
 from wireloom.peers.calls import Call, Calls
-from wireloom.peers.driver import Driver, fresh
+from wireloom.peers.driver import LINGER, Driver, fresh
 from wireloom.peers.handlers import Handler
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.streams import MessageStream, Progress, Subscription
@@ -210,20 +211,23 @@ class Peer:
     async def close(self, reason: str = "", *, drain: float = DRAIN) -> None:
         """Finish what is in flight, for at most `drain` seconds, say goodbye, and close."""
         self._closing = True
+        driver = self._driver
         try:
-            if self._driver is not None and self._driver.failure is None:
+            if driver is not None and driver.failure is None:
                 try:
                     async with asyncio.timeout(drain):
                         await self._answers.finished()
                         await self._calls.settled()
                 except TimeoutError:
-                    pass
-                self._driver.close(reason)
-                await self._gone.wait()
+                    self._answers.refuse(driver)
+                driver.close(reason)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER):
+                        await self._gone.wait()
         finally:
             self.end(PeerClosed("the connection was closed by this end"))
-            if self._driver is not None:
-                self._driver.abort()
+            if driver is not None:
+                driver.abort()
 
     async def __aenter__(self) -> Self:
         return self

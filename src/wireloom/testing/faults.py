@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
+import struct
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -139,6 +141,10 @@ class _Link:
 
     def cut(self) -> None:
         for _, writer in (self._client, self._server):
+            sock = writer.get_extra_info("socket")
+            if sock is not None and not writer.is_closing():
+                # With no time to linger a close is a reset, as when a cable is pulled and the other end learns of it.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
 
     def close(self) -> None:

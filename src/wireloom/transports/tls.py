@@ -31,7 +31,11 @@ class TLS:
 
     def client_context(self) -> ssl.SSLContext:
         """The context of a client."""
-        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=_readable("ca", self.ca))
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
+        if self.ca is not None:
+            # Only this authority, not those the system trusts as well.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            self._trust(context)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if not self.verify:
             context.check_hostname = False
@@ -47,9 +51,15 @@ class TLS:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._load(context)
         if self.ca is not None:
-            context.load_verify_locations(cafile=_readable("ca", self.ca))
+            self._trust(context)
             context.verify_mode = ssl.CERT_REQUIRED if self.require_client_certificate else ssl.CERT_OPTIONAL
         return context
+
+    def _trust(self, context: ssl.SSLContext) -> None:
+        try:
+            context.load_verify_locations(cafile=_readable("ca", self.ca))
+        except ssl.SSLError as error:
+            raise ConfigError(f"TLS ca {self.ca} does not load ({error.reason}): it must be PEM") from None
 
     def _load(self, context: ssl.SSLContext) -> None:
         certificate = _readable("certificate", self.certificate)

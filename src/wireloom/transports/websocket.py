@@ -227,7 +227,7 @@ class WebSocketTransport(Transport):
 
     async def connect(self, address: Address, owner: Owner, options: Options) -> Pipe:
         """Connect and upgrade. The address's path is the request's."""
-        url = f"{self.name}://{address.with_path(address.path or '/')}"
+        url = f"{self.name}://{address.with_path('/' + address.path.removeprefix('/'))}"
         protocol = ClientProtocol(parse_uri(url), max_size=options.max_message)
         pipe = WebSocketPipe(owner, options, protocol)
         await connect_stream(address, pipe, options, secure=self._secure)
