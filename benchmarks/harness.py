@@ -1,7 +1,7 @@
 """Runs two sides in turn, several times, and says how they compare.
 
-The machine is noisy, so only the ratio of two runs that follow each other is trusted: each round runs both sides once, in
-alternating order, and gives one ratio. Printed are the median ratio and the smallest and largest one.
+The machine is noisy, so only the ratio of two runs that follow each other is trusted: each round runs both sides
+once, in alternating order, and gives one ratio. Printed are the median ratio and the smallest and largest one.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class Result:
         ratios = self.ratios
         middle = statistics.median(ratios)
         verdict = "met" if middle >= self.goal else "MISSED"
+        ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
         return (
-            f"| {self.measure} | {self.peer} | {statistics.median(self.ours):,.0f} | {statistics.median(self.theirs):,.0f} "
+            f"| {self.measure} | {self.peer} | {ours:,.0f} | {theirs:,.0f} "
             f"| {middle:.2f}× ({min(ratios):.2f}–{max(ratios):.2f}) | ≥ {self.goal:g}× {verdict} |"
         )
 
