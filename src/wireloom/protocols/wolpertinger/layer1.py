@@ -1,0 +1,223 @@
+"""Layer 1: what happens to a message's bytes between the XML and the lines.
+
+Implements "Transmission Layer" of the specification. Sending: XML, gzip, AES, base64, split. Receiving: pieces
+are put together in any order, then the reverse. Everything has a limit before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import zlib
+from dataclasses import dataclass, field, replace
+
+from wireloom.model import LimitExceeded
+from wireloom.protocols.wolpertinger.frames import Data, unreadable
+from wireloom.protocols.wolpertinger.keys import Cipher
+from wireloom.protocols.wolpertinger.layer2 import Document, parse
+from wireloom.protocols.wolpertinger.refusal import Refused, ResultCode
+from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
+
+_GZIP = 31
+"""zlib's number for the gzip format with the largest window."""
+_LEVEL = 6
+
+
+# Sending
+
+
+def pack(
+    xml: bytes,
+    message_id: int,
+    settings: WolpertingerSettings,
+    cipher: Cipher | None = None,
+    *,
+    compress: bool | None = None,
+    others: tuple[tuple[str, str], ...] = (),
+) -> list[Data]:
+    """A document as frames: one, or as many as its length needs."""
+    if len(xml) > settings.max_message:
+        raise LimitExceeded(f"a message of {len(xml)} bytes of XML; max_message is {settings.max_message}")
+    length: int | None = None
+    if compress if compress is not None else 0 < settings.gzip_from <= len(xml):
+        machine = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+        xml = machine.compress(xml) + machine.flush()
+        length = len(xml)
+    if cipher is not None:
+        xml = cipher.seal(xml)
+    whole = Data(
+        message_id,
+        binascii.b2a_base64(xml, newline=False),
+        length,
+        None if cipher is None else "aes",
+        others=others,
+    )
+    return split(whole, settings.split, settings.max_fragments)
+
+
+def split(whole: Data, size: int, most: int) -> list[Data]:
+    """A message in pieces of at most `size` characters.
+
+    >>> [piece.payload for piece in split(Data(1, b"abcdefgh"), 3, 10)]
+    [b'abc', b'def', b'gh']
+    """
+    payload = whole.payload
+    if len(payload) <= size:
+        return [whole]
+    count = -(-len(payload) // size)
+    if count > most:
+        raise LimitExceeded(f"a message in {count} pieces; max_fragments is {most}")
+    return [
+        replace(whole, payload=payload[at * size : (at + 1) * size], fragment_index=at, fragment_count=count)
+        for at in range(count)
+    ]
+
+
+# Receiving
+
+
+@dataclass(slots=True)
+class _Open:
+    """A message of which some pieces are there."""
+
+    first: Data
+    since: float
+    pieces: dict[int, bytes] = field(default_factory=dict)
+    size: int = 0
+    wire: int = 0
+
+
+@dataclass(slots=True)
+class Assembly:
+    """Puts pieces together, in whatever order they come and whatever lies between them."""
+
+    settings: WolpertingerSettings
+    open: dict[int, _Open] = field(default_factory=dict)
+    dropped: int = 0
+    """Incomplete messages that were given up."""
+    pending: int = 0
+    """Characters of all pieces that wait."""
+
+    def add(self, frame: Data, now: float = 0.0, wire: int = 0) -> tuple[Data, int] | None:
+        """Take a frame; the whole message and its bytes on the wire, once everything of it is there.
+
+        Raises Refused for a piece that does not fit the others; they are given up with it.
+        """
+        count = frame.fragment_count
+        if count is None or count == 1:
+            return frame, wire
+        if count > self.settings.max_fragments:
+            detail = f"{count} pieces; max_fragments is {self.settings.max_fragments}"
+            raise _refused("wolpertinger.fragment.too-many", detail, frame)
+        index = frame.fragment_index or 0
+        kept = self.open.get(frame.message_id)
+        if kept is None:
+            self._make_room()
+            kept = self.open[frame.message_id] = _Open(frame, now)
+        elif _metadata(kept.first) != _metadata(frame) or kept.pieces.get(index, frame.payload) != frame.payload:
+            self._give_up(frame.message_id)
+            raise _refused("wolpertinger.fragment.differs", f"piece {index} is of another message", frame)
+        if index not in kept.pieces:
+            kept.pieces[index] = frame.payload
+            kept.size += len(frame.payload)
+            self.pending += len(frame.payload)
+        kept.wire += wire
+        if kept.size > self.settings.max_line:
+            self._give_up(frame.message_id)
+            raise _refused("wolpertinger.message.too-large", "the pieces are more than max_message allows", frame)
+        if len(kept.pieces) < count:
+            self._bound(frame.message_id)
+            return None
+        self._forget(frame.message_id)
+        payload = b"".join([kept.pieces[at] for at in range(count)])
+        return replace(kept.first, payload=payload, fragment_index=0), kept.wire
+
+    def expire(self, now: float) -> None:
+        """Give up what has been incomplete for too long."""
+        limit = now - self.settings.reassembly_timeout
+        for message_id in [each for each, kept in self.open.items() if kept.since <= limit]:
+            self._give_up(message_id)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the oldest incomplete message is given up."""
+        for kept in self.open.values():
+            return kept.since + self.settings.reassembly_timeout
+        return None
+
+    def _make_room(self) -> None:
+        while len(self.open) >= self.settings.max_open:
+            self._give_up(next(iter(self.open)))
+
+    def _bound(self, keep: int) -> None:
+        """Never hold more than two of the largest messages: the oldest goes first."""
+        while self.pending > 2 * self.settings.max_line:
+            self._give_up(next(each for each in self.open if each != keep))
+
+    def _give_up(self, message_id: int) -> None:
+        self._forget(message_id)
+        self.dropped += 1
+
+    def _forget(self, message_id: int) -> None:
+        self.pending -= self.open.pop(message_id).size
+
+
+def _metadata(frame: Data) -> tuple[object, ...]:
+    return frame.gzip, frame.encryption, frame.fragment_count, frame.others
+
+
+def _refused(clause: str, detail: str, frame: Data, result: ResultCode = ResultCode.SPLITTING) -> Refused:
+    return Refused(clause, detail, message_id=frame.message_id, result=result)
+
+
+def unpack(whole: Data, settings: WolpertingerSettings, cipher: Cipher | None) -> Document:
+    """The document in a whole message. Raises Refused.
+
+    Everything that can be wrong with an encrypted message is refused in the same words, after the same steps.
+    """
+    invalid = ResultCode.INVALID_FORMAT
+    try:
+        data = binascii.a2b_base64(whole.payload, strict_mode=True)
+    except binascii.Error as error:
+        if whole.encryption is not None:
+            raise unreadable(whole.message_id) from None
+        raise _refused("wolpertinger.payload.base64", str(error), whole, invalid) from None
+    if whole.encryption is None:
+        return parse(_inflate(data, whole, settings), whole.message_id)
+    document = None
+    if cipher is not None:
+        text, sound = cipher.open(data)
+        try:
+            document = parse(_inflate(text, whole, settings), whole.message_id)
+        except Refused:
+            sound = False
+        if sound and document is not None:
+            return document
+    raise unreadable(whole.message_id)
+
+
+def _inflate(data: bytes, whole: Data, settings: WolpertingerSettings) -> bytes:
+    limit, invalid = settings.max_message, ResultCode.INVALID_FORMAT
+    if whole.gzip is None:
+        if len(data) > limit:
+            raise _refused("wolpertinger.message.too-large", f"more than max_message, {limit} bytes", whole, invalid)
+        return data
+    if whole.gzip > len(data):
+        detail = f"gzip:{whole.gzip}; but there are {len(data)} bytes"
+        raise _refused("wolpertinger.gzip.length", detail, whole, invalid)
+    rest, out, size = data[: whole.gzip], [], 0
+    # A gzip file may have several members, one after the other.
+    while True:
+        machine = zlib.decompressobj(_GZIP)
+        try:
+            text = machine.decompress(rest, limit + 1 - size)
+        except zlib.error as error:
+            raise _refused("wolpertinger.gzip.data", str(error), whole, invalid) from None
+        out.append(text)
+        size += len(text)
+        if size > limit:
+            raise _refused("wolpertinger.message.too-large", f"more than max_message, {limit} bytes", whole, invalid)
+        if not machine.eof:
+            raise _refused("wolpertinger.gzip.data", "the compressed data is cut off", whole, invalid)
+        rest = machine.unused_data
+        if not rest:
+            return b"".join(out)

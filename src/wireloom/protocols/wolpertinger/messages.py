@@ -1,0 +1,432 @@
+"""What documents mean as messages, and back.
+
+A call is a request for the topic `Component.Method` whose body is a JSON list of its parameters; a response's body is
+the value as JSON. Types stand in `attributes["types"]`, what else layer 1 said beside them. `attributes["xml"]` is
+the document itself where writing the message anew would say it in another way.
+
+With the hub profile on, the component `Hub` is special (see docs/hub-profile.md): `Subscribe`, `Unsubscribe`,
+`Provide` and `Withdraw` take a topic; `Publish`, `Event` and `Request` take topic, content type and body, and carry
+what has no component and method of its own. A call of `Hub` that does not fit this is a call like any other.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+
+from wireloom.model import Direction, Kind, Message, NotSupported, type_of_json
+from wireloom.protocols.contract import HUB_PREFIX
+from wireloom.protocols.wolpertinger import layer2, values
+from wireloom.protocols.wolpertinger.frames import Confirmation, Data
+from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
+from wireloom.protocols.wolpertinger.refusal import ErrorCode, Refused
+from wireloom.protocols.wolpertinger.values import Value
+
+NAME = "wolpertinger"
+JSON = "application/json"
+PUBLISH = HUB_PREFIX + "publish/"
+HEARTBEAT = "Core.Heartbeat"
+HUB = "Hub"
+BASE64 = "base64"
+OPERATIONS = {name: HUB_PREFIX + name.lower() for name in ("Subscribe", "Unsubscribe", "Provide", "Withdraw")}
+_METHODS = {topic: name for name, topic in OPERATIONS.items()}
+CARRIERS = ("Publish", "Event", "Request")
+"""Methods of `Hub` that take topic, content type and body."""
+FOREIGN = "metadata."
+"""Attributes of keys that the specification does not define begin with this."""
+NO_RESPONSE = "none"
+"""`attributes["response"]` of a call of a method without response value, and of its answer."""
+
+_TOPIC = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
+_GUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+
+_STATUSES = {
+    "400": ErrorCode.INVALID_PARAMETERS,
+    "401": ErrorCode.NOT_AUTHORISED,
+    "403": ErrorCode.NOT_AUTHORISED,
+    "404": ErrorCode.COMPONENT_NOT_FOUND,
+    "501": ErrorCode.REQUEST,
+}
+"""Error codes for what the hub and other protocols call a failure; anything else is unspecified."""
+
+
+# Reading
+
+
+def of_confirmation(frame: Confirmation, direction: Direction | None) -> Message:
+    """A delivery confirmation: an ack of a message_id, with its result code as status."""
+    attributes = {FOREIGN + key: value for key, value in frame.others}
+    return Message(
+        Kind.ACK, None, b"", None, str(frame.message_id), str(frame.result), None, attributes,
+        NAME, None, None, direction,
+    )  # fmt: skip
+
+
+def of_sealed(whole: Data, wire: int, direction: Direction | None) -> Message:
+    """An encrypted message whose key is not known: its body is what was encrypted."""
+    try:
+        body = binascii.a2b_base64(whole.payload, strict_mode=True)
+    except binascii.Error as error:
+        raise Refused("wolpertinger.payload.base64", str(error), message_id=whole.message_id) from None
+    attributes = _metadata(whole, wire)
+    return Message(Kind.OTHER, None, body, None, None, None, None, attributes, NAME, None, None, direction)
+
+
+def of_document(document: Document, whole: Data, wire: int, direction: Direction | None, profile: bool) -> Message:
+    """What a document means."""
+    attributes = _metadata(whole, wire)
+    if document.xml is not None:
+        attributes["xml"] = document.xml.decode()
+    if isinstance(document, Call):
+        return _of_call(document, attributes, direction, profile)
+    attributes["component"] = document.component
+    if isinstance(document, Response):
+        body, content_type = b"", None
+        if document.value is not None:
+            body, content_type = values.dumps(values.to_json(document.value)), JSON
+            attributes["types"] = values.signature((document.value,))
+        return Message(
+            Kind.RESPONSE, None, body, None, document.call_id, "done", content_type, attributes,
+            NAME, None, None, direction,
+        )  # fmt: skip
+    return Message(
+        Kind.ERROR, None, b"", None, document.call_id, str(document.code), None, attributes, NAME, None, None, direction
+    )
+
+
+def _of_call(call: Call, attributes: dict[str, str], direction: Direction | None, profile: bool) -> Message:
+    if profile and call.component.lower() == "hub":
+        special = _of_hub_call(call, attributes, direction)
+        if special is not None:
+            return special
+    topic = f"{call.component}.{call.method}"
+    attributes["types"] = values.signature(call.parameters)
+    if "." in call.method:
+        attributes["component"] = call.component
+    if is_heartbeat(call):
+        return Message(
+            Kind.PROGRESS, topic, b"", call.call_id, None, "progress", None, attributes, NAME, None, None, direction
+        )
+    body = values.dumps([values.to_json(each) for each in call.parameters])
+    return Message(Kind.REQUEST, topic, body, call.call_id, None, None, JSON, attributes, NAME, None, None, direction)
+
+
+def is_heartbeat(call: Call) -> bool:
+    """Whether this is `Core.Heartbeat`: no parameters, and the component's name in any case."""
+    return call.method == "Heartbeat" and not call.parameters and call.component.lower() == "core"
+
+
+def _of_hub_call(call: Call, attributes: dict[str, str], direction: Direction | None) -> Message | None:
+    texts = [each.data for each in call.parameters if each.type == "string" and isinstance(each.data, str)]
+    content_type: str | None
+    if len(texts) != len(call.parameters) or not texts or not texts[0]:
+        return None
+    if call.method in OPERATIONS:
+        options = _options(texts)
+        if options is None:
+            return None
+        kind, topic, content_type = Kind.REQUEST, OPERATIONS[call.method], JSON
+        body = values.dumps(options)
+    elif call.method in CARRIERS:
+        carried = open_carried(texts[1:])
+        if carried is None:
+            return None
+        body, content_type = carried
+        kind = Kind.EVENT if call.method == "Event" else Kind.REQUEST
+        topic = PUBLISH + texts[0] if call.method == "Publish" else texts[0]
+        attributes["component"] = call.component
+        if topic.startswith(HUB_PREFIX) and call.method != "Publish":
+            return None
+    else:
+        return None
+    message = Message(
+        kind, topic, body, call.call_id, None, None, content_type, attributes, NAME, None, None, direction
+    )
+    if "xml" not in attributes and to_document(message, profile=True) != call:
+        attributes["xml"] = layer2.write(call).decode()
+    return message
+
+
+def _options(texts: list[str]) -> dict[str, type_of_json] | None:
+    """The JSON body of an operation: the topic, and what else is asked for."""
+    if len(texts) == 1:
+        return {"topic": texts[0]}
+    try:
+        more = json.loads(texts[1])
+    except (ValueError, RecursionError):
+        return None
+    if len(texts) != 2 or not isinstance(more, dict) or "topic" in more:
+        return None
+    return {"topic": texts[0], **more}
+
+
+def open_carried(texts: list[str]) -> tuple[bytes, str | None] | None:
+    """Body and content type from content type, body and, if it is not text, the word base64."""
+    if len(texts) == 2:
+        return texts[1].encode(), texts[0] or None
+    if len(texts) == 3 and texts[2] == BASE64:
+        try:
+            return binascii.a2b_base64(texts[1].encode(), strict_mode=True), texts[0] or None
+        except binascii.Error:
+            return None
+    return None
+
+
+def carry(body: bytes, content_type: str | None) -> list[str]:
+    """Content type and body as texts; the inverse of `open_carried`.
+
+    >>> carry(b"hi", "text/plain"), carry(b"\\xff", None)
+    (['text/plain', 'hi'], ['', '/w==', 'base64'])
+    """
+    text = _text(body)
+    return [content_type or "", base64.b64encode(body).decode(), BASE64] if text is None else [content_type or "", text]
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if values.NOT_XML.search(text) else text
+
+
+def _metadata(whole: Data, wire: int) -> dict[str, str]:
+    attributes = {"message_id": str(whole.message_id)}
+    if whole.gzip is not None:
+        attributes["gzip"] = str(whole.gzip)
+    if whole.encryption is not None:
+        attributes["encryption"] = whole.encryption
+    if whole.fragment_count is not None:
+        attributes["fragment_count"] = str(whole.fragment_count)
+        attributes["wire_size"] = str(wire)
+    for key, value in whole.others:
+        attributes[FOREIGN + key] = value
+    return attributes
+
+
+# Writing
+
+
+def to_document(message: Message, *, profile: bool) -> Document:
+    """The document that says this; raises NotSupported where wolpertinger has no word for it."""
+    kept = message.attributes.get("xml")
+    if kept is not None:
+        document = _kept(message, kept, profile)
+        if document is not None:
+            return document
+    match message.kind:
+        case Kind.REQUEST | Kind.EVENT:
+            return _to_call(message, profile)
+        case Kind.PROGRESS:
+            return Call("Core", _guid(message.id, "id"), "Heartbeat")
+        case Kind.RESPONSE:
+            return Response(
+                component_of(message), _guid(message.correlation_id, "correlation_id"), response_value(message)
+            )
+        case Kind.ERROR:
+            call_id = None if message.correlation_id is None else _guid(message.correlation_id, "correlation_id")
+            return Error(component_of(message), error_code(message), call_id)
+        case _:
+            raise NotSupported(f"wolpertinger has no document for a message of kind {message.kind}")
+
+
+def _kept(message: Message, xml: str, profile: bool) -> Document | None:
+    """The document a message came in, if the message still says the same."""
+    try:
+        document = layer2.parse(xml.encode())
+        again = of_document(document, Data(0, b""), 0, message.direction, profile)
+    except (Refused, UnicodeEncodeError):
+        return None
+    same = ("kind", "topic", "body", "id", "correlation_id", "status")
+    if any(getattr(again, name) != getattr(message, name) for name in same):
+        return None
+    return document
+
+
+def _to_call(message: Message, profile: bool) -> Call:
+    topic, call_id = message.topic or "", _guid(message.id, "id")
+    if not topic:
+        raise NotSupported("a wolpertinger call needs a topic, such as Component.Method")
+    if values.NOT_XML.search(topic):
+        raise NotSupported(f"XML cannot hold the topic {topic!r}")
+    if profile and (message.kind is Kind.EVENT or topic.startswith(HUB_PREFIX)):
+        if topic in _METHODS:
+            return Call(HUB, call_id, _METHODS[topic], _operands(message))
+        method = "Event" if message.kind is Kind.EVENT else "Publish"
+        name = topic if message.kind is Kind.EVENT else topic.removeprefix(PUBLISH)
+        if not name or (name.startswith(HUB_PREFIX) and (method == "Publish" or name in _METHODS)):
+            raise NotSupported(f"wolpertinger has no call for {topic!r}")
+        return Call(HUB, call_id, method, _carrying(name, message))
+    if message.kind is Kind.EVENT:
+        raise NotSupported("wolpertinger has no events; the hub profile (`profile`) carries them as calls of Hub.Event")
+    component = message.attributes.get("component")
+    if component is not None and topic.startswith(component + "."):
+        return Call(component, call_id, topic.removeprefix(component + "."), parameters(message))
+    if _TOPIC.fullmatch(topic) and component is None:
+        component, _, method = topic.rpartition(".")
+        return Call(component, call_id, method, parameters(message))
+    if profile:
+        return Call(HUB, call_id, "Request", _carrying(topic, message))
+    component, dot, method = topic.rpartition(".")
+    if not dot:
+        raise NotSupported(f"a wolpertinger call needs a topic such as Component.Method, not {topic!r}")
+    return Call(component, call_id, method, parameters(message))
+
+
+def _operands(message: Message) -> tuple[Value, ...]:
+    try:
+        body = json.loads(message.body)
+        topic = body.pop("topic")
+    except (ValueError, AttributeError, KeyError, RecursionError):
+        raise NotSupported(f'{message.topic} needs a JSON body such as {{"topic": "sensors/#"}}') from None
+    texts = [topic] if not body else [topic, values.dumps(body).decode()]
+    if not topic or any(not isinstance(each, str) or values.NOT_XML.search(each) for each in texts):
+        raise NotSupported(f"XML cannot hold the body of {message.topic}")
+    return tuple([Value("string", each) for each in texts])
+
+
+def _carrying(topic: str, message: Message) -> tuple[Value, ...]:
+    texts = [topic, *carry(message.body, message.content_type)]
+    if any(values.NOT_XML.search(each) for each in texts):
+        raise NotSupported(f"XML cannot hold the topic or the content type of {topic!r}")
+    return tuple([Value("string", each) for each in texts])
+
+
+def component_of(message: Message) -> str:
+    """The component an answer is of: as it was named, or the first part of the topic."""
+    named = message.attributes.get("component")
+    name = (message.topic or "").rpartition(".")[0] if named is None else named
+    return "" if values.NOT_XML.search(name) else name
+
+
+def error_code(message: Message) -> int:
+    """The code of a RemoteError. A status that comes with a text is the hub's or another protocol's.
+
+    >>> error_code(Message(Kind.ERROR, status="502")), error_code(Message(Kind.ERROR, body=b"no", status="404"))
+    (502, 304)
+    """
+    status = message.status or ""
+    if message.body:
+        known = _STATUSES.get(status)
+        if known is not None:
+            return known
+        if not status.isdecimal() or status.startswith("5"):
+            return ErrorCode.UNSPECIFIED
+    number = status.removeprefix("-")
+    if not (number.isascii() and number.isdecimal() and len(number) < 11 and -(2**31) <= int(status) < 2**31):
+        return ErrorCode.UNSPECIFIED
+    return int(status)
+
+
+def parameters(message: Message) -> tuple[Value, ...]:
+    """The parameters a request's body stands for: those of a JSON list, else the body itself."""
+    found = _json(message)
+    if found is None:
+        return () if not message.body else (_opaque(message.body),)
+    data = found if isinstance(found, list) else [found]
+    types = message.attributes.get("types")
+    if types is not None:
+        try:
+            kinds = values.parse_signature(types)
+            typed = tuple([values.of_json(each, kind) for each, kind in zip(data, kinds, strict=True)])
+            _check(typed)
+            return typed
+        except ValueError:
+            pass
+    return tuple([_natural(each) for each in data])
+
+
+def response_value(message: Message) -> Value | None:
+    """The value a response's body stands for; None when there is no body."""
+    found = _json(message)
+    if found is None:
+        return None if not message.body or _is_null(message) else _opaque(message.body)
+    types = message.attributes.get("types")
+    if types is not None:
+        try:
+            (kind,) = values.parse_signature(types)
+            typed = values.of_json(found, kind)
+            _check((typed,))
+            return typed
+        except ValueError:
+            pass
+    return _natural(found)
+
+
+def _check(typed: tuple[Value, ...]) -> None:
+    try:
+        for each in typed:
+            layer2.check_structured(each)
+    except NotSupported as error:
+        raise ValueError(str(error)) from None
+
+
+def _json(message: Message) -> object:
+    """The JSON value of a body; None where it is none, or null."""
+    if not message.body or message.content_type is None or "json" not in message.content_type:
+        return None
+    try:
+        return json.loads(message.body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_null(message: Message) -> bool:
+    return message.body.strip() == b"null" and "json" in (message.content_type or "")
+
+
+def _natural(data: object) -> Value:
+    """A value for JSON that came without types; what no type fits is sent as its JSON text."""
+    try:
+        return values.from_json(data)
+    except ValueError:
+        return Value("string", json.dumps(data))
+
+
+def _opaque(body: bytes) -> Value:
+    text = _text(body)
+    return Value("string", base64.b64encode(body).decode() if text is None else text)
+
+
+def _guid(text: str | None, what: str) -> str:
+    if text is None or not _GUID.fullmatch(text):
+        raise NotSupported(f"{what} of a wolpertinger message is a GUID with hyphens, not {text!r}")
+    return text
+
+
+def foreign(attributes: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Metadata that other keys than ours carried."""
+    return tuple([(key[len(FOREIGN) :], value) for key, value in attributes.items() if key.startswith(FOREIGN)])
+
+
+# Answers, for those who know the call
+
+
+def answer(call: Call, message: Message, *, profile: bool) -> Document:
+    """The document that answers a call of the peer."""
+    if message.kind is Kind.ERROR:
+        code = error_code(message)
+        component = "" if code == ErrorCode.COMPONENT_NOT_FOUND else call.component
+        return Error(component, code, call.call_id)
+    if is_carried(call, profile=profile):
+        texts = carry(message.body, message.content_type)
+        return Response(call.component, call.call_id, Value("list", tuple([Value("string", each) for each in texts])))
+    return Response(call.component, call.call_id, response_value(message))
+
+
+def is_carried(call: Call, *, profile: bool) -> bool:
+    """Whether a call carries a request for a topic that has no component and method of its own."""
+    return profile and call.method == "Request" and call.component.lower() == "hub"
+
+
+def open_answer(message: Message, document: Document) -> Message:
+    """The answer to a carried request: body and content type as they were carried back."""
+    if isinstance(document, Response) and document.value is not None and isinstance(document.value.data, tuple):
+        texts = [str(each.data) for each in document.value.data if each.type == "string"]
+        carried = open_carried(texts) if len(texts) == len(document.value.data) else None
+        if carried is not None:
+            return message.with_(body=carried[0], content_type=carried[1])
+    return message

@@ -1,0 +1,100 @@
+"""The decoder and columns.py must give the same answer for the same bytes: valid, mutated, split, garbage."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.agreement import assert_columns_agree, assert_split_columns_agree
+from tests.protocols.wolpertinger.strategies import lines_of, mutated_stream, stream
+from wireloom.model import Direction, ProtocolViolation
+from wireloom.protocols.columns import Spans, Stream
+from wireloom.protocols.contract import Decoded, decode_stream
+from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings
+from wireloom.protocols.wolpertinger.layer2 import Call
+from wireloom.protocols.wolpertinger.values import Value
+
+
+@given(stream())
+def test_columns_agree_with_the_decoder_on_valid_streams(data: bytes) -> None:
+    assert_columns_agree(WOLPERTINGER, data)
+
+
+@given(mutated_stream())
+@settings(max_examples=200)
+def test_columns_agree_with_the_decoder_on_mutated_streams(data: bytes) -> None:
+    assert_columns_agree(WOLPERTINGER, data)
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=100)
+def test_columns_agree_with_the_decoder_on_garbage(data: bytes) -> None:
+    assert_columns_agree(WOLPERTINGER, data)
+
+
+@given(stream(), st.lists(st.integers(0, 2000), max_size=8))
+def test_any_split_of_the_stream_gives_the_same_columns(data: bytes, cuts: list[int]) -> None:
+    assert_split_columns_agree(WOLPERTINGER, data, cuts)
+
+
+@given(mutated_stream(), st.lists(st.integers(0, 2000), max_size=8))
+def test_any_split_of_the_stream_gives_the_same_messages_and_rejects(data: bytes, cuts: list[int]) -> None:
+    whole = list(decode_stream(WOLPERTINGER.decoder(Direction.C2S, WolpertingerSettings()), data))
+    decoder = WOLPERTINGER.decoder(Direction.C2S, WolpertingerSettings())
+    edges = [0, *sorted({cut for cut in cuts if cut < len(data)}), len(data)]
+    found: list[Decoded | ProtocolViolation] = []
+    for start, end in zip(edges, edges[1:], strict=False):
+        decoder.feed(data[start:end])
+        while True:
+            try:
+                for each in decoder:
+                    found.append(each)  # noqa: PERF402  # a violation must not lose what came before it
+                break
+            except ProtocolViolation as violation:
+                found.append(violation)
+    expected = [each.message if isinstance(each, Decoded) else each.clause for each in whole if each_is_not_cut(each)]
+    got = [each.message if isinstance(each, Decoded) else each.clause for each in found]
+    assert got == expected
+
+
+def each_is_not_cut(each: object) -> bool:
+    return getattr(each, "clause", "") != "stream.cut"
+
+
+def test_half_a_split_message_is_carried_over_in_the_state() -> None:
+    own = WolpertingerSettings(split=64, gzip_from=0)
+    lines = lines_of(Call("Test", "0" * 8 + "-0000-0000-0000-" + "0" * 12, "Echo", (Value("string", "x" * 500),)), 7, own)
+    random.Random(1).shuffle(lines)
+    state, rows = b"", 0
+    for line in lines:
+        columns = WOLPERTINGER.columns().decode(Spans.whole(line, Stream(Direction.C2S, {}, state)), own)
+        rows += len(columns)
+        state = columns.state[0]
+        assert not columns.rejects
+    assert rows == 1
+    assert state == b""
+    assert columns.attributes.to_pylist()[0] == [
+        ("message_id", "7"),
+        ("fragment_count", str(len(lines))),
+        ("wire_size", str(sum(map(len, lines)))),
+        ("types", "string"),
+    ]
+
+
+def test_a_line_that_is_too_long_is_rejected_in_parts_and_the_next_line_stands_alone() -> None:
+    own = WolpertingerSettings(max_message=64)
+    long = b"message_id:1;" + b"A" * own.max_line + b"\n"
+    data = long + b"result:0;message_id:5;\n"
+    assert_columns_agree(WOLPERTINGER, data, values={"max_message": 64})
+    state, rows, rejected, taken = b"", 0, 0, 0
+    for end in (own.max_line - 10, own.max_line + 5, own.max_line + 10, len(data)):
+        columns = WOLPERTINGER.columns().decode(Spans.whole(data[taken:end], Stream(Direction.C2S, {}, state)), own)
+        rows += len(columns)
+        rejected += sum(reject.size for reject in columns.rejects)
+        assert {reject.clause for reject in columns.rejects} <= {"wolpertinger.line.too-long"}
+        taken += int(columns.consumed[0])
+        state = columns.state[0]
+    assert rows == 1
+    assert rejected == len(long)
