@@ -96,7 +96,7 @@ class Exchanges:
             )
         except (NotSupported, PeerClosed):
             self._hub.metrics.undeliverable.add(1, exchange.provider.name)
-        if message.attributes.get("kill") == "1":
+        if message.attributes.get("kill") == "true":
             self._forget(exchange)
             self._hub.metrics.requests.add(1, requester.name, "killed")
 
