@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from wireloom.journal import Entry, Journal, read_all
+from wireloom.journal import Entry, Journal, Record, read_all
 from wireloom.journal.segment import REFUSED
 from wireloom.model import Direction
 from wireloom.protocols.hsp import HSP, frames
@@ -104,13 +104,9 @@ def expected_messages(folder: Path) -> list[Row]:
 
 def expected_rejects(folder: Path) -> list[Row]:
     """Clause, size and first bytes of everything the journal's writer refused."""
-    from wireloom.journal import Record
-
-    rows: list[Row] = []
-    for found in read_all(folder / REFUSED):
-        if isinstance(found, Record) and found.block.record == "refused":
-            rows.append((found.block.details["clause"], found.block.details["size"], found.block.payload))
-    return sorted(rows, key=repr)
+    records = [found.block for found in read_all(folder / REFUSED) if isinstance(found, Record)]
+    refused = [block for block in records if block.record == "refused"]
+    return sorted(((b.details["clause"], b.details["size"], b.payload) for b in refused), key=repr)
 
 
 def compared(rows: list[dict[str, object]]) -> list[Row]:

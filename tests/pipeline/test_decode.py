@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
 from pathlib import Path
@@ -36,7 +37,7 @@ def cut(parts: list[Range], positions: list[float]) -> list[Range]:
     found = []
     for part in parts:
         places = sorted({part.start, part.end, *(int(part.start + p * part.size) for p in positions)})
-        found += [Range(part.file, a, b, part.refused) for a, b in zip(places, places[1:], strict=False)]
+        found += [Range(part.file, a, b, part.refused) for a, b in itertools.pairwise(places)]
     return found
 
 
@@ -105,7 +106,11 @@ def test_a_continued_run_belongs_to_the_range_of_its_first_block(tmp_path: Path)
         journal.append("hsp", connection, Direction.C2S, 7, run, time_ns=START_NS)
     (part,) = whole(tmp_path)[:1]
     rows = decode([Range(part.file, 0, 1000)])[0]
-    assert [(r["kind"], r["sequence"], r["body"]) for r in rows] == [("ping", 7, b""), ("event", 8, body), ("pong", 9, b"")]
+    assert [(r["kind"], r["sequence"], r["body"]) for r in rows] == [
+        ("ping", 7, b""),
+        ("event", 8, body),
+        ("pong", 9, b""),
+    ]
     segment = Path(part.file).read_bytes()
     assert segment[int(rows[2]["offset"])] == frames.Command.PONG  # type: ignore[call-overload]
     assert len(body) > 3 * MAX_PACKET_DATA

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_steps_of_limited_size_reach_the_end_and_cover_everything(journals: list
         by_file.setdefault(part.file, []).append(part)
     for parts in by_file.values():
         assert parts[0].start == 0
-        assert all(a.end == b.start for a, b in zip(parts, parts[1:], strict=False))
+        assert all(a.end == b.start for a, b in itertools.pairwise(parts))
     assert sum(r.size for r in seen) == committed(journals)
 
 
@@ -74,7 +75,7 @@ def test_packing_keeps_every_byte_in_order(sizes: list[int], target: int) -> Non
     for whole in ranges:
         own = [r for r in flat if r.file == whole.file]
         assert (own[0].start, own[-1].end) == (whole.start, whole.end)
-        assert all(a.end == b.start for a, b in zip(own, own[1:], strict=False))
+        assert all(a.end == b.start for a, b in itertools.pairwise(own))
 
 
 def test_an_open_segment_is_read_up_to_its_committed_length(tmp_path: Path) -> None:

@@ -205,9 +205,7 @@ def _files(warehouse: Path, table: tables.Table) -> list[tables.WrittenFile]:
     return tables.files(tables.open_table(warehouse / table.name), table)
 
 
-def test_a_lost_checkpoint_is_refused(
-    spark: SparkSession, journal: Path, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_a_lost_checkpoint_is_refused(spark: SparkSession, journal: Path, undisturbed: Path, tmp_path: Path) -> None:
     import shutil
 
     shutil.copytree(undisturbed, tmp_path / "w")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.pipeline.journals import compared, expected_messages, expected_rejects, make_journal
 from wireloom.model import ConfigError, JournalError
+from wireloom.pipeline.options import Options
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, spark_schema
-from wireloom.pipeline.source import Options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

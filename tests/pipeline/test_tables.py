@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -126,3 +127,16 @@ def test_a_folder_without_tables_is_no_table(tmp_path: Path) -> None:
 def test_state_is_a_table_of_its_own(warehouse: Warehouse) -> None:
     assert tables.summary(warehouse.folder(STATE), STATE).rows == 0
     assert STATE.name not in TABLES
+
+
+def test_old_files_that_nobody_needs_are_deleted(warehouse: Warehouse) -> None:
+    folder = warehouse.folder(TRAFFIC)
+    kept, orphan, fresh = (write(folder, [minute], opened=False) for minute in range(3))
+    tables.commit(tables.open_table(folder), TRAFFIC, "q", 0, [kept])
+    for file in (kept, orphan):
+        os.utime(folder / file.path, (0, 0))
+    assert tables.tidy(folder) == 1
+    assert {p.name for p in folder.rglob("*.parquet")} == {Path(kept.path).name, Path(fresh.path).name}
+    version = tables.open_table(folder).version()
+    assert tables.tidy(folder) == 0
+    assert tables.open_table(folder).version() == version

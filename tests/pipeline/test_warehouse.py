@@ -85,5 +85,5 @@ def test_a_lost_or_foreign_checkpoint_is_refused(tmp_path: Path, query: str | No
     commit_state(made, "q", 2)
     if query is not None:
         write_checkpoint(made, query, batches)
-    with pytest.raises(ConfigError, match="checkpoint of warehouse .* is lost or of another run"):
+    with pytest.raises(ConfigError, match=r"checkpoint of warehouse .* is lost or of another run"):
         made.check_checkpoint()

@@ -11,15 +11,13 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from wireloom.model import ConfigError, WireloomError
+from wireloom.model import ConfigError
 
 if TYPE_CHECKING:
     from wireloom.pipeline.run import Batch
 
-Subparsers = argparse._SubParsersAction  # type: ignore[type-arg]
 
-
-def add_parser(subparsers: Subparsers) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands of the pipeline to the command line."""
     pipeline = subparsers.add_parser("pipeline", help="read journals into tables")
     actions = pipeline.add_subparsers(required=True, metavar="ACTION")
@@ -53,23 +51,24 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
     """Read journals into tables."""
     from wireloom.pipeline.run import Pipeline
 
-    try:
-        conf = dict(_setting(text) for text in arguments.conf)
-        progress = _Progress()
-        pipeline = Pipeline(
-            arguments.input,
-            arguments.warehouse,
-            master=arguments.master,
-            conf=conf,
-            options={"maxBytesPerTrigger": arguments.max_bytes},
-            report=progress.batch,
-        )
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: (progress.note("stopping after this batch"), pipeline.stop()))
-        progress.note(f"starting Spark on {arguments.master or 'all cores'}")
-        summary = pipeline.run(once=arguments.once, interval=arguments.interval)
-    except WireloomError as error:
-        return _fail(error)
+    progress = _Progress()
+    pipeline = Pipeline(
+        arguments.input,
+        arguments.warehouse,
+        master=arguments.master,
+        conf=dict(_setting(text) for text in arguments.conf),
+        options={"maxBytesPerTrigger": arguments.max_bytes},
+        report=progress.batch,
+        note=progress.note,
+    )
+
+    def stop(*_: object) -> None:
+        progress.note("stopping after this batch")
+        pipeline.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    summary = pipeline.run(once=arguments.once, interval=arguments.interval)
     progress.note(
         f"{summary.messages:,} messages and {summary.rejects:,} rejects in {summary.batches} "
         f"{'batch' if summary.batches == 1 else 'batches'}, {summary.seconds:.1f} s; "
@@ -111,10 +110,7 @@ def run_sql(arguments: argparse.Namespace) -> int:
     """Ask the tables a question."""
     from wireloom.pipeline.query import ask
 
-    try:
-        answer = ask(arguments.warehouse, arguments.query)
-    except WireloomError as error:
-        return _fail(error)
+    answer = ask(arguments.warehouse, arguments.query)
     if arguments.json:
         for row in answer.rows:
             print(json.dumps(dict(zip(answer.columns, row, strict=True)), default=_plain, ensure_ascii=False))
@@ -133,14 +129,10 @@ def run_tables(arguments: argparse.Namespace) -> int:
     from wireloom.model import iso_time
     from wireloom.pipeline.query import describe
 
-    try:
-        found = describe(arguments.warehouse)
-    except WireloomError as error:
-        return _fail(error)
     head = ["table", "rows", "files", "bytes", "version", "last commit"]
     rows = [
         [name, own.rows, own.files, own.bytes, own.version, iso_time(own.committed_ns)[:19] + "Z"]
-        for name, own in found.items()
+        for name, own in describe(arguments.warehouse).items()
     ]
     if arguments.json:
         for row in rows:
@@ -154,15 +146,14 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], out: TextIO)
     """Rows as a table that people read; numbers to the right.
 
     >>> print_table(["topic", "n"], [["a", "1"], ["b", "20"]], sys.stdout)
-    topic   n
-    ----- ---
-    a       1
-    b      20
+    topic  n
+    ----- --
+    a      1
+    b     20
     """
     lines = [list(row) for row in rows]
     widths = [max(len(name), *(len(line[i]) for line in lines), 1) for i, name in enumerate(head)]
     number = [bool(lines) and all(_is_number(line[i]) for line in lines) for i in range(len(head))]
-    widths = [width + 1 if right else width for width, right in zip(widths, number, strict=True)]
 
     def show(cells: Sequence[str]) -> str:
         parts = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, number, strict=True))
@@ -191,8 +182,3 @@ def _text(value: object, missing: str) -> str:
 
 def _plain(value: object) -> str:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-
-
-def _fail(error: Exception) -> int:
-    print(f"wireloom: {error}", file=sys.stderr)
-    return 1

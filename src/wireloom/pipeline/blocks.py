@@ -46,8 +46,9 @@ class Found:
 @numba.njit(cache=True, nogil=True)
 def _locate(data, start, end, limit):  # type: ignore[no-untyped-def]
     """Hop over the blocks: the last one before `start` (or -1), where those at or after `end` begin, and the
-    first place where hopping ends (or -1)."""
-    before, offset = -1, 0
+    first place where hopping ends (or -1).
+    """
+    before, offset = np.int64(-1), np.int64(0)
     while offset < limit and offset < end:
         if limit - offset < 12:
             return before, offset, offset
@@ -65,7 +66,7 @@ def _locate(data, start, end, limit):  # type: ignore[no-untyped-def]
         if offset < start:
             before = offset
         offset += size
-    return before, offset, -1
+    return before, offset, np.int64(-1)
 
 
 def find_runs(data: NDArray[np.uint8], part: Range, limit: int) -> Found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -104,9 +104,7 @@ def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects)
     try:
         journal_blocks.check_head(data.data[:limit])
     except journal_blocks.BlockFault as fault:
-        raise JournalError(
-            f"{part.file}: no journal segment: {fault}; name the folder of a journal"
-        ) from None
+        raise JournalError(f"{part.file}: no journal segment: {fault}; name the folder of a journal") from None
     found = blocks.find_runs(data, part, limit)
     for damage in found.damages:
         rejects.add_damage(data, damage, found.index)
@@ -121,9 +119,9 @@ def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects)
         if not len(rows):
             continue
         if maps is None:
-            maps = journal_index.topic_maps_before(data, limit_of(found.index))
+            maps = journal_index.topic_maps_before(data, _end(found.index))
         runs, damaged = _gather_runs(data, name, found, rows)
-        for run in np.flatnonzero(damaged):
+        for run in np.flatnonzero(damaged).tolist():
             rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, "wrong hash")
         runs = _select(runs, np.flatnonzero(~damaged)) if damaged.any() else runs
         if not len(runs.start):
@@ -141,7 +139,7 @@ def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects)
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
 
 
-def limit_of(index: BlockIndex) -> int:
+def _end(index: BlockIndex) -> int:
     """Where the last block of an index ends."""
     return int(index.offset[-1] + index.size[-1])
 
@@ -187,19 +185,17 @@ def _gather_runs(
 
 
 def _select(runs: _Runs, rows: NDArray[np.int64]) -> _Runs:
-    return _Runs(
-        runs.protocol,
-        runs.data,
-        *(
-            column[rows]
-            for column in (
-                runs.start, runs.end, runs.time_us, runs.sequence, runs.connection,
-                runs.direction, runs.topic_map, runs.tags_start,
-            )
-        ),
-        runs.piece_at,
-        runs.piece_offset,
-    )  # fmt: skip
+    return replace(
+        runs,
+        start=runs.start[rows],
+        end=runs.end[rows],
+        time_us=runs.time_us[rows],
+        sequence=runs.sequence[rows],
+        connection=runs.connection[rows],
+        direction=runs.direction[rows],
+        topic_map=runs.topic_map[rows],
+        tags_start=runs.tags_start[rows],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,10 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from wireloom.pipeline import tables
+from wireloom.pipeline.options import Options
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, Column, Table, arrow_schema, spark_schema
-from wireloom.pipeline.source import JournalStreamReader, Options, partitions, ranges_of
+from wireloom.pipeline.source import JournalStreamReader, partitions, ranges_of
 from wireloom.pipeline.tables import WrittenFile, write_rows
 
 if TYPE_CHECKING:
@@ -130,10 +133,10 @@ def write_frame(rows: DataFrame, warehouse: str, table: Table) -> list[WrittenFi
         whole = pa.Table.from_batches(kept)
         names = list(table.partition_by)
         for values in whole.select(names).group_by(names).aggregate([]).to_pylist():
-            chosen = pc.and_kleene(*(pc.equal(whole[n], v) for n, v in values.items())) if len(names) == 2 else None
-            own = whole if chosen is None else whole.filter(chosen)
-            partition = {n: str(v).lower() if isinstance(v, bool) else str(v) for n, v in values.items()}
-            file = write_rows(Path(warehouse) / table.name, table, own.select([c.name for c in table.stored]), partition)
+            own = whole.filter(reduce(pc.and_, [pc.equal(whole[n], v) for n, v in values.items()]))
+            partition = {name: tables.partition_text(value) for name, value in values.items()}
+            stored = own.select([column.name for column in table.stored])
+            file = write_rows(Path(warehouse) / table.name, table, stored, partition)
             yield _report(table, file, 0, 0)
 
     reported = rows.mapInArrow(write, spark_schema(REPORT)).collect()

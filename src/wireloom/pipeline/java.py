@@ -92,9 +92,7 @@ def _version(home: Path) -> int | None:
         pattern = r'^JAVA_VERSION="([\d.]+)'
     except OSError:
         try:
-            asked = subprocess.run(
-                [command, "-version"], capture_output=True, text=True, timeout=20, check=False
-            )
+            asked = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=20, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return None
         text, pattern = asked.stderr, r'version "([\d.]+)'

@@ -8,6 +8,7 @@ range, and nobody but the worker has to look into a file.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +90,7 @@ def advance(inputs: Sequence[str], start: Offsets, target: Offsets, max_bytes: i
     if max_bytes is None:
         return {**start, **target}
     known = lanes(inputs)
-    backlog = {
-        lane: plan_lane(lane, start.get(lane), target[lane], known.get(lane, [])) for lane in target
-    }
+    backlog = {lane: plan_lane(lane, start.get(lane), target[lane], known.get(lane, [])) for lane in target}
     sizes = {lane: sum(r.size for r in ranges) for lane, ranges in backlog.items()}
     reached = dict(start)
     left = max_bytes
@@ -146,8 +145,8 @@ def plan_lane(
 def pack(ranges: Sequence[Range], target: int) -> list[tuple[Range, ...]]:
     """Ranges cut and put together so that each group has about `target` bytes: one group, one task.
 
-    >>> [sum(r.size for r in group) for group in pack([Range("a", 0, 50), Range("b", 0, 4)], 20)]
-    [17, 17, 20]
+    >>> [sum(r.size for r in group) for group in pack([Range("a", 0, 50), Range("b", 0, 3)], 20)]
+    [16, 17, 20]
     """
     groups: list[tuple[Range, ...]] = []
     current: list[Range] = []
@@ -155,7 +154,7 @@ def pack(ranges: Sequence[Range], target: int) -> list[tuple[Range, ...]]:
     for whole in ranges:
         pieces = -(-whole.size // target)
         cuts = [whole.start + whole.size * i // pieces for i in range(pieces + 1)]
-        for begin, stop in zip(cuts, cuts[1:], strict=False):
+        for begin, stop in itertools.pairwise(cuts):
             if current and filled + stop - begin > target:
                 groups.append(tuple(current))
                 current, filled = [], 0

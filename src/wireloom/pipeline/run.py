@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wireloom.model import ConfigError, WireloomError
-from wireloom.pipeline import planning, tables
+from wireloom.pipeline import tables
+from wireloom.pipeline.options import Options
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, STATE, TABLES, TRAFFIC
 from wireloom.pipeline.steps.traffic import DELAY_S
 from wireloom.pipeline.warehouse import Warehouse, write_json
@@ -26,12 +27,13 @@ from wireloom.pipeline.warehouse import Warehouse, write_json
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
     from wireloom.pipeline.files import Report
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MINUTE_US = 60_000_000
+_TIDY_EVERY = 500
+"""After so many batches, files that nobody needs any more are deleted; also at every start."""
 
 
 class PipelineFailed(WireloomError):
@@ -70,7 +72,8 @@ class Pipeline:
         Pipeline(["data/journal"], "data/warehouse").run(once=True)
 
     `spark` is a session to use; by default one is started (see `session.py`) and stopped at the end.
-    `report` is called after every batch.
+    `report` is called after every batch, `note` with a line for the user now and then. `options` are those of
+    the data source.
     """
 
     def __init__(
@@ -83,14 +86,16 @@ class Pipeline:
         options: Mapping[str, str] | None = None,
         spark: SparkSession | None = None,
         report: Callable[[Batch], None] | None = None,
+        note: Callable[[str], None] | None = None,
     ) -> None:
-        self.inputs = planning.check_inputs(inputs)
+        given = {"paths": json.dumps([str(path) for path in inputs]), **(options or {})}
+        self.inputs = Options.parse(given).inputs
         self.warehouse = Warehouse.prepared(warehouse)
         self.summary = Summary()
         self._master, self._conf, self._options = master, dict(conf or {}), dict(options or {})
+        self._note = note
         self._spark = spark
         self._report = report
-        self._query: StreamingQuery | None = None
         self._between_batches = threading.Lock()
         self._stopping = False
 
@@ -99,6 +104,7 @@ class Pipeline:
         began = time.monotonic()
         with self.warehouse.locked():
             self.warehouse.check_checkpoint()
+            self.warehouse.tidy()
             own = self._spark is None
             spark = self._spark or self._start_session()
             try:
@@ -117,6 +123,8 @@ class Pipeline:
     def _start_session(self) -> SparkSession:
         from wireloom.pipeline.session import start_session
 
+        if self._note is not None:
+            self._note(f"starting Spark on {self._master or 'all cores of this machine'}")
         return start_session(self._master, self._conf, "wireloom pipeline")
 
     def _run(self, spark: SparkSession, once: bool, interval: float) -> None:
@@ -136,7 +144,7 @@ class Pipeline:
         writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{interval} seconds")
         query = writer.start()
         try:
-            while not query.awaitTermination(0.2):
+            while not query.awaitTermination(1):
                 if self._stopping:
                     # No batch can begin while the lock is held, and none is under way.
                     with self._between_batches:
@@ -152,6 +160,8 @@ class Pipeline:
             began = time.monotonic()
             done = BatchCommit(found.sparkSession, self.warehouse, number).commit(found)
             leave_cursors(self.warehouse, number)
+            if number % _TIDY_EVERY == _TIDY_EVERY - 1:
+                self.warehouse.tidy()
             batch = Batch(number, done[MESSAGES.name], done[REJECTS.name], time.monotonic() - began)
             self.summary.add(batch)
         if self._report is not None:

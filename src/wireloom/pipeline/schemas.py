@@ -155,9 +155,7 @@ def arrow_schema(columns: tuple[Column, ...]) -> pa.Schema:
     """Columns as a schema of pyarrow, with the comments where Delta and Spark look for them."""
     import pyarrow as pa
 
-    return pa.schema(
-        [pa.field(c.name, arrow_type(c.type), metadata={"comment": c.comment}) for c in columns]
-    )
+    return pa.schema([pa.field(c.name, arrow_type(c.type), metadata={"comment": c.comment}) for c in columns])
 
 
 def spark_schema(columns: tuple[Column, ...]) -> StructType:

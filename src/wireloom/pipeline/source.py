@@ -8,76 +8,20 @@ Planning lists files and nothing more; the workers map them, decode and hand ove
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from wireloom.model import ConfigError
 from wireloom.pipeline import planning
+from wireloom.pipeline.options import Options
 from wireloom.pipeline.planning import Offsets, Range
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table, spark_schema
 
 FORMAT = "wireloom"
 BATCH_ROWS = 65536
-
-DEFAULTS = {"table": "messages", "partitionBytes": "16m", "maxBytesPerTrigger": "512m"}
-"""Every option beside the path, with what it is when it is not given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of the source, checked."""
-
-    inputs: tuple[str, ...]
-    table: Table
-    partition_bytes: int
-    max_bytes: int
-
-    @classmethod
-    def parse(cls, given: Mapping[str, str], more: Mapping[str, str] | None = None) -> Options:
-        """Options by name, in any case; an unknown or a wrong one is an error that names the right ones."""
-        known = {name.lower(): name for name in (*DEFAULTS, *(more or {}))}
-        values = dict(DEFAULTS)
-        inputs: list[str] = []
-        for name, value in given.items():
-            if name.lower() == "path":
-                inputs.append(value)
-            elif name.lower() == "paths":
-                inputs += json.loads(value)
-            elif name.lower() in known:
-                values[known[name.lower()]] = value
-            else:
-                listed = ", ".join(sorted(known.values()))
-                raise ConfigError(f"unknown option {name!r} of the format wireloom; known: {listed}")
-        tables = {table.name: table for table in (MESSAGES, REJECTS)}
-        if values["table"] not in tables:
-            raise ConfigError(f"option 'table' is {values['table']!r}; it must be {' or '.join(tables)}")
-        return cls(
-            tuple(planning.check_inputs(inputs)),
-            tables[values["table"]],
-            parse_size("partitionBytes", values["partitionBytes"]),
-            parse_size("maxBytesPerTrigger", values["maxBytesPerTrigger"]),
-        )
-
-
-def parse_size(name: str, text: str) -> int:
-    """A number of bytes such as `16m`.
-
-    >>> parse_size("partitionBytes", "16m")
-    16777216
-    """
-    found = re.fullmatch(r"(\d{1,15})\s*([kmg]?)(?:i?b)?", text.strip().lower())
-    size = int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]] if found else 0
-    if size < 1:
-        raise ConfigError(f"option {name!r} is {text!r}; it must be a number of bytes such as 16m")
-    return size
 
 
 class Ranges(InputPartition):
@@ -162,9 +106,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_table(self.options.table, partition)
 
 
-def partitions(
-    options: Options, start: Offsets, end: Offsets, *, refused: bool | None = None
-) -> list[InputPartition]:
+def partitions(options: Options, start: Offsets, end: Offsets, *, refused: bool | None = None) -> list[InputPartition]:
     """The bytes between two positions as partitions; `messages` has no use for refused ones."""
     ranges = planning.plan(options.inputs, start, end)
     if not (options.table == REJECTS if refused is None else refused):
@@ -174,7 +116,7 @@ def partitions(
 
 def ranges_of(partition: InputPartition) -> tuple[Range, ...]:
     """The ranges of a partition; Spark makes an empty one where there is nothing to read."""
-    return cast(Ranges, partition).ranges if isinstance(partition, Ranges) else ()
+    return partition.ranges if isinstance(partition, Ranges) else ()
 
 
 def read_table(table: Table, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 DIFFERING = frozenset({"body", "message_id", "correlation_id", "bytes", "offset", "sequence", "time"})
 """Columns whose values hardly repeat: a dictionary of them would only cost time."""
 
+KEPT_HOURS = 24
+"""So long the files of an earlier version of a table are kept, for those who read it."""
+
+_DUCKDB = {
+    "timestamp": "timestamptz",
+    "string": "varchar",
+    "binary": "blob",
+    "map<string,string>": "map(varchar, varchar)",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
@@ -95,9 +105,7 @@ def open_table(folder: Path) -> DeltaTable:
     try:
         return DeltaTable(str(folder))
     except TableNotFoundError:
-        raise ConfigError(
-            f"{folder} is no table: run `wireloom pipeline run` on its warehouse first"
-        ) from None
+        raise ConfigError(f"{folder} is no table: run `wireloom pipeline run` on its warehouse first") from None
 
 
 def commit(
@@ -134,6 +142,19 @@ def commit(
     )
 
 
+def tidy(folder: Path) -> int:
+    """Delete files that no version of the last day needs, and those that were never committed; how many.
+
+    A day is far longer than a batch: files that a running batch has written are not touched.
+    """
+    handle = open_table(folder)
+    for dry_run in (True, False):
+        found = handle.vacuum(KEPT_HOURS, dry_run=dry_run, enforce_retention_duration=False, full=True)
+        if not found:
+            return 0
+    return len(found)
+
+
 def has_batch(handle: DeltaTable, application: str, batch: int) -> bool:
     """Whether the table has this batch, or a later one, already."""
     version = handle.transaction_version(application)
@@ -147,13 +168,14 @@ def files(handle: DeltaTable, table: Table, **partition: str) -> list[WrittenFil
     values = {name: actions.column(f"partition.{name}").to_pylist() for name in table.partition_by}
     found = []
     for row, path in enumerate(columns["path"]):
-        own = {name: _partition_text(values[name][row]) for name in table.partition_by}
+        own = {name: partition_text(values[name][row]) for name in table.partition_by}
         if all(own[name] == wanted for name, wanted in partition.items()):
             found.append(WrittenFile(path, columns["num_records"][row], columns["size_bytes"][row], own))
     return found
 
 
-def _partition_text(value: object) -> str:
+def partition_text(value: object) -> str:
+    """A partition's value as it stands in the log and in the folder's name."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -181,7 +203,7 @@ def attach_duckdb(connection: duckdb.DuckDBPyConnection, folder: Path, table: Ta
     """Make the newest version of a table a view of that name in DuckDB."""
     handle = open_table(folder)
     uris = handle.file_uris()
-    columns = [f'cast(null as {_duckdb_type(c.type)}) as "{c.name}"' for c in table.columns]
+    columns = [f'cast(null as {_DUCKDB.get(c.type, c.type)}) as "{c.name}"' for c in table.columns]
     empty = f"select {', '.join(columns)} where false"
     names = ", ".join(f'"{name}"' for name in table.names)
     if not uris:
@@ -190,11 +212,6 @@ def attach_duckdb(connection: duckdb.DuckDBPyConnection, folder: Path, table: Ta
     listed = ", ".join("'" + uri.removeprefix("file://").replace("'", "''") + "'" for uri in uris)
     types = ", ".join(f"'{c.name}': {c.type}" for c in table.columns if c.name in table.partition_by)
     connection.execute(
-        f'create view "{table.name}" as {empty} union all select {names} from '
+        f'create view "{table.name}" as {empty} union all select {names} from '  # noqa: S608
         f"read_parquet([{listed}], union_by_name=true, hive_partitioning=true, hive_types={{{types}}})"
     )
-
-
-def _duckdb_type(name: str) -> str:
-    special = {"timestamp": "timestamptz", "string": "varchar", "binary": "blob", "map<string,string>": "map(varchar, varchar)"}
-    return special.get(name, name)

@@ -1,9 +1,9 @@
 """The folder the pipeline writes: its tables, Spark's checkpoint, and the rules that keep both together.
 
-    warehouse.json   what this folder is and the version of its layout
-    lock             held by the one pipeline that writes
-    checkpoint/      Spark's record of what was read
-    messages/ ...    the tables, and `_state`, whose commit ends a batch
+warehouse.json   what this folder is and the version of its layout
+lock             held by the one pipeline that writes
+checkpoint/      Spark's record of what was read
+messages/ ...    the tables, and `_state`, whose commit ends a batch
 """
 
 from __future__ import annotations
@@ -98,6 +98,11 @@ class Warehouse:
             file.write(str(os.getpid()))
             file.flush()
             yield
+
+    def tidy(self) -> None:
+        """Delete the files that replaced rows and broken runs left behind."""
+        for table in (*TABLES.values(), STATE):
+            tables.tidy(self.folder(table))
 
     def query_id(self) -> str | None:
         """The id of the streaming query, from Spark's checkpoint; None before the first run."""

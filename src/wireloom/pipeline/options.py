@@ -1,0 +1,64 @@
+"""The options of the data source: their names, their defaults, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from wireloom.model import ConfigError
+from wireloom.pipeline import planning
+from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table
+
+DEFAULTS = {"table": "messages", "partitionBytes": "16m", "maxBytesPerTrigger": "512m"}
+"""Every option beside the path, with what it is when it is not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of the source, checked."""
+
+    inputs: tuple[str, ...]
+    table: Table
+    partition_bytes: int
+    max_bytes: int
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Options:
+        """Options by name, in any case; an unknown or a wrong one is an error that names the right ones."""
+        known = {name.lower(): name for name in DEFAULTS}
+        values = dict(DEFAULTS)
+        inputs: list[str] = []
+        for name, value in given.items():
+            if name.lower() == "path":
+                inputs.append(value)
+            elif name.lower() == "paths":
+                inputs += json.loads(value)
+            elif name.lower() in known:
+                values[known[name.lower()]] = value
+            else:
+                listed = ", ".join(sorted(known.values()))
+                raise ConfigError(f"unknown option {name!r} of the format wireloom; known: {listed}")
+        tables = {table.name: table for table in (MESSAGES, REJECTS)}
+        if values["table"] not in tables:
+            raise ConfigError(f"option 'table' is {values['table']!r}; it must be {' or '.join(tables)}")
+        return cls(
+            tuple(planning.check_inputs(inputs)),
+            tables[values["table"]],
+            parse_size("partitionBytes", values["partitionBytes"]),
+            parse_size("maxBytesPerTrigger", values["maxBytesPerTrigger"]),
+        )
+
+
+def parse_size(name: str, text: str) -> int:
+    """A number of bytes such as `16m`.
+
+    >>> parse_size("partitionBytes", "16m")
+    16777216
+    """
+    found = re.fullmatch(r"(\d{1,15})\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    size = int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]] if found else 0
+    if size < 1:
+        raise ConfigError(f"option {name!r} is {text!r}; it must be a number of bytes such as 16m")
+    return size
