@@ -437,11 +437,17 @@ def convert(body: bytes, source: str | None, target: str | None) -> tuple[bytes,
     >>> convert(b'{"a":1}', "application/json", "application/msgpack")
     (b'\\x81\\xa1a\\x01', 'application/msgpack')
     >>> convert(b"hello", "text/plain", "application/json")
-    (b'hello', 'text/plain')
+    (b'"hello"', 'application/json')
     """
     if source == target or not body:
         return body, source
-    reader, writer = format_for(source), format_for(target)
-    if reader is None or writer is None or not {reader.name, writer.name} <= CONVERTIBLE:
+    writer = format_for(target)
+    if writer is None or writer.name not in CONVERTIBLE:
+        return body, source
+    if source is not None and source.startswith("text/"):
+        # On the wire nothing says that it is text: the peer reads every body with the agreed serializer.
+        return writer.dumps(body.decode(errors="replace")), target
+    reader = format_for(source)
+    if reader is None or reader.name not in CONVERTIBLE:
         return body, source
     return writer.dumps(reader.loads(body)), target

@@ -1,0 +1,120 @@
+"""Peers of different protocols talk to each other through the hub."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+
+import wireloom
+from tests.hub.running import eventually, hub_on, journaled, url_of
+from wireloom.model import Kind, Message, RequestFailed
+
+SCHEMES = ("hsp", "emp", "yamp", "yamp+ws")
+ANSWERING = ("emp", "yamp", "yamp+ws")
+"""Schemes whose answers have a body."""
+
+LISTENERS = "\n".join(f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\nprofile = true' for scheme in SCHEMES)
+HUB = f'{LISTENERS}\n[http]\nurl = "http://127.0.0.1:0"\n'
+
+
+@pytest.mark.parametrize(("source", "target"), itertools.product(SCHEMES, SCHEMES))
+async def test_an_event_crosses_from_any_protocol_to_any_other(tmp_path: Path, source: str, target: str) -> None:
+    async with hub_on(tmp_path, HUB) as hub:
+        async with wireloom.connect(url_of(hub, source)) as sender, wireloom.connect(url_of(hub, target)) as receiver:
+            async with receiver.subscribe("rooms/+/temperature") as events:
+                await sender.publish("rooms/kitchen/temperature", {"c": 21.5})
+                await sender.publish("rooms/cellar/temperature", {"c": 12}, ack=True)
+                first, second = await anext(events), await anext(events)
+            assert (first.topic, first.value()) == ("rooms/kitchen/temperature", {"c": 21.5})
+            assert (second.topic, second.value()) == ("rooms/cellar/temperature", {"c": 12})
+    bodies = [e.message.body for e in journaled(tmp_path) if e.message.body.startswith(b'{"c"')]
+    assert len(bodies) == 2
+
+
+@pytest.mark.parametrize(("asking", "providing"), itertools.product(ANSWERING, ANSWERING))
+async def test_a_request_finds_its_provider_in_any_protocol(tmp_path: Path, asking: str, providing: str) -> None:
+    async def handler(message: Message, peer: wireloom.Peer) -> object:
+        value = message.value()
+        if value == "no":
+            raise RequestFailed("418", b"short and stout")
+        return {"got": value}
+
+    async with hub_on(tmp_path, HUB) as hub:
+        async with wireloom.connect(url_of(hub, providing), handler=handler) as provider:
+            await provider.request("$hub/provide", {"topic": "tea/#"})
+            async with wireloom.connect(url_of(hub, asking)) as client:
+                assert await client.request("tea/green", [1, 2]) == {"got": [1, 2]}
+                with pytest.raises(RequestFailed) as failed:
+                    await client.request("tea/green", "no")
+                assert b"short and stout" in failed.value.body
+                with pytest.raises(RequestFailed, match="nobody provides 'coffee'"):
+                    await client.request("coffee", None)
+
+
+async def test_progress_and_cancel_cross_the_hub(tmp_path: Path) -> None:
+    cancelled = asyncio.Event()
+
+    async def handler(message: Message, peer: wireloom.Peer):  # type: ignore[no-untyped-def]
+        try:
+            for step in range(3):
+                yield step
+            if message.value() == "wait":
+                await asyncio.sleep(60)
+            yield wireloom.Result("done")
+        except (asyncio.CancelledError, GeneratorExit):
+            cancelled.set()
+            raise
+
+    async with hub_on(tmp_path, HUB) as hub:
+        async with wireloom.connect(url_of(hub, "yamp"), handler=handler) as provider:
+            await provider.request("$hub/provide", {"topic": "report"})
+            async with wireloom.connect(url_of(hub, "yamp+ws")) as client:
+                async with client.request_progress("report", "go") as progress:
+                    assert [step async for step in progress] == [0, 1, 2]
+                    assert await progress == "done"
+                call = asyncio.create_task(client.request("report", "wait", timeout=30))
+                await eventually(lambda: len(hub.router.exchanges) == 1)
+                call.cancel()
+                await asyncio.wait_for(cancelled.wait(), 10)
+                await eventually(lambda: len(hub.router.exchanges) == 0)
+
+
+async def test_providers_share_the_load(tmp_path: Path) -> None:
+    seen = [0, 0]
+
+    def handler(number: int):  # type: ignore[no-untyped-def]
+        async def handle(message: Message, peer: wireloom.Peer) -> int:
+            seen[number] += 1
+            return number
+
+        return handle
+
+    async with hub_on(tmp_path, HUB) as hub:
+        async with (
+            wireloom.connect(url_of(hub, "emp"), handler=handler(0)) as one,
+            wireloom.connect(url_of(hub, "yamp"), handler=handler(1)) as other,
+            wireloom.connect(url_of(hub, "yamp")) as client,
+        ):
+            await one.request("$hub/provide", {"topic": "work"})
+            await other.request("$hub/provide", {"topic": "work"})
+            for _ in range(10):
+                await client.request("work", None)
+            assert seen == [5, 5]
+            await one.request("$hub/withdraw", {"topic": "work"})
+            for _ in range(4):
+                await client.request("work", None)
+            assert seen == [5, 9]
+
+
+async def test_every_protocol_leaves_its_conversation_in_the_journal(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, HUB) as hub:
+        for scheme in SCHEMES:
+            async with wireloom.connect(url_of(hub, scheme)) as peer:
+                await peer.publish("x", b"1", ack=True)
+    kept = {(e.message.protocol, e.message.kind, str(e.message.direction)) for e in journaled(tmp_path)}
+    for name in ("hsp", "emp", "yamp"):
+        assert (name, Kind.REQUEST, "c2s") in kept
+        assert (name, Kind.RESPONSE, "s2c") in kept
