@@ -33,6 +33,9 @@ HUB_PREFIX = "$hub/"
 `$hub/unsubscribe`, `$hub/provide`, `$hub/withdraw`, `$hub/map`, each with a JSON body, and
 `$hub/publish/<topic>`, an acknowledged publish of the request's body."""
 
+URGENT = "urgent"
+"""The attribute, `1`, of a message that goes ahead of others in every queue."""
+
 CUT = "stream.cut"
 """The clause of a frame that is cut off by the end of its stream."""
 
@@ -242,11 +245,15 @@ class Run:
     bulk: Bulk | None = None
     ignored: int = 0
     """Messages that `data` holds and `messages` does not: valid on the wire, but nobody is to act on them."""
+    added: int = 0
+    """Messages that `messages` holds and `data` does not: what a frame implies beside itself."""
+    refused: Sequence[Rejected] = ()
+    """Datagrams or lines that were not accepted; the conversation goes on without them."""
 
     @property
     def count(self) -> int:
         """How many messages the run's data holds."""
-        return len(self.messages) + self.ignored if self.bulk is None else self.bulk.count
+        return len(self.messages) + self.ignored - self.added if self.bulk is None else self.bulk.count
 
 
 class Bulk(abc.ABC):
@@ -314,6 +321,10 @@ class Session(abc.ABC):
     """What bodies are on this connection, where the protocol agrees on that; see `Protocol.format_for`."""
     epoch: float = 0.0
     """What to add to `now` to get seconds since 1970; the owner sets it, for ids that tell the time."""
+    peer: str = ""
+    """The address of the other end; the owner sets it before `connected`."""
+    protected: bool = False
+    """Whether nobody else can listen (TLS, or both ends on this machine); the owner sets it before `connected`."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -326,6 +337,31 @@ class Session(abc.ABC):
     @abc.abstractmethod
     def receive(self, data: bytes, now: float) -> Run:
         """Take bytes from the transport."""
+
+    def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Run:
+        """Take datagrams that arrived together: one after the other in `data`, each up to its place in `ends`."""
+        runs: list[Run] = []
+        start = 0
+        for end in ends:
+            runs.append(self.receive(data[start:end], now))
+            start = end
+        return Run(
+            b"".join(run.data for run in runs),
+            [message for run in runs for message in run.messages],
+            ignored=sum(run.ignored for run in runs),
+            added=sum(run.added for run in runs),
+            refused=[refused for run in runs for refused in run.refused],
+        )
+
+    @property
+    def inbound(self) -> Direction:
+        """The direction of what is received."""
+        return self.role.sends.opposite
+
+    @property
+    def outbound(self) -> Direction:
+        """The direction of what is sent."""
+        return self.role.sends
 
     def end_of_input(self, now: float) -> None:
         """The peer will send no more. What is still owed to it can be sent."""
@@ -367,6 +403,10 @@ class Session(abc.ABC):
         """Whether `bulk.forward(topic)`, read on another connection, means the same to this session's peer."""
         return False
 
+    def frames_of(self, encoded: bytes) -> Sequence[bytes]:
+        """Encoded frames (from `Bulk.forward`) one by one, for transports that carry messages."""
+        return (encoded,)
+
     def enable_bulk(self) -> bool:
         """Allow `receive` to answer with `Run.bulk` for large reads; False where there is no kernel."""
         return False
@@ -386,6 +426,31 @@ class Session(abc.ABC):
     def count(self, what: str) -> None:
         """Count something that is otherwise ignored."""
         self.counters[what] = self.counters.get(what, 0) + 1
+
+
+class Sessions:
+    """Makes the sessions of one listener, or of one client that connects again and again.
+
+    A protocol whose sessions have something in common (what was seen, whom to trust) brings a subclass.
+    """
+
+    def __init__(self, protocol: Protocol, settings: Settings, topics: Mapping[int, str] | None = None) -> None:
+        self.protocol = protocol
+        self.settings = settings
+        self.topics = topics
+
+    def new(self, role: Role, *, unique: int = 0) -> Session:
+        """A session at the start of its life."""
+        return self.protocol.session(role, self.settings, unique=unique, topics=self.topics)
+
+    def admit(self, datagram: bytes, source: str, time: float) -> ProtocolViolation | None:
+        """Why the first datagram of a source is not worth a session; None when it is. `time` is since 1970."""
+        return None
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Things that all sessions together count, by clause."""
+        return {}
 
 
 class Format(typing.Protocol):
@@ -418,6 +483,10 @@ class Protocol(abc.ABC):
     """Every clause a violation can name, and the sentence of the specification behind it."""
     request_is_publish: ClassVar[bool] = False
     """Whether a request for a topic that nobody provides is an acknowledged publish (no answer has a body)."""
+    hub_settings: ClassVar[Mapping[str, object]] = types.MappingProxyType({})
+    """Settings that a listener of the hub has unless its configuration says otherwise."""
+    loopback_settings: ClassVar[Mapping[str, object]] = types.MappingProxyType({})
+    """Settings of the listener on loopback that a hub without any configuration opens."""
     decode_options: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
     """Options of `wireloom decode` that only this protocol has, and the setting each of them gives."""
 
@@ -445,6 +514,10 @@ class Protocol(abc.ABC):
         self, role: Role, settings: Settings, *, unique: int = 0, topics: Mapping[int, str] | None = None
     ) -> Session:
         """A session at the start of its life. `unique` seeds whatever ids the protocol draws."""
+
+    def sessions(self, settings: Settings, topics: Mapping[int, str] | None = None) -> Sessions:
+        """The sessions of one listener or client."""
+        return Sessions(self, settings, topics)
 
     @abc.abstractmethod
     def recognise(self, head: bytes, direction: Direction) -> bool:
@@ -496,6 +569,9 @@ def decode_stream(decoder: Decoder, data: bytes, *, final: bool = True) -> Itera
                 yield decoded
             break
         except ProtocolViolation as violation:
+            if decoder.violation is None and violation.offset is not None:
+                # Before the bad unit may lie pieces of a message that is not complete yet.
+                start = violation.offset
             end = len(data) if decoder.violation is not None else decoder.offset
             yield Rejected(violation.clause, violation.detail, start, data[start:end])
             if decoder.violation is not None:

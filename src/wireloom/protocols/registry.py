@@ -19,6 +19,8 @@ GROUP = "wireloom.protocols"
 BUILT_IN = {
     "emp": "wireloom.protocols.emp:EMP",
     "hsp": "wireloom.protocols.hsp:HSP",
+    "mesh": "wireloom.protocols.mesh:MESH",
+    "wolpertinger": "wireloom.protocols.wolpertinger:WOLPERTINGER",
     "yamp": "wireloom.protocols.yamp:YAMP",
 }
 

@@ -1,0 +1,107 @@
+"""Writes packets: draws Message IDs, compresses, encrypts and signs as the settings say.
+
+Implements 6.1 of the Event Mesh Protocol. One author for everything that one NODE ID says, so that no Message ID is
+used twice within the window.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from wireloom.model import Kind, Message
+from wireloom.protocols.mesh import frames
+from wireloom.protocols.mesh.encryption import Cipher, compress, encrypt
+from wireloom.protocols.mesh.frames import EventType, Field, Flag, Packet, Type
+from wireloom.protocols.mesh.identity import Identity
+from wireloom.protocols.mesh.messages import to_packet
+from wireloom.protocols.mesh.security import sign_packet
+from wireloom.protocols.mesh.settings import MeshSettings, ShowKey
+from wireloom.protocols.mesh.watched import Watched, load_key_file
+
+
+class Author:
+    """Packets of one node. `random` gives so many cryptographically random bytes."""
+
+    def __init__(
+        self,
+        settings: MeshSettings,
+        identity: Identity | None = None,
+        cipher: Cipher | None = None,
+        random: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self.settings = settings
+        self.cipher = cipher
+        self._file: Watched[Identity] | None = None
+        if identity is None and settings.key:
+            self._file = load_key_file(settings.key)
+            identity = self._file.value
+        self.identity = identity or settings.identity()
+        self._random = random
+        self._limits = settings.limits
+        self._used: set[int] = set()
+        self._order: deque[tuple[float, int]] = deque()
+
+    def draw_id(self, now: float) -> int:
+        """A random Message ID that was not used within the window."""
+        order, used = self._order, self._used
+        while order and order[0][0] <= now:
+            used.discard(order.popleft()[1])
+        while True:
+            drawn = int.from_bytes(self._random(4))
+            if drawn not in used:
+                break
+        used.add(drawn)
+        # A packet may be dated ahead by the skew, and is remembered for the window after that.
+        order.append((now + self.settings.replay_window + self.settings.clock_skew, drawn))
+        return drawn
+
+    def write(self, message: Message, now: float) -> tuple[bytes, int]:
+        """A message as a packet, and its Message ID; `now` is seconds since 1970.
+
+        The message's own id and security attributes are not used: this is a new packet of ours. A `timestamp`
+        attribute stays the time of creation, and the time of signing is added.
+        """
+        kept = {k: v for k, v in message.attributes.items() if k in _KEPT or k.startswith("field-")}
+        # How it is wrapped is for our own settings to say.
+        kept["flags"] = str(int(kept.get("flags", "0")) & Flag.URGENT) if kept.get("flags", "0").isdecimal() else "0"
+        packet = to_packet(message.with_(id=None, attributes=kept), message_id=self.draw_id(now), timestamp=int(now))
+        fields = packet.fields
+        if message.kind is not Kind.PING and packet.timestamp != int(now) and self.identity.signs:
+            fields = (*fields, Field(Type.TIMESTAMP, int(now).to_bytes(8)))
+        return self.finish(replace(packet, fields=fields), now), packet.message_id
+
+    def hello(self, capabilities: bytes, now: float) -> tuple[bytes, int]:
+        """A Hello, and its Message ID."""
+        packet = Packet(self.draw_id(now), EventType.HELLO, int(now), tuple(frames.split(Type.BINARY, capabilities)))
+        return self.finish(packet, now), packet.message_id
+
+    def heartbeat(self, now: float) -> bytes:
+        """A Heartbeat."""
+        stamp = Field(Type.TIMESTAMP, int(now).to_bytes(8))
+        return self.finish(Packet(self.draw_id(now), EventType.HEARTBEAT, int(now), (stamp,)), now)
+
+    def finish(self, packet: Packet, now: float) -> bytes:
+        """Wrap and sign as the settings say."""
+        if self._file is not None and self._file.refresh(now):
+            self.identity = self._file.value
+        if packet.event_type == EventType.EVENT:
+            packet = self._wrap(packet)
+        show = self.settings.show_key
+        shown = show is ShowKey.ALWAYS or (show is ShowKey.HELLO and packet.event_type == EventType.HELLO)
+        return frames.encode(sign_packet(packet, self.identity, with_public_key=shown), self._limits)
+
+    def _wrap(self, packet: Packet) -> Packet:
+        keep = self.settings.keep_name
+        if self.settings.compress:
+            smaller = compress(packet, keep_name=keep)
+            if len(frames.encode_fields(smaller.fields)) < len(frames.encode_fields(packet.fields)):
+                packet = smaller
+        if self.cipher is not None:
+            packet = encrypt(packet, self.cipher, self._random(12), keep_name=keep)
+        return packet
+
+
+_KEPT = frozenset(("timestamp", "flags", "urgent", "event_type"))

@@ -1,0 +1,509 @@
+"""The conversation: Hello, heartbeats, events, subscriptions through capabilities. Time is passed in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.protocols.mesh.strategies import NODE, TRUST, WITH_HMAC
+from wireloom.model import Authenticity, Direction, Kind, LimitExceeded, Message, NotSupported, PeerClosed
+from wireloom.protocols.contract import Role, Run, SessionState
+from wireloom.protocols.mesh import MESH, MeshSettings, frames
+from wireloom.protocols.mesh.author import Author
+from wireloom.protocols.mesh.capabilities import make_capabilities, parse_capabilities
+from wireloom.protocols.mesh.frames import EventType, Field, Packet, Type
+from wireloom.protocols.mesh.identity import Identity
+from wireloom.protocols.mesh.protocol import MeshSessions
+from wireloom.protocols.mesh.security import check, sign_packet
+from wireloom.protocols.mesh.session import MeshSession
+from wireloom.protocols.mesh.trust import TrustStore
+
+EPOCH = 1_700_000_000.0
+
+
+def session(role: Role, *, bulk: bool = False, **values: object) -> MeshSession:
+    made = MESH.sessions(MeshSettings.parse(values)).new(role)
+    made.epoch, made.peer = EPOCH, "10.0.0.1:5041"
+    if bulk:
+        assert made.enable_bulk()
+    return made
+
+
+def exchange(one: MeshSession, two: MeshSession, now: float, rounds: int = 6) -> tuple[list[Message], list[Message]]:
+    """Carry everything both ways until both are silent; returns what each of them heard."""
+    heard: tuple[list[Message], list[Message]] = ([], [])
+    for _ in range(rounds):
+        for packet in one.outgoing_frames():
+            heard[1].extend(two.receive(packet, now).messages)
+        for packet in two.outgoing_frames():
+            heard[0].extend(one.receive(packet, now).messages)
+    assert not one.outgoing_frames()
+    assert not two.outgoing_frames()
+    return heard
+
+
+def pair(**values: object) -> tuple[MeshSession, MeshSession]:
+    client, server = session(Role.CLIENT, **values), session(Role.SERVER, **values)
+    client.connected(0.0)
+    server.connected(0.0)
+    exchange(client, server, 0.0)
+    return client, server
+
+
+def subscribe(topic: str, operation: str = "subscribe") -> Message:
+    body = json.dumps({"topic": topic}).encode()
+    return Message(Kind.REQUEST, f"$hub/{operation}", body, content_type="application/json")
+
+
+# Hello
+
+
+def test_a_client_says_hello_and_is_open_when_it_is_answered() -> None:
+    client, server = session(Role.CLIENT), session(Role.SERVER)
+    client.connected(0.0)
+    server.connected(0.0)
+    assert (client.state, server.state) == (SessionState.OPENING, SessionState.OPEN)
+    to_client, to_server = exchange(client, server, 0.1)
+    assert client.state is SessionState.OPEN
+    assert [message.kind for message in to_server] == [message.kind for message in to_client] == [Kind.OPEN]
+    assert to_server[0].attributes["node_id"] == client.author.identity.node_id.hex()
+
+
+def test_an_unanswered_hello_is_said_again_with_a_new_id() -> None:
+    client = session(Role.CLIENT)
+    client.connected(0.0)
+    first = frames.decode(client.outgoing_frames()[0])
+    assert client.deadline() == 1.0
+    client.expire(1.0)
+    second = frames.decode(client.outgoing_frames()[0])
+    assert (first.event_type, second.event_type) == (EventType.HELLO, EventType.HELLO)
+    assert first.message_id != second.message_id
+
+
+def test_a_client_that_needs_no_handshake_is_open_at_once() -> None:
+    client = session(Role.CLIENT, handshake=False)
+    client.connected(0.0)
+    assert client.state is SessionState.OPEN
+
+
+def hello(identity: Identity, message_id: int, capabilities: bytes = b"plain", at: float = 0.0) -> bytes:
+    packet = Packet(message_id, EventType.HELLO, int(EPOCH + at), (Field(Type.BINARY, capabilities),))
+    return frames.encode(sign_packet(packet, identity))
+
+
+def test_a_plain_hello_is_answered_once_and_not_for_ever() -> None:
+    server = session(Role.SERVER)
+    server.connected(0.0)
+    for number in range(5):
+        server.receive(hello(Identity(NODE), number), 0.1)
+    assert len(server.outgoing_frames()) == 1
+    server.receive(hello(Identity(NODE), 9, at=11), 11.0)
+    assert len(server.outgoing_frames()) == 1
+
+
+def test_an_answer_to_a_hello_is_not_answered() -> None:
+    server = session(Role.SERVER)
+    server.connected(0.0)
+    server.receive(hello(Identity(NODE), 1, make_capabilities(answers=99)), 0.1)
+    assert not server.outgoing_frames()
+    assert server.counters == {"mesh.hello.unasked": 1}
+
+
+# Heartbeats
+
+
+def test_both_ends_send_heartbeats_and_notice_when_the_other_is_lost() -> None:
+    client, server = pair()
+    assert client.deadline() == server.deadline() == 10.0
+    client.expire(10.0)
+    beat = client.outgoing_frames()[0]
+    packet = frames.decode(beat)
+    assert (packet.event_type, packet.get(Type.TIMESTAMP)) == (EventType.HEARTBEAT, int(EPOCH + 10).to_bytes(8))
+    assert [message.kind for message in server.receive(beat, 10.0).messages] == [Kind.PING]
+    for now in (20.0, 30.0, 40.0):
+        server.expire(now)
+        assert server.outgoing_frames()
+    assert server.deadline() == 45.0
+    server.expire(45.0)
+    assert (server.state, server.close_reason) == (SessionState.CLOSED, "idle")
+
+
+def test_a_peer_that_never_said_hello_gets_no_heartbeats() -> None:
+    server = session(Role.SERVER)
+    server.connected(0.0)
+    assert server.deadline() == 35.0
+    server.expire(20.0)
+    assert not server.outgoing_frames()
+
+
+def test_a_refused_packet_is_no_sign_of_life() -> None:
+    server = session(Role.SERVER)
+    server.connected(0.0)
+    server.receive(b"garbage", 30.0)
+    assert server.deadline() == 35.0
+
+
+# Events
+
+
+def test_events_are_delivered_with_what_is_known_about_their_sender() -> None:
+    client, server = pair()
+    sent = client.send(Message(Kind.EVENT, "a/b", b"1", content_type="application/json"), 1.0)
+    heard = exchange(client, server, 1.0)[1]
+    assert [(m.kind, m.topic, m.body, m.id) for m in heard] == [(Kind.EVENT, "a/b", b"1", sent.id)]
+    assert (heard[0].direction, heard[0].authenticity) == (Direction.DGRAM, Authenticity.NONE)
+    assert client.inbound is client.outbound is Direction.DGRAM
+
+
+def test_a_bad_packet_is_refused_alone() -> None:
+    client, server = pair()
+    client.send(Message(Kind.EVENT, "a"), 1.0)
+    packet = client.outgoing_frames()[0]
+    run = server.receive(b"\x02" + packet[1:], 1.0)
+    assert [(each.clause, len(each.data)) for each in run.refused] == [("mesh.header.version", len(packet))]
+    assert (run.data, run.count, server.state, server.violation) == (b"", 0, SessionState.OPEN, None)
+    assert server.receive(packet, 1.0).count == 1
+    assert [each.clause for each in server.receive(packet, 1.0).refused] == ["mesh.replay"]
+    assert server.counters == {"mesh.header.version": 1, "mesh.replay": 1}
+
+
+def test_a_datagram_with_two_packets_is_refused() -> None:
+    client, server = pair()
+    client.send(Message(Kind.EVENT, "a"), 1.0)
+    client.send(Message(Kind.EVENT, "a"), 1.0)
+    run = server.receive(client.outgoing(), 1.0)
+    assert [each.clause for each in run.refused] == ["mesh.payload.length"]
+
+
+def test_urgent_packets_go_ahead_of_others() -> None:
+    client, _ = pair()
+    for topic, urgent in (("slow/1", "0"), ("fast/1", "1"), ("slow/2", "0"), ("fast/2", "1")):
+        client.send(Message(Kind.EVENT, topic, attributes={"urgent": urgent}), 1.0)
+    topics = [frames.decode(packet).get(Type.STRING) for packet in client.outgoing_frames()]
+    assert topics == [b"fast/1", b"fast/2", b"slow/1", b"slow/2"]
+
+
+@pytest.mark.parametrize(
+    "message", [Message(Kind.REQUEST, "a"), Message(Kind.OPEN), Message(Kind.CANCEL), Message(Kind.EVENT)]
+)
+def test_what_mesh_cannot_say_is_refused(message: Message) -> None:
+    client, _ = pair()
+    with pytest.raises(NotSupported):
+        client.send(message, 1.0)
+
+
+def test_an_event_that_is_too_large_names_the_limit_and_is_not_sent() -> None:
+    client, _ = pair()
+    with pytest.raises(LimitExceeded, match="531"):
+        client.send(Message(Kind.EVENT, "a", bytes(531)), 1.0)
+    assert not client.outgoing_frames()
+
+
+def test_after_closing_nothing_is_sent_or_heard() -> None:
+    client, server = pair()
+    client.send(Message(Kind.EVENT, "a"), 1.0)
+    packet = client.outgoing_frames()[0]
+    server.close(1.0)
+    assert server.receive(packet, 1.0).count == 0
+    assert server.deadline() is None
+    with pytest.raises(PeerClosed):
+        server.send(Message(Kind.EVENT, "a"), 1.0)
+
+
+# Subscriptions
+
+
+def test_subscribing_is_a_hello_that_the_other_end_answers() -> None:
+    client, server = pair()
+    asked = client.send(subscribe("sensors/#"), 1.0)
+    assert [request.id for request in client.outstanding()] == [asked.id]
+    to_client, to_server = exchange(client, server, 1.0)
+    assert [(m.kind, m.topic) for m in to_server] == [(Kind.OPEN, None), (Kind.REQUEST, "$hub/subscribe")]
+    assert json.loads(to_server[1].body) == {"topic": "sensors/#"}
+    assert [(m.kind, m.correlation_id) for m in to_client if m.kind is Kind.RESPONSE] == [(Kind.RESPONSE, asked.id)]
+    assert not client.outstanding()
+
+
+def test_implied_requests_do_not_count_as_messages_of_the_wire() -> None:
+    client, server = pair()
+    client.send(subscribe("a/+"), 1.0)
+    run = server.receive(client.outgoing_frames()[0], 1.0)
+    assert (len(run.messages), run.added, run.count) == (2, 1, 1)
+
+
+def test_a_lost_subscription_is_asked_for_again_until_it_is_answered() -> None:
+    client, server = pair()
+    asked = client.send(subscribe("a"), 1.0)
+    client.outgoing_frames()
+    assert client.deadline() == 2.0
+    client.expire(2.0)
+    server.receive(client.outgoing_frames()[0], 2.0)
+    server.outgoing_frames()
+    client.expire(3.0)
+    to_client, to_server = exchange(client, server, 3.0)
+    assert [m.topic for m in to_server if m.kind is Kind.REQUEST] == []
+    assert [m.correlation_id for m in to_client if m.kind is Kind.RESPONSE] == [asked.id]
+
+
+def test_unsubscribing_takes_the_pattern_out() -> None:
+    client, server = pair()
+    client.send(subscribe("a"), 1.0)
+    client.send(subscribe("b"), 1.0)
+    exchange(client, server, 1.0)
+    client.send(subscribe("a", "unsubscribe"), 2.0)
+    to_server = exchange(client, server, 2.0)[1]
+    assert [(m.topic, json.loads(m.body)) for m in to_server[1:]] == [("$hub/unsubscribe", {"topic": "a"})]
+
+
+def test_a_hub_that_comes_back_learns_the_subscriptions_from_the_next_hello() -> None:
+    client, server = pair()
+    client.send(subscribe("a"), 1.0)
+    exchange(client, server, 1.0)
+    again = session(Role.SERVER)
+    again.connected(2.0)
+    client._hello(2.0)
+    assert [m.topic for m in exchange(client, again, 2.0)[1]] == [None, "$hub/subscribe"]
+
+
+def test_answers_to_implied_requests_go_nowhere() -> None:
+    client, server = pair()
+    client.send(subscribe("a"), 1.0)
+    request = exchange(client, server, 1.0)[1][1]
+    server.send(Message(Kind.RESPONSE, correlation_id=request.id, status="done"), 1.0)
+    server.send(Message(Kind.ERROR, correlation_id=request.id, status="400"), 1.0)
+    assert not server.outgoing_frames()
+    assert server.counters == {"mesh.subscribe.refused": 1}
+
+
+def test_a_peer_that_does_not_know_the_profile_cannot_be_asked() -> None:
+    client = session(Role.CLIENT)
+    client.connected(0.0)
+    client.receive(hello(Identity(NODE), 1), 0.1)
+    assert client.state is SessionState.OPEN
+    with pytest.raises(NotSupported):
+        client.send(subscribe("a"), 1.0)
+
+
+def test_without_the_profile_capabilities_are_empty_and_not_read() -> None:
+    client, server = pair(profile=False)
+    with pytest.raises(NotSupported):
+        client.send(subscribe("a"), 1.0)
+    run = server.receive(hello(Identity(NODE), 5, make_capabilities(["a"]), 1), 1.0)
+    assert [m.kind for m in run.messages] == [Kind.OPEN]
+
+
+def test_too_many_subscriptions_for_one_packet_are_refused_and_forgotten() -> None:
+    client, server = pair()
+    with pytest.raises(LimitExceeded):
+        client.send(subscribe("x" * 520), 1.0)
+    client.send(subscribe("a"), 1.0)
+    assert [m.topic for m in exchange(client, server, 1.0)[1]] == [None, "$hub/subscribe"]
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"wireloom":2}',
+        b'{"wireloom":1,"subscribe":1}',
+        b'{"wireloom":1,"re":"x"}',
+        b'{"wireloom":1,"subscribe":[""]}',
+        b"[" * 100_000,
+    ],
+)
+def test_any_other_capabilities_mean_nothing(blob: bytes) -> None:
+    assert parse_capabilities(blob) is None
+
+
+# Security
+
+
+def files(tmp_path: Path, identity: Identity = WITH_HMAC, trust: TrustStore = TRUST) -> dict[str, object]:
+    identity.save(tmp_path / "key.json")
+    trust.save(tmp_path / "trust.json")
+    return {"key": str(tmp_path / "key.json"), "trust": str(tmp_path / "trust.json")}
+
+
+def test_a_session_with_keys_signs_everything_and_accepts_what_is_trusted(tmp_path: Path) -> None:
+    server = session(Role.SERVER, **files(tmp_path, replace(WITH_HMAC, node_id=b"n" * 16)))
+    server.connected(0.0)
+    author = Author(MeshSettings(), WITH_HMAC)
+    run = server.receive(author.hello(b"", EPOCH)[0], 0.1)
+    assert [m.authenticity for m in run.messages] == [Authenticity.VERIFIED]
+    unsigned = Author(MeshSettings(), Identity(NODE)).hello(b"", EPOCH)[0]
+    assert [each.clause for each in server.receive(unsigned, 0.1).refused] == ["mesh.policy.unsigned"]
+    answer = frames.decode(server.outgoing_frames()[0])
+    known = TrustStore([replace(WITH_HMAC, node_id=b"n" * 16).trusted_key()])
+    assert check(answer, known).authenticity is Authenticity.VERIFIED
+
+
+def test_sessions_of_one_listener_share_what_they_have_seen() -> None:
+    listener = MeshSessions(MESH, MeshSettings())
+    one, two = listener.new(Role.SERVER), listener.new(Role.SERVER)
+    for each, address in ((one, "10.0.0.1:1"), (two, "10.0.0.2:1")):
+        each.epoch, each.peer = EPOCH, address
+        each.connected(0.0)
+    packet = Author(MeshSettings(), Identity(NODE)).write(Message(Kind.EVENT, "a"), EPOCH)[0]
+    assert one.receive(packet, 0.0).count == 1
+    assert [each.clause for each in two.receive(packet, 0.0).refused] == ["mesh.replay"]
+
+
+def test_strangers_are_admitted_by_what_they_say_and_nothing_is_remembered_of_it(tmp_path: Path) -> None:
+    listener = MeshSessions(MESH, MeshSettings.parse(files(tmp_path, Identity(b"n" * 16))))
+    good = Author(MeshSettings(), WITH_HMAC).hello(b"", EPOCH)[0]
+    bad = Author(MeshSettings(), Identity(NODE)).hello(b"", EPOCH)[0]
+    assert listener.admit(good, "10.0.0.1:1", EPOCH) is None
+    assert listener.admit(good, "10.0.0.1:1", EPOCH) is None
+    refusal = listener.admit(bad, "10.0.0.1:1", EPOCH)
+    assert refusal is not None and refusal.clause == "mesh.policy.unsigned"
+    garbage = listener.admit(b"x", "10.0.0.1:1", EPOCH)
+    assert garbage is not None and garbage.clause == "mesh.header.short"
+    assert listener.counters == {"mesh.replay.evicted": 0}
+
+
+def test_a_new_key_file_is_used_without_a_restart(tmp_path: Path) -> None:
+    values = files(tmp_path)
+    author = Author(MeshSettings.parse(values))
+    author.heartbeat(EPOCH)
+    new = WITH_HMAC.rotate()
+    new.save(str(values["key"]))
+    packet = frames.decode(author.heartbeat(EPOCH + 2))
+    assert check(packet, TrustStore([new.trusted_key()])).authenticity is Authenticity.VERIFIED
+
+
+# The author
+
+
+def counted(numbers: list[int]) -> Callable[[int], bytes]:
+    return lambda size: numbers.pop(0).to_bytes(size)
+
+
+def test_a_message_id_is_not_drawn_twice_within_the_window() -> None:
+    author = Author(MeshSettings(), Identity(NODE), random=counted([5, 5, 5, 6, 5]))
+    assert [author.draw_id(0.0), author.draw_id(419.0), author.draw_id(421.0)] == [5, 6, 5]
+
+
+def test_an_event_created_earlier_carries_the_time_of_signing() -> None:
+    author = Author(MeshSettings(), WITH_HMAC)
+    packet = frames.decode(author.write(Message(Kind.EVENT, "a", attributes={"timestamp": "100"}), 900.0)[0])
+    assert (packet.timestamp, packet.get(Type.TIMESTAMP)) == (100, (900).to_bytes(8))
+    same = frames.decode(author.write(Message(Kind.EVENT, "a"), 900.0)[0])
+    assert (same.timestamp, same.get(Type.TIMESTAMP)) == (900, None)
+
+
+def test_the_public_key_is_shown_in_hello_only_unless_told_otherwise() -> None:
+    identity = Identity.generate()
+    for show, expected in (("hello", (True, False)), ("always", (True, True)), ("never", (False, False))):
+        author = Author(MeshSettings.parse({"show_key": show}), identity)
+        packets = (author.hello(b"", EPOCH)[0], author.heartbeat(EPOCH))
+        assert tuple(frames.decode(each).get(Type.PUBLIC_KEY) is not None for each in packets) == expected
+
+
+def test_an_event_with_the_required_fields_fits_the_minimum_interop_profile() -> None:
+    author = Author(MeshSettings(), WITH_HMAC)
+    packet = frames.decode(author.write(Message(Kind.EVENT, "a/b"), EPOCH)[0])
+    assert [field.type for field in packet.fields] == [0x01, 0x14, 0x18, 0x10]
+
+
+def test_compression_is_used_only_where_it_helps() -> None:
+    author = Author(MeshSettings(compress=True), Identity(NODE))
+    small = frames.decode(author.write(Message(Kind.EVENT, "a", b"x"), EPOCH)[0])
+    large = frames.decode(author.write(Message(Kind.EVENT, "a", b"x" * 900), EPOCH)[0])
+    assert (small.flags, large.flags) == (0, 4)
+
+
+def test_events_are_encrypted_with_the_key_the_settings_name(tmp_path: Path) -> None:
+    trust = TrustStore(TRUST, {b"k" * 16: bytes(32)})
+    values = {**files(tmp_path, trust=trust), "encrypt": (b"k" * 16).hex(), "require": "any"}
+    for cipher in ("aes-256-gcm", "chacha20-poly1305"):
+        client, server = pair_with(values | {"cipher": cipher})
+        client.send(Message(Kind.EVENT, "a", b"secret"), 1.0)
+        packet = client.outgoing_frames()[0]
+        assert b"secret" not in packet
+        assert [m.body for m in server.receive(packet, 1.0).messages] == [b"secret"]
+
+
+def pair_with(values: dict[str, object]) -> tuple[MeshSession, MeshSession]:
+    client = session(Role.CLIENT, **values)
+    server = session(Role.SERVER, **{**values, "key": "", "node_id": "ab" * 16})
+    client.connected(0.0)
+    server.connected(0.0)
+    exchange(client, server, 0.0)
+    return client, server
+
+
+# Bulk
+
+
+def bulk_run(server: MeshSession, packets: list[bytes], now: float = 1.0) -> Run:
+    ends, total = [], 0
+    for packet in packets:
+        total += len(packet)
+        ends.append(total)
+    return server.receive_datagrams(b"".join(packets), ends, now)
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize("identity", [Identity(NODE), WITH_HMAC])
+def test_bulk_says_the_same_as_single_packets(tmp_path: Path, count: int, identity: Identity) -> None:
+    trust = files(tmp_path)["trust"]
+    author = Author(MeshSettings(), identity)
+    packets = [author.hello(make_capabilities(["x/#"]), EPOCH)[0], author.heartbeat(EPOCH)]
+    for number in range(count):
+        event = Message(Kind.EVENT, f"t/{number % 3}", b"%d" % number, attributes={"urgent": str(number % 2)})
+        packets.append(author.write(event, EPOCH)[0])
+    genuine = packets[-1]
+    packets += [b"garbage", genuine]
+    if identity.signs:
+        packets.append(genuine[:-1] + bytes((genuine[-1] ^ 1,)))
+    values: dict[str, object] = {"trust": trust, "require": "any"}
+    single, bulk = session(Role.SERVER, **values), session(Role.SERVER, bulk=True, **values)
+    for each in (single, bulk):
+        each.connected(0.0)
+    plain, columns = bulk_run(single, packets), bulk_run(bulk, packets)
+    assert columns.bulk is not None
+    assert [r.clause for r in plain.refused] == [r.clause for r in columns.refused]
+    assert (plain.data, plain.count) == (columns.data, columns.count)
+    events = [m for m in plain.messages if m.kind is Kind.EVENT]
+    assert columns.bulk.messages() == events
+    others = [m for m in plain.messages if m.kind is not Kind.EVENT]
+    assert [(m.kind, m.topic, m.body) for m in columns.bulk.others()] == [(m.kind, m.topic, m.body) for m in others]
+    assert sorted(columns.bulk.topics()) == sorted({m.topic for m in events if m.topic})
+    for topic in columns.bulk.topics():
+        assert columns.bulk.count_of(topic) == sum(m.topic == topic for m in events)
+        forwarded = bulk.frames_of(columns.bulk.forward(topic))
+        assert sorted(forwarded) == sorted(p for p, m in zip(packets[2:], events, strict=False) if m.topic == topic)
+        urgent = [frames.is_urgent(packet) for packet in forwarded]
+        assert urgent == sorted(urgent, reverse=True)
+    taken = columns.bulk.take("t/0")
+    assert [m.topic for m in taken] == ["t/0"] * len(taken)
+    assert "t/0" not in columns.bulk.topics()
+    assert columns.bulk.acknowledgements() == b""
+
+
+def test_packets_without_node_id_are_delivered_but_not_passed_on() -> None:
+    server = session(Role.SERVER, bulk=True)
+    server.connected(0.0)
+    packets = [frames.encode(Packet(n, 3, int(EPOCH), (Field(1, b"a"),))) for n in range(10)]
+    run = bulk_run(server, packets)
+    assert run.bulk is not None
+    assert (len(run.bulk.messages("a")), run.bulk.forward("a")) == (10, b"")
+
+
+def test_an_encrypted_event_with_a_readable_name_is_passed_on_but_not_delivered(tmp_path: Path) -> None:
+    keys = TrustStore(encryption_keys={b"k" * 16: bytes(32)})
+    keys.save(tmp_path / "keys.json")
+    settings = MeshSettings(trust=str(tmp_path / "keys.json"), encrypt=(b"k" * 16).hex())
+    author = Author(settings, Identity(NODE), settings.encryption(keys))
+    packet = author.write(Message(Kind.EVENT, "a", b"x"), EPOCH)[0]
+    server = session(Role.SERVER, bulk=True)
+    server.connected(0.0)
+    run = bulk_run(server, [packet])
+    assert run.bulk is not None
+    assert (run.bulk.topics(), run.bulk.messages("a"), run.bulk.forward("a")) == (["a"], [], packet)
