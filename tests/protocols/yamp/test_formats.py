@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import re
+import socket
 import struct
 import sys
+from typing import Any
 
 import flatbuffers
 import pytest
@@ -236,9 +239,14 @@ def test_a_schema_that_is_none_is_a_mistake_of_the_configuration(name: str, sche
 
 
 def test_a_json_schema_never_fetches_what_it_refers_to() -> None:
-    form = body_format("json", {"$ref": "http://127.0.0.1:9/schema.json"})
-    with pytest.raises(BodyError, match=r"127\.0\.0\.1"):
-        form.dumps({})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/schema.json"
+        server.settimeout(0.2)
+        form = body_format("json", {"$ref": url})
+        with pytest.raises(BodyError, match=re.escape(url)):
+            form.dumps({})
+        with pytest.raises(TimeoutError):
+            server.accept()
 
 
 @pytest.mark.parametrize("name", ["protobuf", "flatbuffers"])
@@ -320,6 +328,35 @@ def test_garbage_is_a_violation_and_never_another_error(name: str, data: st.Data
 )
 def test_known_traps_are_malformed(name: str, data: bytes) -> None:
     assert clause_of(name, data, SCHEMAS.get(name)) == "yamp.body.malformed"
+
+
+def flatbuffer(
+    root: int = 12, back: int = 8, vtable_size: int = 8, table_size: int = 8, fields: tuple[int, int] = (4, 0)
+) -> bytes:
+    """Root offset, vtable at 4, table at 12: the smallest that is right, or wrong in one place."""
+    return struct.pack("<IHHHHiI", root, vtable_size, table_size, *fields, back, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"root": 3}, "root offset"),
+        ({"root": 17}, "root offset"),
+        ({"back": 13}, "vtable lies outside"),
+        ({"back": -5}, "vtable lies outside"),
+        ({"vtable_size": 2}, "vtable of 2 bytes"),
+        ({"vtable_size": 7}, "vtable of 7 bytes"),
+        ({"vtable_size": 18}, "vtable of 18 bytes"),
+        ({"table_size": 3}, "table of 3 bytes"),
+        ({"table_size": 9}, "table of 9 bytes"),
+        ({"fields": (3, 0)}, "outside its table"),
+        ({"fields": (4, 8)}, "outside its table"),
+    ],
+)
+def test_a_flatbuffer_whose_root_lies_outside_is_malformed(wrong: dict[str, Any], word: str) -> None:
+    formats.check_flatbuffer(flatbuffer())
+    with pytest.raises(ProtocolViolation, match=word):
+        body_format("flatbuffers", Reading).loads(flatbuffer(**wrong))
 
 
 LAUGHS = '<!DOCTYPE a [<!ENTITY b "bbbbbbbb"><!ENTITY c "&b;&b;&b;">]><a>&c;</a>'
