@@ -7,7 +7,6 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,6 @@ from wireloom.journal.verify import verify
 from wireloom.model import Direction, JournalError
 
 from .conftest import TOPICS, data
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("a full disk cannot be tried here: mounting a small file system needs root")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 class FailingDisk:
