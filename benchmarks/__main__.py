@@ -11,6 +11,8 @@ from benchmarks.servers import Unavailable
 MEASURES = {
     "ingest": "benchmarks.ingest",
     "pipeline": "benchmarks.pipeline",
+    "requests": "benchmarks.requests",
+    "codecs": "benchmarks.codecs",
 }
 
 

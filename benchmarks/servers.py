@@ -87,3 +87,17 @@ def redis(*, fsync: str) -> Iterator[int]:
         with running(command, stdout=subprocess.DEVNULL) as process:
             wait_for_port(port, process)
             yield port
+
+
+@contextlib.contextmanager
+def nats(*, store: Path | None = None) -> Iterator[int]:
+    """nats-server from its PyPI package; with `store`, JetStream in that folder."""
+    program = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or shutil.which("nats-server")
+    if program is None:
+        raise Unavailable("nats-server is not installed")
+    port = free_port()
+    extra = ["--jetstream", "--store_dir", str(store)] if store else []
+    command = [program, "--addr", "127.0.0.1", "--port", str(port), *extra]
+    with running(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for_port(port, process)
+        yield port

@@ -1,0 +1,110 @@
+"""Servers that answer every request with its body, one kind a peer: `python -m benchmarks.echo KIND` prints its port."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import uvloop
+
+import wireloom
+from benchmarks.servers import free_port
+
+
+async def bare() -> int:
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.write = transport.write  # type: ignore[attr-defined]
+
+        def data_received(self, data: bytes) -> None:
+            self.write(data)
+
+    server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", 0)
+    _keep.append(server)
+    return int(server.sockets[0].getsockname()[1])
+
+
+async def ours(scheme: str) -> int:
+    async def handler(message: wireloom.Message, peer: wireloom.Peer) -> bytes:
+        return message.body
+
+    server = wireloom.serve(f"{scheme}://127.0.0.1:0", handler, settings=SETTINGS.get(scheme))
+    _keep.append(server)
+    await server.__aenter__()
+    return server.port
+
+
+async def websockets() -> int:
+    from websockets.asyncio.server import ServerConnection, serve
+
+    async def handler(connection: ServerConnection) -> None:
+        async for message in connection:
+            await connection.send(message)
+
+    server = await serve(handler, "127.0.0.1", 0, compression=None)
+    _keep.append(server)
+    return int(next(iter(server.sockets)).getsockname()[1])
+
+
+async def grpc() -> int:
+    import grpc.aio
+
+    async def echo(request: bytes, context: object) -> bytes:
+        return request
+
+    server = grpc.aio.server()
+    handler = grpc.unary_unary_rpc_method_handler(echo)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", {"Echo": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    _keep.append(server)
+    return int(port)
+
+
+async def zmq() -> int:
+    import zmq.asyncio
+
+    socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+
+    async def loop() -> None:
+        while True:
+            await socket.send_multipart(await socket.recv_multipart())
+
+    _keep.append(asyncio.create_task(loop()))
+    return int(port)
+
+
+async def nats(port: int) -> int:
+    """A responder on a nats-server that runs already."""
+    import nats as client
+
+    connection = await client.connect(f"nats://127.0.0.1:{port}")
+
+    async def answer(message: client.aio.msg.Msg) -> None:
+        await message.respond(message.data)
+
+    await connection.subscribe("bench", cb=answer)
+    await connection.flush()
+    _keep.append(connection)
+    return free_port()
+
+
+SETTINGS: dict[str, dict[str, object]] = {"yamp": {"serializer": "raw"}}
+_keep: list[object] = []
+
+
+async def main(kind: str, *rest: str) -> None:
+    makers = {"bare": bare, "websockets": websockets, "grpc": grpc, "zmq": zmq}
+    if kind == "nats":
+        port = await nats(int(rest[0]))
+    elif kind in makers:
+        port = await makers[kind]()
+    else:
+        port = await ours(kind)
+    print(port, flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(*sys.argv[1:]))
