@@ -1,7 +1,7 @@
 """A client that keeps a number of requests in flight, each awaited by a coroutine of its own, the same for every peer.
 
-`python -m benchmarks.calls KIND PORT IN_FLIGHT COUNT` prints requests per second and the 50th and 99th percentile of their
-latency in microseconds.
+`python -m benchmarks.calls KIND PORT IN_FLIGHT COUNT` prints requests per second and the 50th and 99th percentile of
+their latency in microseconds.
 """
 
 from __future__ import annotations

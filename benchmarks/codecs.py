@@ -52,8 +52,8 @@ def run() -> list[Result]:
             compare(
                 f"{name} frames decoded to columns",
                 "its own `frames.py`, one message at a time",
-                lambda: per_second(by_columns),  # noqa: B023
-                lambda: per_second(by_frames),  # noqa: B023
+                lambda: per_second(by_columns),
+                lambda: per_second(by_frames),
                 goal=5,
                 unit="frames/s",
             )

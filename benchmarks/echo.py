@@ -1,4 +1,4 @@
-"""Servers that answer every request with its body, one kind a peer: `python -m benchmarks.echo KIND` prints its port."""
+"""Servers that answer every request with its body, one kind a peer; `python -m benchmarks.echo KIND` prints a port."""
 
 from __future__ import annotations
 
