@@ -118,3 +118,14 @@ async def test_every_protocol_leaves_its_conversation_in_the_journal(tmp_path: P
     for name in ("hsp", "emp", "yamp"):
         assert (name, Kind.REQUEST, "c2s") in kept
         assert (name, Kind.RESPONSE, "s2c") in kept
+
+
+async def test_the_serializer_of_a_yamp_connection_is_known_in_every_segment(tmp_path: Path) -> None:
+    text = HUB + "[journal]\nsegment_bytes = 2000\n"
+    async with hub_on(tmp_path, text) as hub:
+        async with wireloom.connect(url_of(hub, "yamp"), settings={"serializer": "msgpack"}) as peer:
+            for number in range(30):
+                await peer.publish("x", {"n": number}, ack=True)
+    events = [e for e in journaled(tmp_path) if e.message.topic == "$hub/publish/x" and e.message.kind is Kind.REQUEST]
+    assert len({e.segment for e in events}) > 2
+    assert {e.message.content_type for e in events} == {"application/msgpack"}

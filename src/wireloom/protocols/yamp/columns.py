@@ -29,7 +29,7 @@ from wireloom.protocols.columns import (
 from wireloom.protocols.contract import Settings
 from wireloom.protocols.yamp import formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.protocol import STATUS, YampSettings
+from wireloom.protocols.yamp.protocol import SERIALIZER, STATUS, YampSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,7 +60,8 @@ _DIGITS, _HYPHEN = np.frombuffer(b"0123456789abcdef", np.uint8), ord("-")
 _KIND_OF_RESPONSE = np.array([KIND_CODES[STATUS[type_][0]] for type_ in ResponseType], np.uint8)
 
 # The fields of one row of a scan. A text is a serializer, reason, url or uri; a flag is a version,
-# progressive, kill or the type of a response; named is the row of the handshake in force, or -1.
+# progressive, kill or the type of a response; named is the handshake in force, counted over all streams, or
+# -1 - stream before the first.
 _FIELDS = 9
 _SPAN, _OFFSET, _SIZE, _TEXT, _TEXT_SIZE, _BODY, _BODY_SIZE, _FLAG, _NAMED = range(_FIELDS)
 
@@ -182,16 +183,16 @@ def _scan(
     broken: NDArray[np.bool_],
     named: NDArray[np.int64],
 ) -> int:
-    """Every frame of every span; returns how many there are and fills as many rows as `rows` has.
+    """Every frame of every span; returns how many there are and fills as many rows as `rows` has columns.
 
     `consumed` and `bad` say for each span where the last frame ends and where a rule is broken (-1: nowhere),
-    `broken` and `named` for each stream whether it broke and which row is its last handshake.
+    `broken` and `named` for each stream whether it broke and which handshake is its last.
     """
-    total = 0
-    room = rows.shape[0]
+    total = shaken = 0
+    room = rows.shape[1]
     row = np.zeros(_FIELDS, np.int64)
     broken[:] = False
-    named[:] = -1
+    named[:] = -1 - np.arange(named.shape[0])
     for index in range(start.shape[0]):
         at, last, of = start[index], end[index], stream[index]
         bad[index] = -1
@@ -205,10 +206,12 @@ def _scan(
                     broken[of] = True
                 break
             if data[at] == _HANDSHAKE:
-                named[of] = total
+                named[of] = shaken
+                shaken += 1
             if total < room:
                 row[_SPAN], row[_OFFSET], row[_SIZE], row[_NAMED] = index, at, size, named[of]
-                rows[total] = row
+                for field in range(_FIELDS):
+                    rows[field, total] = row[field]
             at += size
             total += 1
         consumed[index] = at
@@ -231,7 +234,7 @@ def _write_uids(data: NDArray[np.uint8], at: NDArray[np.int64], out: NDArray[np.
 
 @dataclass(slots=True)
 class _Scanned:
-    """What the kernel found: a row a frame, and how each span and stream ended."""
+    """What the kernel found: the fields of every frame, and how each span and stream ended."""
 
     rows: NDArray[np.int64]
     type: NDArray[np.uint8]
@@ -240,7 +243,7 @@ class _Scanned:
     named: NDArray[np.int64]
 
     def field(self, number: int) -> NDArray[np.int64]:
-        return cast(NDArray[np.int64], np.ascontiguousarray(self.rows[:, number]))
+        return self.rows[number]
 
 
 class YampColumns(ColumnDecoder):
@@ -260,6 +263,7 @@ class YampColumns(ColumnDecoder):
         data.flags.writeable = False  # one compiled version of each kernel, whoever owns the buffer
         found = _find(data, spans, own.max_body)
         texts = _Texts(data, found)
+        serializers = [texts[int(row)] for row in np.flatnonzero(found.type == _HANDSHAKE)]
         system = found.type < _EVENT
         flag = found.field(_FLAG)
         response = found.type == _RESPONSE
@@ -279,15 +283,15 @@ class YampColumns(ColumnDecoder):
             message_id=_uid_texts(data, offset + 1, ~system),
             correlation_id=_uid_texts(data, topic_start + topic_size, answers),
             status=statuses.take(pa.array(flag, mask=~response)),
-            content_type=_content_types(found, spans, own, texts),
+            content_type=_content_types(found, spans, own, serializers),
             body=gather(data, found.field(_BODY), found.field(_BODY_SIZE)),
             attributes=_attributes(found, flag, texts),
             authenticity=pa.repeat("none", len(offset)),
             rejects=rejects,
             consumed=consumed,
             state=[
-                stream.state if row < 0 else (texts[int(row)] or formats.DEFAULT).encode()
-                for stream, row in zip(spans.streams, found.named, strict=True)
+                stream.state if number < 0 else (serializers[number] or formats.DEFAULT).encode()
+                for stream, number in zip(spans.streams, found.named, strict=True)
             ],
         )
 
@@ -299,7 +303,7 @@ class _Texts:
         self._data, self._rows = data, found.rows
 
     def __getitem__(self, row: int) -> str:
-        start, size = self._rows[row, _TEXT], self._rows[row, _TEXT_SIZE]
+        start, size = self._rows[_TEXT, row], self._rows[_TEXT_SIZE, row]
         return self._data[start : start + size].tobytes().decode()
 
 
@@ -310,17 +314,17 @@ def _find(data: NDArray[np.uint8], spans: Spans, max_body: int) -> _Scanned:
     broken, named = np.empty(streams, np.bool_), np.empty(streams, np.int64)
     room = int((spans.end - spans.start).sum()) // _GUESS + 16
     while True:
-        rows = np.empty((room, _FIELDS), np.int64)
+        rows = np.empty((_FIELDS, room), np.int64)
         total = _scan(data, spans.start, spans.end, spans.stream, max_body, rows, consumed, bad, broken, named)
         if total <= room:
             break
         room = total
-    rows = rows[:total]
-    return _Scanned(rows, data[rows[:, _OFFSET]], consumed, bad, named)
+    rows = rows[:, :total]
+    return _Scanned(rows, data[rows[_OFFSET]], consumed, bad, named)
 
 
-_GUESS = 64
-"""Bytes of a frame, as a first guess: no shorter than most are, so that the rows take little memory."""
+_GUESS = 22
+"""Bytes of a frame, as a first guess: those of the shortest user message. Rows that stay empty take no memory."""
 
 
 def _rejects(
@@ -350,22 +354,17 @@ def _words(rest: bytes, max_body: int) -> tuple[str, str]:
     raise AssertionError("kernel and decoder disagree about a yamp frame")
 
 
-def _content_types(found: _Scanned, spans: Spans, settings: YampSettings, texts: _Texts) -> pa.Array:
+def _content_types(found: _Scanned, spans: Spans, settings: YampSettings, serializers: list[str]) -> pa.Array:
     """What bodies are: by the handshake before them, the stream's state, or the settings."""
     import pyarrow as pa
 
     bodied = (found.type >= _EVENT) & (found.type != _CANCEL)
-    named = found.field(_NAMED)
-    stream = spans.stream[found.field(_SPAN)]
-    source = np.where(named >= 0, named, -1 - stream)
-    codes, where = np.unique(source, return_inverse=True)
-    types = [
-        formats.content_type(
-            texts[int(code)] if code >= 0 else spans.streams[-1 - int(code)].state.decode() or settings.serializer
-        )
-        for code in codes
+    before = [
+        stream.state.decode() or stream.topics.get(SERIALIZER, settings.serializer)
+        for stream in reversed(spans.streams)
     ]
-    return pa.array(types, pa.string()).take(pa.array(where, mask=~bodied))
+    types = pa.array([formats.content_type(name) for name in (*before, *serializers)], pa.string())
+    return types.take(pa.array(found.field(_NAMED) + len(before), mask=~bodied))
 
 
 _KEYS = ("version", "serializer", "reason", "url", "progressive", "kill")
@@ -376,7 +375,7 @@ def _attributes(found: _Scanned, flag: NDArray[np.int64], texts: _Texts) -> pa.A
     """Attributes as a map column: flags of user messages in bulk, the few system frames one by one."""
     import pyarrow as pa
 
-    type_, text_size = found.type, found.rows[:, _TEXT_SIZE]
+    type_, text_size = found.type, found.field(_TEXT_SIZE)
     flagged = ((type_ == _REQUEST) | (type_ == _CANCEL)) & (flag == 1)
     worded = (type_ == _CLOSE_REDIRECT) | ((type_ == _CLOSE) & (text_size > 0))
     count = flagged.astype(np.int32) + worded + np.where(type_ == _HANDSHAKE, np.int32(2), np.int32(0))

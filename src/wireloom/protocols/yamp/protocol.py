@@ -205,12 +205,16 @@ def split_url(url: str) -> tuple[str, str] | None:
     return found[1].lower(), found[2]
 
 
+SERIALIZER = 0
+"""Among a connection's numbers: the serializer that was agreed on, for whoever reads on after the handshake."""
+
+
 class YampDecoder(Decoder):
     """Frames of one direction, as messages; the handshake says what the bodies after it are."""
 
-    def __init__(self, direction: Direction, settings: YampSettings) -> None:
+    def __init__(self, direction: Direction, settings: YampSettings, topics: Mapping[int, str] | None = None) -> None:
         super().__init__()
-        self.content_type = formats.content_type(settings.serializer)
+        self.content_type = formats.content_type((topics or {}).get(SERIALIZER, settings.serializer))
         self._direction = direction
         self._max_body = settings.max_body
 
@@ -242,7 +246,7 @@ class Yamp(Protocol):
 
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> YampDecoder:
         """A decoder for one direction."""
-        return YampDecoder(direction, cast(YampSettings, settings))
+        return YampDecoder(direction, cast(YampSettings, settings), topics)
 
     def encode(self, message: Message, settings: Settings, topics: Mapping[int, str] | None = None) -> bytes:
         """One message as one frame; user messages must have their id."""

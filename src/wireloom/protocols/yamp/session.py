@@ -29,7 +29,15 @@ from wireloom.model import (
 from wireloom.protocols.contract import HUB_PREFIX, Role, Run, Session, SessionState
 from wireloom.protocols.yamp import formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.protocol import YampSettings, parse_uid, split_url, to_frame, to_message, uid_text
+from wireloom.protocols.yamp.protocol import (
+    SERIALIZER,
+    YampSettings,
+    parse_uid,
+    split_url,
+    to_frame,
+    to_message,
+    uid_text,
+)
 from wireloom.protocols.yamp.uids import Uids
 
 PUBLISH = HUB_PREFIX + "publish/"
@@ -80,6 +88,7 @@ class YampSession(Session):
     def __init__(self, role: Role, settings: YampSettings, *, unique: int = 0) -> None:
         super().__init__(role)
         self.settings = settings
+        self._numbers: Mapping[int, str] = {}
         self.serializer: str | None = None
         """What the handshake agreed on; an empty serializer counts as json."""
         if role is Role.CLIENT:
@@ -227,6 +236,7 @@ class YampSession(Session):
         else:
             self._say(theirs)
         self.serializer = serializer
+        self._numbers = {} if serializer == formats.DEFAULT else {SERIALIZER: serializer}
         self.content_type = formats.content_type(serializer)
         self.state = SessionState.OPEN
         for encoded in self._held:
@@ -471,6 +481,10 @@ class YampSession(Session):
         else:
             self._closing_reason = reason
             self.state = SessionState.CLOSING
+
+    def topic_numbers(self) -> Mapping[int, str]:
+        """The agreed serializer where it is not the usual one: later readers do not see the handshake."""
+        return self._numbers
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
