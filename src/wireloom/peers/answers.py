@@ -56,6 +56,11 @@ class Answers:
         """Whether events go to a handler."""
         return self._handler is not None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being handled, or waits for it."""
+        return bool(self._tasks) or (self._worker is not None and not self._worker.done())
+
     def request(self, message: Message, driver: Driver) -> None:
         """Answer a request, now or in a task."""
         try:
@@ -163,12 +168,15 @@ class Answers:
         for key in [key for key in self._tasks if key[0] == id(driver)]:
             self._stop_task(key, None, driver)
 
+    def end(self) -> None:
+        """Nothing more will come; events that are here already are still handled."""
+        self._events.close()
+
     async def finished(self) -> None:
         """Wait until everything taken so far is handled."""
         self._events.close()
-        waiting = [*self._tasks.values(), *([self._worker] if self._worker else [])]
         current = asyncio.current_task()
-        waiting = [task for task in waiting if task is not current]
+        waiting = [task for task in (*self._tasks.values(), self._worker) if task is not None and task is not current]
         if waiting:
             await asyncio.wait(waiting)
 
@@ -179,7 +187,7 @@ class Answers:
             self._stop_task(key, None, driver)
 
     def stop(self) -> None:
-        """Drop what is not finished."""
+        """Drop what is not finished, events included."""
         self._events.discard()
         current = asyncio.current_task() if self._loop.is_running() else None
         for task in (*self._tasks.values(), self._worker):
@@ -191,7 +199,8 @@ class Answers:
     def _respond(self, driver: Driver, request: Message, result: object) -> None:
         try:
             if isinstance(result, Message):
-                answer = result.with_(correlation_id=request.id, status=result.status or "done")
+                kind = Kind.ERROR if result.kind is Kind.ERROR else Kind.RESPONSE
+                answer = result.with_(kind=kind, id=None, correlation_id=request.id, status=result.status or "done")
             else:
                 body, content_type = self._peer.encode(result)
                 answer = Message(Kind.RESPONSE, request.topic, body, None, request.id, "done", content_type)

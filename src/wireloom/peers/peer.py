@@ -194,6 +194,11 @@ class Peer:
         """Whether too much is unsent: `drain` would wait."""
         return self._driver is not None and self._driver.writing_is_paused
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether messages that came in are still being handled."""
+        return self._answers.is_busy
+
     def abort(self) -> None:
         """Drop the connection at once."""
         if self._driver is not None:
@@ -213,19 +218,21 @@ class Peer:
         self._closing = True
         driver = self._driver
         try:
-            if driver is not None and driver.failure is None:
-                try:
-                    async with asyncio.timeout(drain):
-                        await self._answers.finished()
-                        await self._calls.settled()
-                except TimeoutError:
+            try:
+                async with asyncio.timeout(drain):
+                    await self._answers.finished()
+                    await self._calls.settled()
+            except TimeoutError:
+                if driver is not None:
                     self._answers.refuse(driver)
+            if driver is not None and driver.failure is None:
                 driver.close(reason)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LINGER):
                         await self._gone.wait()
         finally:
             self.end(PeerClosed("the connection was closed by this end"))
+            self._answers.stop()
             if driver is not None:
                 driver.abort()
 
@@ -305,6 +312,10 @@ class Peer:
         self._gone.set()
         self.end(error)
 
+    async def finished(self) -> None:
+        """Wait until everything that came in is handled."""
+        await self._answers.finished()
+
     def end(self, error: WireloomError) -> None:
         """Nothing will come or go any more."""
         if self._over is not None:
@@ -313,7 +324,7 @@ class Peer:
         if not self._hopeless.done():
             self._hopeless.set_result(None)
         self._calls.fail_all(error)
-        self._answers.stop()
+        self._answers.end()
         quiet = self._closing
         for inbox in (*self._subscriptions.subscribers(), *self._streams):
             inbox.close(None if quiet else fresh(error))

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
@@ -16,7 +17,7 @@ from wireloom.peers.driver import Driver
 from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
 from wireloom.peers.peer import CONCURRENCY, DRAIN, QUEUE, SUBSCRIBE, UNSUBSCRIBE, Peer
-from wireloom.protocols.contract import Role, Run, Settings
+from wireloom.protocols.contract import Role, Run, Sessions, Settings
 from wireloom.topics import Subscriptions
 from wireloom.transports import TLS, Listener, Options, Pipe
 from wireloom.transports.tls import server_context
@@ -60,16 +61,18 @@ def serve(
     `origins` are the web pages that may connect by WebSocket; `drain` is how long leaving waits for what is in flight.
     """
     place = endpoint(url)
+    own = place.protocol.settings(settings)
     return Server(
         place,
         handler,
-        settings=place.protocol.settings(settings),
+        settings=own,
         topics=topics,
         tls=tls,
         limits=limits or Limits(),
         origins=origins,
         on_connect=on_connect,
         drain=drain,
+        _sessions=place.protocol.sessions(own, topics),
     )
 
 
@@ -86,18 +89,30 @@ class Server:
     origins: tuple[str, ...] | None
     on_connect: Callable[[Peer], None] | None
     drain: float
+    _sessions: Sessions
     _listener: Listener | None = None
     _peers: dict[Peer, None] = field(default_factory=dict)
     _drivers: dict[Driver, None] = field(default_factory=dict)
     _wanted: Subscriptions[Peer] = field(default_factory=Subscriptions)
+    _leaving: dict[Peer, asyncio.Task[None]] = field(default_factory=dict)
+    """Peers that are gone but whose last messages are still being handled."""
 
     async def start(self) -> Self:
         """Begin to listen. Raises OSError when the address cannot be had."""
         tls = server_context(self.tls) if self._place.secure else None
+        certificates = self.tls if isinstance(self.tls, TLS) else None
         self._listener = await self._place.transport.listen(
-            self._place.address, self._welcome, Options(tls=tls, origins=self.origins)
+            self._place.address,
+            self._welcome,
+            Options(tls=tls, origins=self.origins, certificates=certificates, admit=self._admit),
         )
         return self
+
+    def _admit(self, datagram: bytes, source: str) -> bool:
+        refusal = self._sessions.admit(datagram, source, time.time())
+        if refusal is not None:
+            LOG.info("%s is not heard: %s", source, refusal)
+        return refusal is None
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -156,6 +171,10 @@ class Server:
         peers = list(self._peers)
         if peers:
             await asyncio.gather(*(peer.close("shutdown", drain=wait) for peer in peers))
+        if self._leaving:
+            await asyncio.wait(self._leaving.values(), timeout=wait)
+            for peer in list(self._leaving):
+                await peer.close(drain=0)
         for driver in list(self._drivers):
             driver.abort()
 
@@ -166,9 +185,7 @@ class Server:
     # One connection
 
     def _welcome(self) -> Driver:
-        session = self._place.protocol.session(
-            Role.SERVER, self.settings, unique=secrets.randbits(64), topics=self.topics
-        )
+        session = self._sessions.new(Role.SERVER, unique=secrets.randbits(64))
         peer = Peer(
             self._place.protocol,
             handler=self._handler,
@@ -184,14 +201,24 @@ class Server:
 
         def on_end(error: WireloomError) -> None:
             self._peers.pop(peer, None)
-            self._drivers.pop(driver, None)
             self._wanted.drop(peer)
             peer.lost(error)
+            if peer.is_busy:
+                self._leaving[peer] = asyncio.get_running_loop().create_task(self._see_off(peer, driver))
+            else:
+                del self._drivers[driver]
 
         driver = _Door(self, session, on_run=peer.take, on_open=on_open, on_end=on_end)
         self._drivers[driver] = None
         peer.attach(driver)
         return driver
+
+    async def _see_off(self, peer: Peer, driver: Driver) -> None:
+        """Who is gone takes a place until the last of its messages is handled."""
+        try:
+            await peer.finished()
+        finally:
+            del self._leaving[peer], self._drivers[driver]
 
     def _subscribe(self, message: Message, peer: Peer) -> object:
         try:
