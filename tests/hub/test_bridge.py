@@ -20,7 +20,7 @@ LISTENERS = "\n".join(f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\nprofile = 
 HUB = f'{LISTENERS}\n[http]\nurl = "http://127.0.0.1:0"\n'
 
 
-@pytest.mark.parametrize(("source", "target"), itertools.product(SCHEMES, SCHEMES))
+@pytest.mark.parametrize(("source", "target"), list(itertools.product(SCHEMES, SCHEMES)))
 async def test_an_event_crosses_from_any_protocol_to_any_other(tmp_path: Path, source: str, target: str) -> None:
     async with hub_on(tmp_path, HUB) as hub:
         async with wireloom.connect(url_of(hub, source)) as sender, wireloom.connect(url_of(hub, target)) as receiver:
@@ -34,7 +34,7 @@ async def test_an_event_crosses_from_any_protocol_to_any_other(tmp_path: Path, s
     assert len(bodies) == 2
 
 
-@pytest.mark.parametrize(("asking", "providing"), itertools.product(ANSWERING, ANSWERING))
+@pytest.mark.parametrize(("asking", "providing"), list(itertools.product(ANSWERING, ANSWERING)))
 async def test_a_request_finds_its_provider_in_any_protocol(tmp_path: Path, asking: str, providing: str) -> None:
     async def handler(message: Message, peer: wireloom.Peer) -> object:
         value = message.value()
