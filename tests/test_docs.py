@@ -1,24 +1,61 @@
 """Every command and snippet in README and docs is run, and what it shows is compared.
 
-A fenced block marked `console` is a shell session: lines that begin with `$ ` are run in order, in one shell a page, in an empty folder; the
-lines under them are the expected output, in which `...` stands for anything. A block marked `python` is run as a program; if a block
-marked `text` follows it at once, that is its expected output. Blocks marked `sh` in the README are only checked for commands that exist.
+- A fenced block marked `console` is a shell session. Lines that begin with `$ ` are run in order, in one shell a page, in an empty folder; a
+  command that ends in a backslash goes on in the next line. The lines under a command are the expected output, in which `...` stands for anything.
+  Whatever is still running in the background at the end of the page is ended.
+- A block with a title, such as `toml title="hub.toml"`, is a file in that folder; blocks with the same title follow each other in it.
+- A block marked `python` without a title is run as a program; if a block marked `text` follows it at once, that is its expected output.
+- Ports on 127.0.0.1 are replaced by free ones, each by the same one all over the page; port 0 stays.
+- Where a page speaks of `demo-data/` there is a small journal in that folder.
+
+Blocks marked `sh` are not run.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"((?:[^\n]*\\\n)*[^\n]*)\n(.*)", re.DOTALL)
 BIN = Path(sys.executable).parent
+
+
+@dataclass
+class Block:
+    kind: str
+    title: str | None
+    text: str
+
+
+def blocks(page: Path, text: str | None = None) -> list[Block]:
+    found = FENCE.findall(page.read_text() if text is None else text)
+    titles = [re.search(r'title="([^"]+)"', words) for _, words, _ in found]
+    return [Block(f[0], title and title[1], f[2]) for f, title in zip(found, titles, strict=True)]
+
+
+def with_free_ports(text: str) -> str:
+    """The page with free ports in place of those it names."""
+    ports = sorted({port for port in re.findall(r"127\.0\.0\.1:(\d+)", text) if port != "0"})
+    held = [socket.socket() for _ in ports]
+    try:
+        for sock in held:
+            sock.bind(("127.0.0.1", 0))
+        free = {port: str(sock.getsockname()[1]) for port, sock in zip(ports, held, strict=True)}
+    finally:
+        for sock in held:
+            sock.close()
+    return re.sub(r"127\.0\.0\.1:(\d+)", lambda found: f"127.0.0.1:{free.get(found[1], '0')}", text)
 
 
 def environment() -> dict[str, str]:
@@ -34,52 +71,77 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def blocks(page: Path, kind: str) -> list[str]:
-    return [text for found, text in BLOCK.findall(page.read_text()) if found == kind]
-
-
 def matches(expected: str, actual: str) -> bool:
     pattern = ".*".join(re.escape(part) for part in expected.rstrip().split("..."))
     return re.fullmatch(pattern, actual.rstrip(), re.DOTALL) is not None
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "console")], ids=name_of)
+def uses_spark(text: str) -> bool:
+    return "start_session" in text or "pipeline run" in text
+
+
+SESSIONS = [
+    pytest.param(page, id=name_of(page), marks=[pytest.mark.spark] if uses_spark(page.read_text()) else [])
+    for page in PAGES
+    if any(block.kind == "console" for block in blocks(page))
+]
+
+
+@pytest.mark.parametrize("page", SESSIONS)
 @pytest.mark.timeout(300)
 def test_every_command_of_the_page_runs_and_shows_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    text = with_free_ports(page.read_text())
+    found = blocks(page, text)
+    for block in found:
+        if block.title is not None:
+            with (tmp_path / block.title).open("a") as file:
+                file.write(block.text)
+    if "demo-data/" in text:
+        make_journal(tmp_path)
     steps = [
-        step.partition("\n")
-        for block in blocks(page, "console")
-        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+        COMMAND.fullmatch(step)
+        for block in found
+        if block.kind == "console"
+        for step in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
     ]
     mark = "@@end-of-step@@"
     script = "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT\n"
-    script += "".join(f"{command}\necho {mark}$?{mark}\n" for command, _, _ in steps)
+    script += "".join(f"{step[1]}\necho {mark}$?{mark}\n" for step in steps if step)
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280
     )
     outputs = re.split(rf"{mark}(\d+){mark}\n", done.stdout)
-    for number, (command, _, expected) in enumerate(steps):
+    for number, step in enumerate(steps):
+        assert step is not None
+        command, expected = step[1], step[2]
         shown = outputs[2 * number] if len(outputs) > 2 * number + 1 else done.stderr
         assert outputs[2 * number + 1 : 2 * number + 2] == ["0"], f"$ {command}\n{shown}\n{done.stderr}"
         if expected.strip():
             assert matches(expected, shown), f"$ {command}\nexpected:\n{expected}\nshown:\n{shown}\n{done.stderr}"
 
 
+def programs(page: Path, text: str | None = None) -> list[tuple[str, str | None]]:
+    """Every program of a page, and what it should print if the page says so."""
+    found = blocks(page, text)
+    return [
+        (block.text, after.text if after is not None and after.kind == "text" else None)
+        for block, after in pairwise([*found, None])
+        if block is not None and block.kind == "python" and block.title is None
+    ]
+
+
 PROGRAMS = [
-    pytest.param(page, number, id=f"{name_of(page)}-{number}", marks=[pytest.mark.spark] if "spark" in text else [])
+    pytest.param(page, number, id=f"{name_of(page)}-{number}", marks=[pytest.mark.spark] if uses_spark(text) else [])
     for page in PAGES
-    for number, text in enumerate(blocks(page, "python"))
+    for number, (text, _) in enumerate(programs(page))
 ]
 
 
 @pytest.mark.parametrize(("page", "number"), PROGRAMS)
 @pytest.mark.timeout(180)
 def test_every_program_of_the_page_runs(page: Path, number: int, tmp_path: Path) -> None:
-    found = BLOCK.findall(page.read_text())
-    programs = [index for index, (kind, _) in enumerate(found) if kind == "python"]
-    index = programs[number]
-    text = found[index][1]
-    if "demo-data/" in text or "data/journal" in text:
+    text, expected = programs(page, with_free_ports(page.read_text()))[number]
+    if "demo-data/" in text:
         make_journal(tmp_path)
     program = tmp_path / "program.py"
     program.write_text(text)
@@ -87,12 +149,12 @@ def test_every_program_of_the_page_runs(page: Path, number: int, tmp_path: Path)
         [sys.executable, str(program)], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stderr
-    if index + 1 < len(found) and found[index + 1][0] == "text":
-        assert matches(found[index + 1][1], done.stdout), f"shown:\n{done.stdout}"
+    if expected is not None:
+        assert matches(expected, done.stdout), f"shown:\n{done.stdout}"
 
 
 def make_journal(folder: Path) -> None:
-    """A small journal and its tables, where the pages expect one."""
+    """A small journal, where the pages expect one."""
     from wireloom.journal import Journal
     from wireloom.model import Direction, Kind, Message
     from wireloom.protocols.registry import protocol
@@ -104,7 +166,6 @@ def make_journal(folder: Path) -> None:
         for number in range(20):
             event = Message(Kind.EVENT, "sensors/kitchen", b'{"c": %d}' % number, content_type="application/json")
             journal.append("hsp", connection, Direction.C2S, number, hsp.encode(event, hsp.settings()))
-    (folder / "data").symlink_to(data)
 
 
 def test_every_link_between_pages_leads_somewhere() -> None:
@@ -116,6 +177,6 @@ def test_every_link_between_pages_leads_somewhere() -> None:
 
 def test_make_targets_named_in_the_docs_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for page in PAGES + [ROOT / "CONTRIBUTING.md"]:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for line in re.findall(r"`make ([a-z-]+)", page.read_text()):
             assert line in targets, f"{name_of(page)} names make {line}"
