@@ -9,6 +9,7 @@ Implements "Message Metadata", "Message Id and Delivery Confirmation" and the me
 
 from __future__ import annotations
 
+import binascii
 import re
 from dataclasses import dataclass
 
@@ -136,7 +137,10 @@ def _parse_metadata(line: bytes) -> Frame:
                 raise _invalid("wolpertinger.metadata.twice", "message_id is given twice")
             broken = broken or _invalid("wolpertinger.metadata.twice", f"{name[:40]!r} is given twice")
         fields[name] = text
-    message_id = _message_id(fields.pop("message_id", None))
+    try:
+        message_id = _message_id(fields.pop("message_id", None))
+    except Refused as unusable:
+        raise (broken or unusable) from None
     if broken is not None:
         broken.message_id = message_id
         raise broken
@@ -209,6 +213,17 @@ def _invalid(clause: str, detail: str, message_id: int | None = None) -> Refused
 
 def _split(detail: str, message_id: int) -> Refused:
     return Refused("wolpertinger.fragment.form", detail, message_id=message_id, result=ResultCode.SPLITTING)
+
+
+def decode_base64(payload: bytes) -> bytes:
+    """The bytes of a payload. Raises ValueError where it is not base64 to the letter.
+
+    >>> decode_base64(b"PGE+")
+    b'<a>'
+    """
+    if len(payload) % 4:
+        raise ValueError("the length of base64 text is a multiple of 4")
+    return binascii.a2b_base64(payload, strict_mode=True)
 
 
 def check_others(others: tuple[tuple[str, str], ...]) -> None:

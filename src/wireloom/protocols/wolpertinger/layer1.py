@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass, field, replace
 
 from wireloom.model import LimitExceeded
-from wireloom.protocols.wolpertinger.frames import Data, unreadable
+from wireloom.protocols.wolpertinger.frames import Data, decode_base64, unreadable
 from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.layer2 import Document, parse
 from wireloom.protocols.wolpertinger.refusal import Refused, ResultCode
@@ -176,8 +176,8 @@ def unpack(whole: Data, settings: WolpertingerSettings, cipher: Cipher | None) -
     """
     invalid = ResultCode.INVALID_FORMAT
     try:
-        data = binascii.a2b_base64(whole.payload, strict_mode=True)
-    except binascii.Error as error:
+        data = decode_base64(whole.payload)
+    except ValueError as error:
         if whole.encryption is not None:
             raise unreadable(whole.message_id) from None
         raise _refused("wolpertinger.payload.base64", str(error), whole, invalid) from None

@@ -12,7 +12,6 @@ what has no component and method of its own. A call of `Hub` that does not fit t
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from collections.abc import Mapping
 from wireloom.model import Direction, Kind, Message, NotSupported, type_of_json
 from wireloom.protocols.contract import HUB_PREFIX
 from wireloom.protocols.wolpertinger import layer2, values
-from wireloom.protocols.wolpertinger.frames import Confirmation, Data
+from wireloom.protocols.wolpertinger.frames import Confirmation, Data, decode_base64
 from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
 from wireloom.protocols.wolpertinger.refusal import ErrorCode, Refused
 from wireloom.protocols.wolpertinger.values import Value
@@ -68,8 +67,8 @@ def of_confirmation(frame: Confirmation, direction: Direction | None) -> Message
 def of_sealed(whole: Data, wire: int, direction: Direction | None) -> Message:
     """An encrypted message whose key is not known: its body is what was encrypted."""
     try:
-        body = binascii.a2b_base64(whole.payload, strict_mode=True)
-    except binascii.Error as error:
+        body = decode_base64(whole.payload)
+    except ValueError as error:
         raise Refused("wolpertinger.payload.base64", str(error), message_id=whole.message_id) from None
     attributes = _metadata(whole, wire)
     return Message(Kind.OTHER, None, body, None, None, None, None, attributes, NAME, None, None, direction)
@@ -169,8 +168,8 @@ def open_carried(texts: list[str]) -> tuple[bytes, str | None] | None:
         return texts[1].encode(), texts[0] or None
     if len(texts) == 3 and texts[2] == BASE64:
         try:
-            return binascii.a2b_base64(texts[1].encode(), strict_mode=True), texts[0] or None
-        except binascii.Error:
+            return decode_base64(texts[1].encode()), texts[0] or None
+        except ValueError:
             return None
     return None
 
