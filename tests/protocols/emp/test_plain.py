@@ -87,3 +87,18 @@ def test_nothing_too_large_is_written_the_short_way() -> None:
 def test_a_request_or_response_without_a_number_is_not_written_as_an_event() -> None:
     assert write_plain(Message(Kind.RESPONSE), 0, OPTIONS) is None
     assert write_plain(Message(Kind.REQUEST), 0, OPTIONS) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(Kind.ERROR, "a/b", b"no", correlation_id="7", status="404"),
+        Message(Kind.ERROR, correlation_id="7", status="error"),
+        Message(Kind.RESPONSE, correlation_id="7", status="cancelled"),
+        Message(Kind.EVENT, "a/b", status="late"),
+    ],
+    ids=lambda m: f"{m.kind}-{m.status}",
+)
+def test_a_status_or_an_error_is_left_to_the_long_way(message: Message) -> None:
+    assert write_plain(message, int(message.correlation_id or 0), OPTIONS) is None
+    assert read_plain(frames.encode(to_frame(message, OPTIONS)), 0, OPTIONS, Direction.C2S) is None
