@@ -13,6 +13,7 @@ from tests.protocols.yamp.strategies import cuts, spoiled, streams
 from wireloom.model import Direction
 from wireloom.protocols.columns import AFTER_VIOLATION, BROKEN, Spans, Stream
 from wireloom.protocols.yamp import YAMP, formats, frames
+from wireloom.protocols.yamp.protocol import SERIALIZER
 
 UID = bytes(range(16))
 EVENT = frames.encode(frames.Event(UID, "a/b", b"{}"))
@@ -91,6 +92,14 @@ def test_the_state_carries_the_serializer_to_the_next_call() -> None:
 
 def test_without_a_handshake_the_setting_says_what_bodies_are() -> None:
     assert content_types(EVENT, serializer="msgpack") == (["application/msgpack"], b"")
+
+
+def test_decoder_and_columns_read_on_after_a_handshake_that_is_known_by_its_number() -> None:
+    known = {SERIALIZER: "cbor"}
+    assert_columns_agree(YAMP, EVENT, topics=known)
+    assert_columns_agree(YAMP, EVENT + handshake("bson") + EVENT, topics=known)
+    columns = YAMP.columns().decode(Spans.whole(EVENT, Stream(Direction.C2S, known)), YAMP.settings())
+    assert columns.content_type.to_pylist() == ["application/cbor"]
 
 
 def test_each_direction_has_its_own_handshake() -> None:

@@ -14,7 +14,7 @@ from wireloom.model import BodyError, Kind, LimitExceeded, Message, NotSupported
 from wireloom.protocols.contract import Role, Run, SessionState
 from wireloom.protocols.yamp import YAMP, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.protocol import KILL, PROGRESSIVE
+from wireloom.protocols.yamp.protocol import KILL, PROGRESSIVE, SERIALIZER
 from wireloom.protocols.yamp.session import RECEIVES, YampSession
 
 UID = bytes(range(16))
@@ -741,7 +741,7 @@ def test_a_body_of_another_format_is_converted_to_the_one_agreed_on() -> None:
     sent = client.send(Message(Kind.EVENT, "a", b'{"a":1}', content_type="application/json"), 0.0)
     assert (sent.body, sent.content_type) == (b"\x81\xa1a\x01", "application/msgpack")
     plain = client.send(Message(Kind.EVENT, "a", b"hello", content_type="text/plain"), 0.0)
-    assert (plain.body, plain.content_type) == (b"hello", "text/plain")
+    assert (plain.body, plain.content_type) == (b"\xa5hello", "application/msgpack")
     bare = client.send(Message(Kind.EVENT, "a", b"\x01"), 0.0)
     assert (bare.body, bare.content_type) == (b"\x01", None)
     with pytest.raises(BodyError, match="application/json"):
@@ -765,6 +765,11 @@ def test_an_operation_whose_body_does_not_parse_arrives_as_it_is() -> None:
     server = opened(Role.SERVER, serializer="msgpack")
     (operation,) = hears(server, frames.Request(UID, "$hub/subscribe", False, b"\xc1")).messages
     assert (operation.body, operation.content_type) == (b"\xc1", "application/msgpack")
+
+
+def test_the_serializer_is_kept_among_the_numbers_of_a_connection_unless_it_is_json() -> None:
+    assert opened(Role.SERVER).topic_numbers() == {}
+    assert opened(Role.SERVER, serializer="cbor").topic_numbers() == {SERIALIZER: "cbor"}
 
 
 # Anything at all

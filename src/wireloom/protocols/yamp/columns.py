@@ -243,7 +243,7 @@ class _Scanned:
     named: NDArray[np.int64]
 
     def field(self, number: int) -> NDArray[np.int64]:
-        return self.rows[number]
+        return cast(NDArray[np.int64], self.rows[number])
 
 
 class YampColumns(ColumnDecoder):

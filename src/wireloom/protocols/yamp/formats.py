@@ -432,7 +432,7 @@ def format_for(content_type: str | None) -> BodyFormat | None:
 
 
 def convert(body: bytes, source: str | None, target: str | None) -> tuple[bytes, str | None]:
-    """A body said in another content type where both hold plain values; else as it is.
+    """A body said in another content type where both hold plain values, or the first is text; else as it is.
 
     >>> convert(b'{"a":1}', "application/json", "application/msgpack")
     (b'\\x81\\xa1a\\x01', 'application/msgpack')
