@@ -109,10 +109,16 @@ def default_config(data: Path) -> HubConfig:
     ['...://127.0.0.1:...']
     """
     listeners = tuple(
-        make_listener({"url": f"{scheme.name}://{_LOOPBACK}:{scheme.port}", "profile": True})
+        make_listener(
+            {
+                "url": f"{scheme.name}://{_LOOPBACK}:{scheme.port}",
+                "profile": True,
+                "settings": dict(protocol.loopback_settings),
+            }
+        )
         for protocol in protocols().values()
         for scheme in protocol.schemes
-        if not scheme.secure and scheme.transport in ("tcp", "ws")
+        if not scheme.secure and scheme.transport in ("tcp", "ws", "udp")
     )
     return HubConfig(data, listeners, http=_http_address(DEFAULT_HTTP))
 
@@ -136,6 +142,7 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
         raise _Wrong("settings", "settings must be a table, such as { max_payload = 65536 }")
     if "profile" in protocol.settings_type.__dataclass_fields__:
         values = {"profile": table.get("profile", False), **values}
+    values = {**protocol.hub_settings, **values}
     try:
         settings = protocol.settings(values)
     except ConfigError as error:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from wireloom.hub.config import ListenerConfig, SlowConsumer
 from wireloom.journal.blocks import TopicMap
-from wireloom.model import Kind, Message, WireloomError
+from wireloom.model import Direction, Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
-from wireloom.protocols.contract import Role, Run
+from wireloom.protocols.contract import URGENT, Role, Run, Sessions
 from wireloom.transports.base import Pipe
 
 if TYPE_CHECKING:
@@ -27,29 +27,29 @@ log = logging.getLogger("wireloom.hub")
 class Connection:
     """The owner of one accepted pipe."""
 
-    def __init__(self, hub: Hub, listener: ListenerConfig) -> None:
+    def __init__(self, hub: Hub, listener: ListenerConfig, sessions: Sessions) -> None:
         self.hub = hub
         self.listener = listener
         self.protocol = listener.protocol
         self.name = listener.protocol.name
         self.id = hub.journal.new_connection_id()
-        self.session = listener.protocol.session(
-            Role.SERVER, listener.settings, unique=self.id & 0xFFFFFFFF, topics=listener.topics
-        )
+        self.session = sessions.new(Role.SERVER, unique=self.id & 0xFFFFFFFF)
         self.session.enable_bulk()
         self.driver = Driver(self.session, on_run=self._on_run, on_end=self._on_end)
         # What the transport calls most goes straight to the driver.
         self.received = self.driver.received
+        self.received_datagrams = self.driver.received_datagrams
         self.input_ended = self.driver.input_ended
         self.ended = self.driver.ended
         self._pipe: Pipe | None = None
         self._queue: deque[tuple[bytes, int]] = deque()
+        self._urgent: deque[tuple[bytes, int]] = deque()
+        """Events that go ahead of those in the queue."""
         self._queued_bytes = 0
         self._lost = 0
-        self._inbound = Role.SERVER.sends.opposite
-        self._outbound = Role.SERVER.sends
-        self._received_count = 0
-        self._sent_count = 0
+        self._inbound, self._outbound = self.session.inbound, self.session.outbound
+        self._recorded = dict.fromkeys(Direction, 0)
+        """Messages in the journal by direction."""
         self._sent_seen = 0
         self._numbers: Mapping[int, str] | None = None
         self._topic_map: TopicMap | None = None
@@ -93,8 +93,8 @@ class Connection:
     def writing_resumed(self) -> None:
         """There is room again: first what waited."""
         self.driver.writing_resumed()
-        while self._queue and not self.driver.writing_is_paused:
-            data, count = self._queue.popleft()
+        while (self._urgent or self._queue) and not self.driver.writing_is_paused:
+            data, count = (self._urgent or self._queue).popleft()
             self._queued_bytes -= len(data)
             self._write_events(data, count)
         if not self._queue and self._lost:
@@ -110,13 +110,13 @@ class Connection:
                 self.name,
                 self.id,
                 self._inbound,
-                self._received_count,
+                self._recorded[self._inbound],
                 run.data,
                 source=self.peer or None,
                 destination=self.local or None,
                 topics=self._topics(),
             )
-            self._received_count += run.count
+            self._recorded[self._inbound] += run.count
             hub.metrics.received.add(run.count, self.name)
             hub.metrics.received_bytes.add(len(run.data), self.name)
         if run.bulk is not None:
@@ -124,6 +124,8 @@ class Connection:
         else:
             for message in run.messages:
                 hub.router.route(self, message, ticket)
+        for refused in run.refused:
+            self._record_refused(refused.clause, refused.detail, refused.data)
         if self.session.violation is not None:
             self._record_violation()
         hub.watch_pending()
@@ -139,18 +141,11 @@ class Connection:
     def _record_violation(self) -> None:
         violation = self.session.violation
         assert violation is not None
-        self.hub.metrics.refused.add(1, self.name, violation.clause)
         log.warning("%r refused: %s", self, violation)
-        self.hub.journal.refuse(
-            self.name,
-            self.id,
-            self._inbound,
-            self.session.refused,
-            clause=violation.clause,
-            detail=violation.detail,
-            source=self.peer or None,
-            destination=self.local or None,
-        )
+        self._record_refused(violation.clause, violation.detail, self.session.refused)
+
+    def _record_refused(self, clause: str, detail: str, data: bytes) -> None:
+        self.hub.refused(self.name, self.id, self._inbound, data, clause, detail, self.peer, self.local)
 
     def _on_end(self, failure: WireloomError) -> None:
         if self._lost:
@@ -188,12 +183,14 @@ class Connection:
         if self.driver.failure is not None:
             return
         event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
+        if message.attributes.get(URGENT) == "1":
+            event = event.with_(attributes={URGENT: "1"})
         self.driver.write_pending()
         self.session.send(event, self.hub.now())
         self._sent_seen += 1
         if self._pipe is not None and self._pipe.carries_messages:
             for frame in self.session.outgoing_frames():
-                self._enqueue(frame, 1)
+                self._enqueue(frame, 1, urgent=self.session.is_urgent(frame))
         else:
             self._enqueue(self.session.outgoing(), 1)
 
@@ -201,10 +198,14 @@ class Connection:
         """Send events that are encoded already."""
         if self.driver.failure is None:
             self.driver.write_pending()
-            self._enqueue(encoded, count)
+            if self._pipe is not None and self._pipe.carries_messages:
+                for frame in self.session.frames_of(encoded):
+                    self._enqueue(frame, 1, urgent=self.session.is_urgent(frame))
+            else:
+                self._enqueue(encoded, count)
 
-    def _enqueue(self, data: bytes, count: int) -> None:
-        if not self.driver.writing_is_paused and not self._queue:
+    def _enqueue(self, data: bytes, count: int, *, urgent: bool = False) -> None:
+        if not self.driver.writing_is_paused and not self._queue and not self._urgent:
             self._write_events(data, count)
             return
         limits = self.hub.config.limits
@@ -214,7 +215,7 @@ class Connection:
                     self._lose(count)
                     return
                 case SlowConsumer.DISCONNECT:
-                    self._lose(count + sum(each for _, each in self._queue))
+                    self._lose(count + sum(each for _, each in (*self._queue, *self._urgent)))
                     log.warning("%r is too slow: disconnected with %d bytes unsent", self, self._queued_bytes)
                     self.session.close_reason = "error"
                     self.hub.forget(self)
@@ -225,7 +226,7 @@ class Connection:
                         oldest, dropped = self._queue.popleft()
                         self._queued_bytes -= len(oldest)
                         self._lose(dropped)
-        self._queue.append((data, count))
+        (self._urgent if urgent else self._queue).append((data, count))
         self._queued_bytes += len(data)
 
     def _write_events(self, data: bytes, count: int) -> None:
@@ -255,14 +256,14 @@ class Connection:
             self.name,
             self.id,
             self._outbound,
-            self._sent_count,
+            self._recorded[self._outbound],
             data,
             source=self.local or None,
             destination=self.peer or None,
             inbound=False,
             topics=self._topics(),
         )
-        self._sent_count += count
+        self._recorded[self._outbound] += count
 
     @property
     def queued_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -16,7 +17,7 @@ from wireloom.hub.metrics import Metrics
 from wireloom.hub.router import Router
 from wireloom.journal.commit import GroupCommit
 from wireloom.journal.writer import Journal
-from wireloom.model import ConfigError
+from wireloom.model import ConfigError, Direction
 from wireloom.protocols.contract import Role
 from wireloom.transports.base import Listener, Options, Owner
 from wireloom.transports.registry import transport
@@ -24,6 +25,8 @@ from wireloom.transports.registry import transport
 log = logging.getLogger("wireloom.hub")
 
 _TICK = 0.5
+_REFUSALS = 100
+"""Refused frames recorded a second; datagrams can be refused by the million."""
 
 
 class Hub:
@@ -46,6 +49,7 @@ class Hub:
         self._ticker: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
         self._paused = False
+        self._refusals = (0.0, float(_REFUSALS))
         self._draining = False
         self._empty = asyncio.Event()
 
@@ -85,14 +89,34 @@ class Hub:
         self._ticker = self._loop.create_task(self._tick())
 
     async def _listen(self, listener: ListenerConfig) -> None:
+        sessions = listener.protocol.sessions(listener.settings, listener.topics)
         # Kernels are compiled or loaded here, not while the first peer waits.
-        listener.protocol.session(Role.SERVER, listener.settings).enable_bulk()
+        sessions.new(Role.SERVER).enable_bulk()
+        strangers = self.journal.new_connection_id()
 
         def owner() -> Owner:
-            return Connection(self, listener)
+            return Connection(self, listener, sessions)
+
+        def admit(datagram: bytes, source: str) -> bool:
+            refusal = sessions.admit(datagram, source, time.time())
+            if refusal is not None:
+                name = listener.protocol.name
+                self.refused(
+                    name,
+                    strangers,
+                    Direction.DGRAM,
+                    datagram,
+                    refusal.clause,
+                    refusal.detail,
+                    source,
+                    str(listener.address),
+                )
+            return refusal is None
 
         try:
-            opened = await transport(listener.scheme.transport).listen(listener.address, owner, Options())
+            opened = await transport(listener.scheme.transport).listen(
+                listener.address, owner, Options(admit=admit, max_sources=self.config.limits.max_connections)
+            )
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {listener.url}: {error.strerror or error}; "
@@ -143,6 +167,35 @@ class Hub:
         if self._paused:
             connection.driver.hold("journal")
         return True
+
+    def refused(
+        self,
+        protocol: str,
+        connection: int,
+        direction: Direction,
+        data: bytes,
+        clause: str,
+        detail: str,
+        source: str,
+        destination: str,
+    ) -> None:
+        """Bytes were not accepted: counted always, recorded as often as the disk should bear it."""
+        self.metrics.refused.add(1, protocol, clause)
+        now = self.now()
+        then, left = self._refusals
+        left = min(float(_REFUSALS), left + (now - then) * _REFUSALS)
+        self._refusals = (now, max(left - 1, 0))
+        if left >= 1:
+            self.journal.refuse(
+                protocol,
+                connection,
+                direction,
+                data,
+                clause=clause,
+                detail=detail,
+                source=source or None,
+                destination=destination or None,
+            )
 
     def forget(self, connection: Connection) -> None:
         """A peer is gone."""

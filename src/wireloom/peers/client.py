@@ -96,7 +96,7 @@ class Client(Peer):
         super().__init__(place.protocol, handler=handler, queue=queue, concurrency=concurrency)
         self._home = self._place = place
         self._settings = place.protocol.settings(settings)
-        self._topics = topics
+        self._sessions = place.protocol.sessions(self._settings, topics)
         self._tls = tls
         self._backoff = backoff
         self._delays: Iterator[float] | None = None
@@ -169,15 +169,18 @@ class Client(Peer):
         raise HandshakeFailed(f"{self._home.url} redirected more than {MAX_REDIRECTS} times in a row")
 
     async def _open_at(self, place: Endpoint) -> None:
-        session = self.protocol.session(Role.CLIENT, self._settings, unique=secrets.randbits(64), topics=self._topics)
+        session = self._sessions.new(Role.CLIENT, unique=secrets.randbits(64))
         self._opening = opening = asyncio.get_running_loop().create_future()
         driver = Driver(session, on_run=self.take, on_open=self._on_open, on_end=self._on_end)
         self.attach(driver)
         tls = client_context(self._tls) if place.secure else None
-        hostname = self._tls.server_hostname if isinstance(self._tls, TLS) else None
+        certificates = self._tls if isinstance(self._tls, TLS) else None
+        hostname = certificates.server_hostname if certificates is not None else None
         try:
             async with asyncio.timeout(self._timeout):
-                await place.transport.connect(place.address, driver, Options(tls=tls, server_hostname=hostname))
+                await place.transport.connect(
+                    place.address, driver, Options(tls=tls, server_hostname=hostname, certificates=certificates)
+                )
                 await opening
         except TimeoutError:
             driver.abort()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from wireloom.model import HandshakeFailed, Message, PeerClosed, ProtocolViolation, WireloomError
 from wireloom.protocols.contract import Role, Run, Session, SessionState
@@ -26,6 +26,15 @@ def fresh(error: WireloomError) -> WireloomError:
     again = type(error)(*error.args)
     again.__cause__ = error.__cause__
     return again
+
+
+def is_local(peername: str) -> bool:
+    """Whether the other end is on this machine.
+
+    >>> is_local("127.0.0.1:5045"), is_local("[::1]:5045"), is_local("memory:a"), is_local("192.0.2.1:5045")
+    (True, True, True, False)
+    """
+    return peername.startswith(("127.", "[::1]:", "memory:"))
 
 
 class Driver:
@@ -77,6 +86,8 @@ class Driver:
         self._pipe = pipe
         self._by_message = pipe.carries_messages
         self.session.epoch = time.time() - self._now()
+        self.session.peer = pipe.peername
+        self.session.protected = pipe.tls is not None or is_local(pipe.peername)
         self.session.connected(self._now())
         if self._holds:
             pipe.pause_reading()
@@ -86,17 +97,30 @@ class Driver:
         """Bytes arrived; after the end of the conversation they are thrown away."""
         if self._finishing:
             return
-        session = self.session
         self._busy = True
         try:
-            run = session.receive(data, self._now())
-            if not self._announced and session.state is _OPEN:
-                self._announce()
-            if run.messages or run.bulk is not None or run.data or session.violation is not None:
-                self.on_run(run)
+            self._took(self.session.receive(data, self._now()))
         finally:
             self._busy = False
         self._after()
+
+    def received_datagrams(self, data: bytes, ends: Sequence[int]) -> None:
+        """Datagrams arrived together."""
+        if self._finishing:
+            return
+        self._busy = True
+        try:
+            self._took(self.session.receive_datagrams(data, ends, self._now()))
+        finally:
+            self._busy = False
+        self._after()
+
+    def _took(self, run: Run) -> None:
+        session = self.session
+        if not self._announced and session.state is _OPEN:
+            self._announce()
+        if run.messages or run.bulk is not None or run.data or run.refused or session.violation is not None:
+            self.on_run(run)
 
     def input_ended(self) -> None:
         """The peer closed its half."""

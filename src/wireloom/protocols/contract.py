@@ -407,6 +407,10 @@ class Session(abc.ABC):
         """Encoded frames (from `Bulk.forward`) one by one, for transports that carry messages."""
         return (encoded,)
 
+    def is_urgent(self, frame: bytes) -> bool:
+        """Whether an encoded frame goes ahead of others in every queue."""
+        return False
+
     def enable_bulk(self) -> bool:
         """Allow `receive` to answer with `Run.bulk` for large reads; False where there is no kernel."""
         return False

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import abc
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from wireloom.transports.address import Address
+from wireloom.transports.tls import TLS
 
 HIGH_WATER = 256 * 1024
 """Unsent bytes above which the owner is asked to stop writing; it may go on below a quarter of it."""
@@ -92,6 +93,13 @@ class Owner(Protocol):
         """Write again."""
 
 
+class DatagramOwner(Owner, Protocol):
+    """An owner that takes datagrams in batches: datagram transports then call this instead of `received`."""
+
+    def received_datagrams(self, data: bytes, ends: Sequence[int]) -> None:
+        """Datagrams arrived: one after the other in `data`, each up to its place in `ends`."""
+
+
 OwnerFactory = Callable[[], Owner]
 
 
@@ -100,6 +108,8 @@ class Options:
     """How to connect or listen. Each transport takes what concerns it."""
 
     tls: ssl.SSLContext | None = None
+    certificates: TLS | None = None
+    """The same as plain settings, for transports that do TLS on their own (QUIC)."""
     server_hostname: str | None = None
     """The name the server's certificate must bear, if not the host of the URL."""
     high_water: int = HIGH_WATER
@@ -110,6 +120,10 @@ class Options:
     """WebSocket servers: the Origins of web pages that may connect. None: no web page; '*': every one."""
     max_message: int = 64 * 1024 * 1024
     """WebSocket: the largest message taken."""
+    admit: Callable[[bytes, str], bool] | None = None
+    """Datagram listeners: whether the first datagram of a source, given with its address, is worth a pipe."""
+    max_sources: int = 4096
+    """Datagram listeners: sources that have a pipe at the same time."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Settings of transports that other packages bring."""
 

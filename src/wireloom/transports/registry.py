@@ -19,6 +19,8 @@ BUILT_IN = {
     "tcp": "wireloom.transports.tcp:TCP",
     "tls": "wireloom.transports.tcp:TLS_OVER_TCP",
     "memory": "wireloom.transports.memory:MEMORY",
+    "quic": "wireloom.transports.quic:QUIC",
+    "udp": "wireloom.transports.udp:UDP",
     "ws": "wireloom.transports.websocket:WS",
     "wss": "wireloom.transports.websocket:WSS",
 }

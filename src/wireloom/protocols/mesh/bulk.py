@@ -93,6 +93,8 @@ class MeshBulk(Bulk):
 class BatchReader:
     """Reads datagrams for one session."""
 
+    kind = MeshBulk
+
     def __init__(self, session: MeshSession) -> None:
         self._session = session
         self._limits = session.settings.limits

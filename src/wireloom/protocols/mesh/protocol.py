@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from wireloom.model import Direction, Message, NotSupported, ProtocolViolation
+from wireloom.model import ConfigError, Direction, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.contract import (
     Decoder,
     Format,
@@ -94,6 +94,11 @@ class MeshSessions(Sessions):
 
     def __init__(self, protocol: Protocol, settings: MeshSettings) -> None:
         super().__init__(protocol, settings)
+        if settings.policy is Require.TRUSTED and not settings.trust:
+            raise ConfigError(
+                "mesh with require = 'trusted' and no trust file would accept nothing: name a trust file in `trust`, "
+                "or say require = 'any'"
+            )
         self.gate, self.author = make_node(settings)
         self._limits = settings.limits
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.model import ConfigError, Direction, Kind, Message, NotSupported, PeerClosed, ProtocolViolation
-from wireloom.protocols.contract import HUB_PREFIX, Rejected, Role, Run, Session, SessionState
+from wireloom.protocols.contract import HUB_PREFIX, Bulk, Rejected, Role, Run, Session, SessionState
 from wireloom.protocols.mesh import frames
 from wireloom.protocols.mesh.author import Author
 from wireloom.protocols.mesh.capabilities import Capabilities, make_capabilities, parse_capabilities
@@ -206,6 +206,14 @@ class MeshSession(Session):
             found.append(encoded[start:end])
             start = end
         return found
+
+    def can_forward(self, bulk: Bulk, topic: str) -> bool:
+        """Packets are passed on unchanged to every mesh node."""
+        return self._batches is not None and isinstance(bulk, self._batches.kind)
+
+    def is_urgent(self, frame: bytes) -> bool:
+        """Whether the Urgent bit is set."""
+        return frames.is_urgent(frame)
 
     def deadline(self) -> float | None:
         """When a Hello or a heartbeat is due, or the peer counts as lost."""
