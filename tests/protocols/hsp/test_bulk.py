@@ -254,6 +254,11 @@ def test_forwarding_a_read_of_plain_data_gives_the_same_bytes() -> None:
     assert bulk_of(opened(bulk=True), *many).forward("hsp/300") == wire(*many)
 
 
+def test_forwarding_a_read_of_publishes_asks_for_no_acknowledgement() -> None:
+    many = [DataAck(number, 300, bytes(50)) for number in range(20)]
+    assert bulk_of(opened(bulk=True), *many).forward("hsp/300") == wire(*[Data(300, bytes(50))] * 20)
+
+
 def test_forwarding_leaves_out_what_did_not_pass() -> None:
     session = opened(bulk=True)
     run = session.receive(wire(Data(300, bytes(600)), Data(300, b"x")) + b"\x63 and more", 0)
@@ -330,6 +335,15 @@ def test_ids_in_bulk_may_be_reused_once_acknowledged_and_not_before() -> None:
         victim.receive(again, 0)
         assert victim.violation is not None
         assert victim.violation.clause == "hsp.message-id.reused"
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 4), (0, 1)])
+def test_the_bounds_of_the_waiting_ids_are_waiting_too(first: int, second: int) -> None:
+    session = opened(bulk=True)
+    bulk_of(session, PADDING, DataAck(1, 7, b""), DataAck(3, 7, b""))
+    session.receive(wire(PADDING, DataAck(first, 7, b""), DataAck(second, 7, b"")), 0)
+    assert session.violation is not None
+    assert session.violation.clause == "hsp.message-id.reused"
 
 
 def test_an_id_waiting_in_bulk_is_not_answered_one_by_one() -> None:
@@ -446,6 +460,24 @@ def test_frames_after_a_map_in_the_same_large_read_have_its_topics(how: int) -> 
         ("three/hundred", b"after"),
     ]
     assert bulk_of(session, PADDING, Data(300, b"next")).messages("three/hundred")[0].body == b"next"
+
+
+def test_a_number_that_stands_for_the_map_topic_is_a_map_in_a_large_read_too() -> None:
+    for bulk in (False, True):
+        session = HSP.session(Role.SERVER, HSP.settings({"profile": False}), topics={7: "$hub/map"})
+        session.connected(0)
+        if bulk:
+            session.enable_bulk()
+        run = session.receive(wire(PADDING, DataAck(1, 7, b'{"topics": {"9": "nine"}}'), Data(9, b"")), 0)
+        assert [m.topic for m in run.messages][1:] == ["$hub/map", "nine"]
+
+
+@pytest.mark.parametrize("number", [FIRST_RESERVED - 1, FIRST_RESERVED, LAST_RESERVED, LAST_RESERVED + 1])
+def test_reserved_types_are_not_kept_in_columns(number: int) -> None:
+    bulk = bulk_of(opened(bulk=True), PADDING, Data(number, b"x"))
+    reserved = FIRST_RESERVED <= number <= LAST_RESERVED
+    assert [m.body for m in bulk.others()] == ([b"x"] if reserved else [])
+    assert len(bulk.messages()) == (1 if reserved else 2)
 
 
 def test_an_event_for_the_map_topic_changes_nothing() -> None:
