@@ -32,13 +32,17 @@ def entropy(seed: int) -> Callable[[int], bytes]:
     return draw
 
 
-def session(role: Role = Role.SERVER, *, protected: bool = True, unique: int = 1, **values: object) -> WolpertingerSession:
+def session(
+    role: Role = Role.SERVER, *, protected: bool = True, unique: int = 1, **values: object
+) -> WolpertingerSession:
     made = WolpertingerSession(role, WolpertingerSettings.parse(values), unique=unique, entropy=entropy(unique))
     made.protected = protected
     return made
 
 
-def opened(role: Role = Role.SERVER, *, protected: bool = True, unique: int = 1, **values: object) -> WolpertingerSession:
+def opened(
+    role: Role = Role.SERVER, *, protected: bool = True, unique: int = 1, **values: object
+) -> WolpertingerSession:
     made = session(role, protected=protected, unique=unique, **values)
     made.connected(0.0)
     return made

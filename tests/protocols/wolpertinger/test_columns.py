@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from hypothesis import given, settings
@@ -45,7 +46,7 @@ def test_any_split_of_the_stream_gives_the_same_messages_and_rejects(data: bytes
     decoder = WOLPERTINGER.decoder(Direction.C2S, WolpertingerSettings())
     edges = [0, *sorted({cut for cut in cuts if cut < len(data)}), len(data)]
     found: list[Decoded | ProtocolViolation] = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         decoder.feed(data[start:end])
         while True:
             try:
@@ -65,7 +66,9 @@ def each_is_not_cut(each: object) -> bool:
 
 def test_half_a_split_message_is_carried_over_in_the_state() -> None:
     own = WolpertingerSettings(split=64, gzip_from=0)
-    lines = lines_of(Call("Test", "0" * 8 + "-0000-0000-0000-" + "0" * 12, "Echo", (Value("string", "x" * 500),)), 7, own)
+    lines = lines_of(
+        Call("Test", "0" * 8 + "-0000-0000-0000-" + "0" * 12, "Echo", (Value("string", "x" * 500),)), 7, own
+    )
     random.Random(1).shuffle(lines)
     state, rows = b"", 0
     for line in lines:

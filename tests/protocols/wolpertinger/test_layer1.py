@@ -149,7 +149,13 @@ def test_a_piece_that_comes_twice_counts_once() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"gzip": 9}, {"encryption": "aes"}, {"fragment_count": 9}, {"others": (("a", "b"),)}, {"payload": b"ABCD", "fragment_index": 0}],
+    [
+        {"gzip": 9},
+        {"encryption": "aes"},
+        {"fragment_count": 9},
+        {"others": (("a", "b"),)},
+        {"payload": b"ABCD", "fragment_index": 0},
+    ],
 )
 def test_a_piece_whose_metadata_differs_ends_the_message(change: dict[str, object]) -> None:
     assembly = Assembly(SETTINGS)

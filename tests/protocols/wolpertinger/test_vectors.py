@@ -102,9 +102,7 @@ def answer(call: Call) -> Message:
         case _:
             return message.with_(kind=Kind.ERROR, status="303")
     body = values.dumps(values.to_json(value))
-    return message.with_(
-        body=body, content_type="application/json", attributes={"types": values.signature((value,))}
-    )
+    return message.with_(body=body, content_type="application/json", attributes={"types": values.signature((value,))})
 
 
 def test_a_session_answers_the_recorded_calls_as_the_recorded_peer_did() -> None:

@@ -103,7 +103,7 @@ def _of_call(call: Call, attributes: dict[str, str], direction: Direction | None
             return special
     topic = f"{call.component}.{call.method}"
     attributes["types"] = values.signature(call.parameters)
-    if "." in call.method:
+    if "." in call.method or not _TOPIC.fullmatch(topic):
         attributes["component"] = call.component
     if is_heartbeat(call):
         return Message(
@@ -324,7 +324,7 @@ def parameters(message: Message) -> tuple[Value, ...]:
     """The parameters a request's body stands for: those of a JSON list, else the body itself."""
     found = _json(message)
     if found is None:
-        return () if not message.body else (_opaque(message.body),)
+        return () if not message.body or _is_null(message) else (_opaque(message.body),)
     data = found if isinstance(found, list) else [found]
     types = message.attributes.get("types")
     if types is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed
-from wireloom.protocols.contract import Rejected, Role, Run, Session, SessionState
+from wireloom.protocols.contract import HUB_PREFIX, Rejected, Role, Run, Session, SessionState
 from wireloom.protocols.wolpertinger import authentication, frames, keys, layer1, layer2, messages
 from wireloom.protocols.wolpertinger.authentication import STEPS, Authentication, Entropy, Outcome
 from wireloom.protocols.wolpertinger.delivery import Seen, Unconfirmed
@@ -327,6 +327,10 @@ class WolpertingerSession(Session):
             self._say(Error(call.component, ErrorCode.NOT_AUTHORISED, call.call_id), now)
             return
         message = messages.of_document(call, whole, wire, self.role.sends.opposite, self.settings.profile)
+        if component.startswith(HUB_PREFIX):
+            # The hub's operations are reached by the component `Hub` alone, and where the profile is on.
+            self._say(Error("", ErrorCode.COMPONENT_NOT_FOUND, call.call_id), now)
+            return
         if message.kind is Kind.REQUEST:
             if call.call_id in self._owed or len(self._owed) >= self.settings.max_calls:
                 self.count(
