@@ -38,7 +38,7 @@ bench: $(READY) system ## measure against peers, side by side, as ratios
 	$(BIN)/python -m benchmarks
 
 docs: $(READY) ## build the documentation; warnings are errors
-	$(BIN)/mkdocs build --strict --quiet --site-dir .build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir .build/site
 	@echo "documentation in .build/site/index.html"
 
 soak: $(READY) system ## the slow tests: many kills, long runs

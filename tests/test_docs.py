@@ -180,3 +180,18 @@ def test_make_targets_named_in_the_docs_exist() -> None:
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for line in re.findall(r"`make ([a-z-]+)", page.read_text()):
             assert line in targets, f"{name_of(page)} names make {line}"
+
+
+def test_the_site_builds_without_a_warning_and_asks_nothing_of_other_hosts(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [BIN / "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        env={**environment(), "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    asked = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*>")
+    for page in tmp_path.rglob("*.html"):
+        assert asked.findall(page.read_text()) == [], page.name
+    assert not any(re.search(r"@import|url\((?:https?:)?//", sheet.read_text()) for sheet in tmp_path.rglob("*.css"))
