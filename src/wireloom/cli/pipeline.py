@@ -21,7 +21,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the commands of the pipeline to the command line."""
     pipeline = subparsers.add_parser("pipeline", help="read journals into tables")
     actions = pipeline.add_subparsers(required=True, metavar="ACTION")
-    run = actions.add_parser("run", help="read journals into the tables of a warehouse")
+    run = actions.add_parser(
+        "run",
+        help="read journals into the tables of a warehouse",
+        epilog="example: wireloom pipeline run --input data/journal --warehouse data/warehouse --once",
+    )
     run.add_argument("--input", action="append", required=True, metavar="DIR", help="a journal; may be repeated")
     run.add_argument("--warehouse", required=True, metavar="DIR", help="where the tables are, or will be")
     mode = run.add_mutually_exclusive_group(required=True)
@@ -33,16 +37,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     run.add_argument("--max-bytes", default="512m", metavar="SIZE", help="read at most this much a batch")
     run.set_defaults(run=run_pipeline)
 
-    sql = subparsers.add_parser("sql", help="ask the tables a question")
+    sql = subparsers.add_parser(
+        "sql",
+        help="ask the tables a question",
+        epilog='example: wireloom sql "select topic, count(*) from messages group by topic" --warehouse data/warehouse',
+    )
     sql.add_argument("query", help="a query in DuckDB's SQL on messages, rejects and traffic")
-    sql.add_argument("--warehouse", required=True, metavar="DIR")
+    sql.add_argument("--warehouse", required=True, metavar="DIR", help="where the tables are")
     form = sql.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a JSON object a row")
     form.add_argument("--csv", action="store_true", help="print comma-separated values with a head line")
     sql.set_defaults(run=run_sql)
 
-    tables = subparsers.add_parser("tables", help="list the tables of a warehouse")
-    tables.add_argument("--warehouse", required=True, metavar="DIR")
+    tables = subparsers.add_parser(
+        "tables", help="list the tables of a warehouse", epilog="example: wireloom tables --warehouse data/warehouse"
+    )
+    tables.add_argument("--warehouse", required=True, metavar="DIR", help="where the tables are")
     tables.add_argument("--json", action="store_true", help="print a JSON object a table")
     tables.set_defaults(run=run_tables)
 

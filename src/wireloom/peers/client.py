@@ -48,8 +48,6 @@ def connect(
 ) -> Client:
     """A peer at a URL; use it with `async with`, or await it and close it yourself.
 
-    ::
-
         async with wireloom.connect("hsp://127.0.0.1:5042") as peer:
             await peer.publish("sensors/kitchen", {"c": 21.5})
 

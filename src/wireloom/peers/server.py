@@ -52,8 +52,6 @@ def serve(
 ) -> Server:
     """A server at a URL; use it with `async with`. Port 0 takes any free port, `server.url` tells which.
 
-    ::
-
         async with wireloom.serve("hsp://127.0.0.1:0", handler) as server:
             await server.publish("alerts/fire", "run")
 

@@ -34,6 +34,8 @@ def ask(warehouse: Path | str, query: str) -> Answer:
                 tables.attach_duckdb(connection, found.folder(table), table)
         try:
             result = connection.execute(query)
+            if not isinstance(result, duckdb.DuckDBPyConnection):
+                raise ConfigError("the query is empty; ask something such as: select count(*) from messages")
             columns = tuple(column[0] for column in result.description or ())
             return Answer(columns, result.fetchall())
         except duckdb.Error as error:

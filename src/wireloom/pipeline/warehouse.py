@@ -48,7 +48,7 @@ class Warehouse:
             text = (path / _DESCRIPTION).read_text()
         except OSError:
             raise ConfigError(
-                f"{root} is no warehouse: make one with `wireloom pipeline run --input DIR --warehouse {root}`"
+                f"{root} is no warehouse: make one with `wireloom pipeline run --input DIR --warehouse {root} --once`"
             ) from None
         try:
             version = json.loads(text)["format"]

@@ -53,8 +53,6 @@ class Faults:
 class FaultProxy:
     """Stands between clients and one server, and misbehaves when told to.
 
-    ::
-
         async with FaultProxy(server.url) as proxy, wireloom.connect(proxy.url) as peer:
             proxy.to_client.delay = 0.2
             proxy.cut()

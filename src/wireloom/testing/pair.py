@@ -32,8 +32,6 @@ async def peer_pair(
 ) -> AsyncIterator[Pair]:
     """A client and a server that are connected in memory; `handler` answers on the server's side.
 
-    ::
-
         async with peer_pair("hsp", service) as (client, server):
             await client.request("math/add", {"a": 1, "b": 2})
     """
