@@ -151,6 +151,23 @@ class Peer:
             self._withdraw(call)
             raise
 
+    async def call(
+        self,
+        component: str,
+        method: str,
+        *arguments: object,
+        returns: object = object,
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109
+    ) -> object:
+        """Call a method of a component, in a protocol that has them (wolpertinger), with typed values.
+
+        `returns` is the type of the result; None for a method without response value: such a call is done when the
+        other end has confirmed its delivery.
+        """
+        from wireloom.peers.components import call
+
+        return await call(self, component, method, *arguments, returns=returns, timeout=timeout)
+
     def request_progress(
         self,
         topic: str,

@@ -1,0 +1,366 @@
+"""Components: classes whose decorated, typed methods peers can call; and typed calls of theirs.
+
+    @component("Calculator")
+    class Calculator:
+        @method
+        async def Add(self, a: int, b: int) -> int:
+            return a + b
+
+    async with wireloom.serve("wolpertinger://127.0.0.1:0", Components(Calculator())) as server:
+        ...
+    sum = await peer.call("Calculator", "Add", 2, 3)
+
+Components' names are compared without case, methods' with. A call is checked before the method runs: the component
+(error 304), the method (303), the trust of the caller (201), the parameters (305). What the method returns is checked
+as well (306). A method declared `-> None` has no response value, and no response is sent. Work that takes long is told
+to the caller by Heartbeats, which the session sends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import inspect
+import types
+import typing
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar, overload
+
+from wireloom.model import BodyError, ConfigError, Kind, Message, RequestFailed
+from wireloom.peers.handlers import Handler, Result
+from wireloom.protocols.wolpertinger import layer2, messages, values
+from wireloom.protocols.wolpertinger.refusal import ErrorCode
+from wireloom.protocols.wolpertinger.values import Int32, Int64, Structured, UInt64, Value
+
+if TYPE_CHECKING:
+    from wireloom.peers.peer import Peer
+
+__all__ = ["Components", "Int32", "Int64", "Structured", "UInt64", "call", "component", "method"]
+
+Function = TypeVar("Function", bound=Callable[..., object])
+Class = TypeVar("Class", bound=type)
+
+_INTEGERS = ("int32", "int64", "uint64")
+_ACCEPTS: dict[object, tuple[str, ...]] = {
+    bool: ("boolean",),
+    int: _INTEGERS,
+    Int32: ("int32",),
+    Int64: ("int64",),
+    UInt64: ("uint64",),
+    float: ("double", *_INTEGERS),
+    str: ("string",),
+    uuid.UUID: ("guid",),
+    datetime.datetime: ("dateTime",),
+    Structured: values.STRUCTURED,
+    list: ("list",),
+    object: values.TYPES,
+    typing.Any: values.TYPES,
+}
+"""The types of values that an annotation takes."""
+_FAILURES: tuple[tuple[type[Exception], ErrorCode], ...] = (
+    (PermissionError, ErrorCode.NOT_AUTHORISED),
+    (FileNotFoundError, ErrorCode.ITEM_NOT_FOUND),
+    (NotImplementedError, ErrorCode.METHOD_NOT_FOUND),
+)
+"""Codes of errors that say by their class what went wrong. `RequestFailed` names its own; all others are 100."""
+
+
+def failed(code: ErrorCode) -> RequestFailed:
+    """The answer to a call that cannot be done.
+
+    >>> str(failed(ErrorCode.NOT_AUTHORISED))
+    'request failed with 201'
+    """
+    return RequestFailed(str(int(code)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What `@method` notes about a function."""
+
+    name: str
+    trust: int
+    thread: bool
+
+
+@overload
+def method(function: Function, /) -> Function: ...
+@overload
+def method(*, name: str = "", trust: int = 0, thread: bool = False) -> Callable[[Function], Function]: ...
+def method(
+    function: Function | None = None, /, *, name: str = "", trust: int = 0, thread: bool = False
+) -> Function | Callable[[Function], Function]:
+    """Decorator: peers may call this method.
+
+    - `name` is its name on the wire, if not that of the function.
+    - `trust` is the level of trust a caller needs.
+    - `thread` runs a function that blocks in a thread of its own.
+
+    Parameters and result are checked against their annotations: bool, int (or Int32, Int64, UInt64), float, str, UUID,
+    datetime, Structured, list, list[...], object, unions of these. A keyword-only parameter `peer` gets the caller.
+    """
+
+    def mark(function: Function) -> Function:
+        function.__wireloom_method__ = _Mark(name or function.__name__, trust, thread)  # type: ignore[attr-defined]
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def component(name: str) -> Callable[[Class], Class]:
+    """Decorator: the name of a component, if not that of its class."""
+
+    def mark(class_: Class) -> Class:
+        class_.__wireloom_component__ = name  # type: ignore[attr-defined]
+        return class_
+
+    return mark
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A method ready to be called."""
+
+    function: Callable[..., object]
+    mark: _Mark
+    parameters: tuple[object, ...]
+    """Annotations, in order."""
+    required: int
+    more: object
+    """Annotation of further parameters; None when there must be none."""
+    wants_peer: bool
+    returns: object
+
+    @property
+    def is_void(self) -> bool:
+        return self.returns is None
+
+
+class Components:
+    """A handler that gives calls to components; what is for none of them goes to `fallback`, if there is one."""
+
+    def __init__(self, *components: object, fallback: Handler | None = None) -> None:
+        self._methods: dict[str, dict[str, _Method]] = {}
+        self._fallback = fallback
+        for each in components:
+            name = getattr(type(each), "__wireloom_component__", type(each).__name__)
+            if name.lower() in self._methods or name.lower() in ("core", "authentication"):
+                raise ConfigError(f"there is a component {name!r} already; name this one with @component")
+            found = _methods_of(each)
+            if not found:
+                raise ConfigError(f"component {name!r} has no method with @method")
+            self._methods[name.lower()] = found
+
+    def __call__(self, message: Message, peer: Peer) -> object:
+        """Run the method that a message calls."""
+        topic = message.topic or ""
+        name = message.attributes.get("component", topic.rpartition(".")[0])
+        found = self._methods.get(name.lower()) if message.kind is Kind.REQUEST else None
+        if found is None or not topic.startswith(name + "."):
+            if self._fallback is not None:
+                return self._fallback(message, peer)
+            if message.kind is Kind.REQUEST:
+                raise failed(ErrorCode.COMPONENT_NOT_FOUND)
+            return None
+        called = found.get(topic[len(name) + 1 :])
+        if called is None:
+            raise failed(ErrorCode.METHOD_NOT_FOUND)
+        if getattr(peer.session, "trust", 0) < called.mark.trust:
+            raise failed(ErrorCode.NOT_AUTHORISED)
+        arguments = _arguments(called, messages.parameters(message))
+        keywords = {"peer": peer} if called.wants_peer else {}
+        if called.mark.thread:
+            return _later(called, asyncio.to_thread(called.function, *arguments, **keywords))
+        with _Codes():
+            result = called.function(*arguments, **keywords)
+        if inspect.isasyncgen(result):
+            return _steps(called, result)
+        return _later(called, result) if inspect.isawaitable(result) else _answer(called, result)
+
+
+class _Codes:
+    """Inside, errors that say by their class what went wrong become answers with a code."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        for known, code in _FAILURES:
+            if isinstance(error, known):
+                raise failed(code) from error
+
+
+def _methods_of(instance: object) -> dict[str, _Method]:
+    found: dict[str, _Method] = {}
+    for name, function in inspect.getmembers(instance, callable):
+        mark = getattr(function, "__wireloom_method__", None)
+        if not isinstance(mark, _Mark):
+            continue
+        if mark.name in found:
+            raise ConfigError(f"{type(instance).__name__} has two methods named {mark.name!r}")
+        found[mark.name] = _prepared(function, mark, f"{type(instance).__name__}.{name}")
+    return found
+
+
+def _prepared(function: Callable[..., object], mark: _Mark, name: str) -> _Method:
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError as error:
+        raise ConfigError(f"{name}: an annotation cannot be resolved: {error}") from None
+    parameters: list[object] = []
+    required, more, wants_peer = 0, None, False
+    for each in inspect.signature(function).parameters.values():
+        annotation = hints.get(each.name, object)
+        if each.kind is each.KEYWORD_ONLY and each.name == "peer":
+            wants_peer = True
+            continue
+        if each.kind in (each.KEYWORD_ONLY, each.VAR_KEYWORD):
+            if each.kind is each.KEYWORD_ONLY and each.default is each.empty:
+                raise ConfigError(f"{name}: parameter {each.name!r} can only be named, but calls have no names")
+            continue
+        _check_annotation(annotation, f"{name}: parameter {each.name!r}")
+        if each.kind is each.VAR_POSITIONAL:
+            more = annotation
+        else:
+            parameters.append(annotation)
+            required += each.default is each.empty
+    returns = hints.get("return", object)
+    if typing.get_origin(returns) in (AsyncIterator, AsyncGenerator):
+        returns = object
+    returns = None if returns is types.NoneType else returns
+    if returns is not None:
+        _check_annotation(returns, f"{name}: the result")
+    return _Method(function, mark, tuple(parameters), required, more, wants_peer, returns)
+
+
+def _check_annotation(annotation: object, what: str) -> None:
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        for each in typing.get_args(annotation):
+            if each is not types.NoneType:
+                _check_annotation(each, what)
+    elif origin is list:
+        _check_annotation(typing.get_args(annotation)[0], what)
+    elif annotation not in _ACCEPTS:
+        known = ", ".join(each.__name__ for each in _ACCEPTS if isinstance(each, type))
+        raise ConfigError(f"{what} is annotated {annotation!r}, which calls cannot carry; known: {known}, list[...]")
+
+
+def accept(value: Value, annotation: object) -> object:
+    """The Python value for an annotation. Raises ValueError where it does not take the value.
+
+    >>> accept(Value("int32", 7), int), accept(Value("int32", 7), float)
+    (7, 7.0)
+    """
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        for each in typing.get_args(annotation):
+            try:
+                return accept(value, each)
+            except ValueError:
+                continue
+        raise ValueError(f"a {value.type} is none of {annotation}")
+    if origin is list:
+        if not isinstance(value.data, tuple):
+            raise ValueError(f"a {value.type} is no list")
+        return [accept(each, typing.get_args(annotation)[0]) for each in value.data]
+    if value.type not in _ACCEPTS.get(annotation, ()):
+        raise ValueError(f"a {value.type} is no {getattr(annotation, '__name__', annotation)}")
+    python = values.to_python(value)
+    return float(python) if annotation is float and isinstance(python, int) else python
+
+
+def give(python: object, annotation: object) -> Value:
+    """The value to send for a Python value that is declared so. Raises BodyError where it is not."""
+    if annotation in (Int32, Int64, UInt64) and type(python) is int:
+        python = typing.cast(type[int], annotation)(python)
+    elif annotation is float and type(python) is int:
+        python = float(python)
+    elif typing.get_origin(annotation) is list and isinstance(python, list | tuple):
+        return Value("list", tuple([give(each, typing.get_args(annotation)[0]) for each in python]))
+    value = values.from_python(python)
+    try:
+        accept(value, annotation)
+    except ValueError as error:
+        raise BodyError(str(error)) from None
+    layer2.check_structured(value)
+    return value
+
+
+def _arguments(called: _Method, given: tuple[Value, ...]) -> list[object]:
+    annotations = called.parameters[: len(given)]
+    if called.more is not None:
+        annotations += (called.more,) * (len(given) - len(annotations))
+    if not called.required <= len(given) == len(annotations):
+        raise failed(ErrorCode.INVALID_PARAMETERS)
+    try:
+        return [accept(value, annotation) for value, annotation in zip(given, annotations, strict=True)]
+    except ValueError:
+        raise failed(ErrorCode.INVALID_PARAMETERS) from None
+
+
+async def _later(called: _Method, work: Awaitable[object]) -> object:
+    with _Codes():
+        return _answer(called, await work)
+
+
+async def _steps(called: _Method, work: AsyncIterator[object]) -> AsyncIterator[object]:
+    """Steps of an async generator are Heartbeats; its `Result` is the answer."""
+    with _Codes():
+        async for step in work:
+            if isinstance(step, Result):
+                yield Result(_answer(called, step.value))
+                return
+            yield None
+    yield Result(_answer(called, None))
+
+
+def _answer(called: _Method, result: object) -> Message:
+    """The response; none at all for a method without response value."""
+    if called.is_void:
+        return Message(Kind.RESPONSE, attributes={"response": messages.NO_RESPONSE})
+    if result is None:
+        return Message(Kind.RESPONSE)
+    try:
+        value = give(result, called.returns)
+    except BodyError as error:
+        raise failed(ErrorCode.UNSUPPORTED_DATATYPE) from error
+    return _with_value(Message(Kind.RESPONSE), value)
+
+
+def _with_value(message: Message, value: Value) -> Message:
+    return message.with_(
+        body=values.dumps(values.to_json(value)),
+        content_type=messages.JSON,
+        attributes={"types": values.signature((value,))},
+    )
+
+
+async def call(
+    peer: Peer,
+    component: str,
+    method: str,
+    *arguments: object,
+    returns: object = object,
+    timeout: float | None = 30.0,  # noqa: ASYNC109
+) -> object:
+    """Call a method of a component of the other end; see `Peer.call`."""
+    given = tuple([values.from_python(each) for each in arguments])
+    for each in given:
+        layer2.check_structured(each)
+    attributes = {"component": component, "types": values.signature(given)}
+    if returns is None:
+        attributes["response"] = messages.NO_RESPONSE
+    body = values.dumps([values.to_json(each) for each in given])
+    request = Message(Kind.REQUEST, f"{component}.{method}", body, content_type=messages.JSON, attributes=attributes)
+    answer = await peer.ask(request, timeout=timeout)
+    value = messages.response_value(answer) if answer.kind is Kind.RESPONSE else None
+    if returns is None or value is None:
+        return None
+    try:
+        return accept(value, returns)
+    except ValueError as error:
+        code = str(int(ErrorCode.INVALID_RESPONSE))
+        raise RequestFailed(code, f"{component}.{method} returned {error}".encode()) from None
