@@ -24,12 +24,20 @@ COMMANDS = {
     "echo": "wireloom.cli.talk",
     "hub": "wireloom.cli.hub",
     "journal": "wireloom.cli.journal",
+    "keys": "wireloom.cli.keys",
     "pipeline": "wireloom.cli.pipeline",
     "sql": "wireloom.cli.pipeline",
     "tables": "wireloom.cli.pipeline",
 }
 
-EXTRAS = {"uvloop": "speed", "numpy": "hub", "numba": "hub", "websockets": "websocket"}
+EXTRAS = {
+    "uvloop": "speed",
+    "numpy": "hub",
+    "numba": "hub",
+    "websockets": "websocket",
+    "cryptography": "mesh",
+    "aioquic": "mesh",
+}
 """Packages that may be missing, and the extra that brings them; all others come with `spark`."""
 
 EXAMPLE = """\

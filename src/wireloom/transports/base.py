@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from wireloom.model import NotSupported
 from wireloom.transports.address import Address
 from wireloom.transports.tls import TLS
 
@@ -133,6 +134,10 @@ class Listener(abc.ABC):
 
     address: Address
     """Where it listens, with the real port."""
+
+    async def reach(self, address: Address, owner: Owner) -> Pipe:
+        """Talk to somebody else from this door, as the same peer; for transports that can."""
+        raise NotSupported("this transport cannot reach out from where it listens")
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -169,6 +169,13 @@ class DatagramSocket:
         self._writing = False
         self._loop.remove_writer(self._fd)
 
+    async def resolve(self, address: Address) -> RawAddress:
+        """The raw address of a place, of this socket's family."""
+        found = await self._loop.getaddrinfo(
+            address.host, address.port, family=self._sock.family, type=socket.SOCK_DGRAM
+        )
+        return found[0][4]  # type: ignore[return-value]
+
     @property
     def waiting(self) -> int:
         """Bytes that wait to be sent."""

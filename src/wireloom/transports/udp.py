@@ -190,6 +190,16 @@ class UDPListener(Listener):
             start = end
         return None, b"", []
 
+    async def reach(self, address: Address, owner: Owner) -> Pipe:
+        """Talk to an address from this socket; whom we know already keeps its pipe."""
+        raw = await self._socket.resolve(address)
+        source = Source(raw)
+        pipe = self._pipes.get(source.name)
+        if pipe is None:
+            pipe = self._pipes[source.name] = UDPPipe(owner, source, self)
+            owner.opened(pipe)
+        return pipe
+
     def send(self, data: bytes, to: Source) -> None:
         """Send a datagram."""
         self._socket.send(data, to.raw)

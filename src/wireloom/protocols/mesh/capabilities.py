@@ -2,7 +2,8 @@
 
 The protocol leaves the capabilities to the application (3.1). Ours are a JSON object with `wireloom`: 1 and, each only
 where it says something, `subscribe`: the patterns of topics whose events this node wants from the one it greets, and
-`re`: the Message ID (8 hex digits) of the Hello that this one answers. Any other content means nothing to us and is
+`re`: the Message ID (8 hex digits) of the Hello that this one answers, and `peers`: addresses (`host:port`) of other
+nodes that the one greeted may want to know. Any other content means nothing to us and is
 accepted; a node that does not know the profile ignores ours.
 """
 
@@ -22,9 +23,10 @@ class Capabilities:
     subscribe: tuple[str, ...] = ()
     answers: int | None = None
     """The Message ID of the Hello that is answered."""
+    peers: tuple[str, ...] = ()
 
 
-def make_capabilities(subscribe: Iterable[str] = (), answers: int | None = None) -> bytes:
+def make_capabilities(subscribe: Iterable[str] = (), answers: int | None = None, peers: Iterable[str] = ()) -> bytes:
     """Capabilities as bytes.
 
     >>> make_capabilities(["sensors/#"], 42)
@@ -36,6 +38,9 @@ def make_capabilities(subscribe: Iterable[str] = (), answers: int | None = None)
         content["subscribe"] = patterns
     if answers is not None:
         content["re"] = f"{answers:08x}"
+    known = list(peers)
+    if known:
+        content["peers"] = known
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -43,7 +48,7 @@ def parse_capabilities(blob: bytes) -> Capabilities | None:
     """What capabilities say under the profile; None when they are not of the profile.
 
     >>> parse_capabilities(b'{"wireloom":1,"subscribe":["sensors/#"]}')
-    Capabilities(subscribe=('sensors/#',), answers=None)
+    Capabilities(subscribe=('sensors/#',), answers=None, peers=())
     >>> parse_capabilities(b"anything else") is None
     True
     """
@@ -51,10 +56,17 @@ def parse_capabilities(blob: bytes) -> Capabilities | None:
         content = json.loads(blob)
         if content["wireloom"] != VERSION:
             return None
-        patterns = content.get("subscribe", [])
-        if not isinstance(patterns, list) or not all(isinstance(each, str) and each for each in patterns):
-            return None
         answers = content.get("re")
-        return Capabilities(tuple(dict.fromkeys(patterns)), None if answers is None else int(answers, 16))
+        return Capabilities(
+            _texts(content.get("subscribe", [])),
+            None if answers is None else int(answers, 16),
+            _texts(content.get("peers", [])),
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(each, str) and each for each in values):
+        raise TypeError("not a list of texts")
+    return tuple(dict.fromkeys(values))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SUBSCRIBE, UNSUBSCRIBE = HUB_PREFIX + "subscribe", HUB_PREFIX + "unsubscribe"
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS, Kind.ACK))
 GREETINGS_KEPT = 64
+EVERYTHING = "#"
 
 
 class MeshSession(Session):
@@ -56,8 +57,8 @@ class MeshSession(Session):
         """Nodes whose plain Hello we have answered, and when."""
         self._subscribed: tuple[str, ...] = ()
         """What the peer has asked for."""
-        self._patterns: dict[str, None] = {}
-        """What we ask the peer for."""
+        self._patterns: dict[str, None] = {} if role is Role.CLIENT else {EVERYTHING: None}
+        """What we ask the peer for: a server takes whatever there is."""
         self._greetings: dict[int, int] = {}
         """Our Hellos by Message ID, numbered."""
         self._greeting = 0
@@ -157,7 +158,7 @@ class MeshSession(Session):
 
     def _wishes(self, said: Capabilities) -> list[Message]:
         """What the peer wants now and did not want before, and the other way round, as requests to the hub."""
-        if said.subscribe == self._subscribed:
+        if said.subscribe == self._subscribed or self.role is Role.CLIENT:
             return []
         before, self._subscribed = self._subscribed, said.subscribe
         changes = [(SUBSCRIBE, pattern) for pattern in said.subscribe if pattern not in before]

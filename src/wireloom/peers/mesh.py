@@ -1,0 +1,507 @@
+"""A mesh node for programs: join, publish, subscribe, watch neighbours come and go.
+
+The sockets, queues and the clock around `protocols/mesh/node.py`. Exported as `wireloom.mesh`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
+
+from wireloom.model import ConfigError, Kind, Message, PeerClosed, encode_value
+from wireloom.peers.endpoint import Endpoint, endpoint
+from wireloom.protocols.contract import URGENT
+from wireloom.protocols.mesh.identity import Identity
+from wireloom.protocols.mesh.node import Change, Heard, MeshNode, Neighbour, Relay
+from wireloom.protocols.mesh.settings import MeshSettings, Require
+from wireloom.protocols.mesh.trust import TrustStore
+from wireloom.topics import Subscriptions, validate_pattern
+from wireloom.transports import TLS, Address, Listener, Options, Pipe
+from wireloom.transports.tls import server_context
+
+LOG = logging.getLogger("wireloom.mesh")
+QUEUE = 1024
+"""Events a subscription holds; more are dropped, the oldest first, and counted."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """A neighbour as it was when asked for."""
+
+    node_id: str
+    address: str
+    capabilities: bytes
+    since: float
+    """Seconds since 1970 at which it said Hello."""
+    heard: float
+    """Seconds since 1970 at which it was heard last."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerChange:
+    """A neighbour came or was lost."""
+
+    what: Change
+    peer: PeerInfo
+
+
+class _Queue(Generic[T]):
+    """A bounded queue: urgent items first, the oldest dropped when it is full."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._urgent: deque[T] = deque()
+        self._normal: deque[T] = deque()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._closed = False
+        self.dropped = 0
+
+    def put(self, item: T, *, urgent: bool = False) -> bool:
+        """Add an item; False when another had to go for it."""
+        full = len(self._urgent) + len(self._normal) >= self._limit
+        if full:
+            (self._normal or self._urgent).popleft()
+            self.dropped += 1
+        (self._urgent if urgent else self._normal).append(item)
+        self._wake()
+        return not full
+
+    def close(self) -> None:
+        """Nothing more comes; what is there can still be taken."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def get(self) -> T:
+        """The next item; an item leaves only when it is returned, so cancelling loses nothing."""
+        while not self._urgent and not self._normal:
+            if self._closed:
+                raise StopAsyncIteration
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+        return (self._urgent or self._normal).popleft()
+
+
+class Events(AsyncIterator[Message]):
+    """Events of one pattern; leaving the `async with`, or `close`, ends it.
+
+    `dropped` counts events that were lost because nobody took them in time.
+    """
+
+    def __init__(self, node: Node, pattern: str, queue: _Queue[Message]) -> None:
+        self._node = node
+        self.pattern = pattern
+        self._queue = queue
+
+    @property
+    def dropped(self) -> int:
+        """Events that were lost because nobody took them in time."""
+        return self._queue.dropped
+
+    async def __anext__(self) -> Message:
+        return await self._queue.get()
+
+    def close(self) -> None:
+        """End it; whoever waits is told."""
+        self._node.drop_events(self.pattern, self._queue)
+        self._queue.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class Changes(AsyncIterator[PeerChange]):
+    """Neighbours that come and go; leaving the `async with`, or `close`, ends it."""
+
+    def __init__(self, node: Node, queue: _Queue[PeerChange]) -> None:
+        self._node = node
+        self._queue = queue
+
+    async def __anext__(self) -> PeerChange:
+        return await self._queue.get()
+
+    def close(self) -> None:
+        """End it; whoever waits is told."""
+        self._node.drop_changes(self._queue)
+        self._queue.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class Node:
+    """A node of an event mesh; use it with `async with`.
+
+    ::
+
+        async with mesh.Node("mesh://0.0.0.0:5041", key="node.json", trust="trust.json",
+                             seeds=["mesh://10.0.0.2"], relay=["#"]) as node:
+            await node.publish("alarm/fire", {"room": 4}, urgent=True)
+            async for event in node.subscribe("sensors/#"):
+                print(event.topic, event.value())
+
+    - `key` and `trust` are files made by `wireloom keys`, an `Identity` and a `TrustStore`. Files are read again when
+      they change. `require` is `trusted` where there is a trust store, else it must be said.
+    - `seeds` are nodes to greet; they name others. `relay` are patterns (or `Relay` rules) of events to pass on.
+    - `copies` is how often each packet is sent: receivers drop what they have seen, so more copies only cost bandwidth,
+      and an event survives losses.
+    - `meshs://` talks over QUIC, with `tls` for certificates.
+    """
+
+    def __init__(
+        self,
+        url: str = "mesh://0.0.0.0:0",
+        *,
+        key: str | Identity | None = None,
+        trust: str | TrustStore | None = None,
+        require: Require | str | None = None,
+        seeds: Iterable[str] = (),
+        relay: Iterable[str | Relay] = (),
+        copies: int = 1,
+        max_neighbours: int = 16,
+        settings: Mapping[str, object] | None = None,
+        queue: int = QUEUE,
+        tls: TLS | ssl.SSLContext | None = None,
+    ) -> None:
+        self._place = endpoint(url)
+        if self._place.protocol.name != "mesh":
+            raise ConfigError(f"URL {url!r}: a mesh node needs mesh:// or meshs://")
+        if trust is None and require is None and not (settings or {}).get("require"):
+            raise ConfigError("a mesh node needs trust=..., or require='any' to accept whatever comes")
+        values: dict[str, object] = dict(settings or {})
+        values.setdefault("require", require or Require.TRUSTED)
+        if isinstance(key, str):
+            values["key"] = key
+        if isinstance(trust, str):
+            values["trust"] = trust
+        self._settings = MeshSettings.parse(values)
+        self._seeds = [_seed(self._place, seed) for seed in seeds]
+        self._queue = queue
+        self._tls = tls
+        self._core = MeshNode(
+            self._settings,
+            identity=key if isinstance(key, Identity) else None,
+            trust=trust if isinstance(trust, TrustStore) else None,
+            relays=[rule if isinstance(rule, Relay) else Relay(rule) for rule in relay],
+            copies=copies,
+            max_neighbours=max_neighbours,
+        )
+        self._listener: Listener | None = None
+        self._links: dict[str, _Link] = {}
+        self._reaching: dict[str, asyncio.Task[None]] = {}
+        self._subscriptions: Subscriptions[_Queue[Message]] = Subscriptions()
+        self._changes: list[_Queue[PeerChange]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closed = False
+        self.dropped = 0
+        """Events that were lost because no subscriber took them in time."""
+
+    # What programs call
+
+    async def start(self) -> Self:
+        """Open the socket and greet the seeds. Raises OSError when the address cannot be had."""
+        self._loop = asyncio.get_running_loop()
+        self._core.epoch = time.time() - self._loop.time()
+        tls = server_context(self._tls) if self._place.secure else None
+        certificates = self._tls if isinstance(self._tls, TLS) else None
+        self._listener = await self._place.transport.listen(
+            self._place.address,
+            lambda: _Link(self),
+            Options(tls=tls, certificates=certificates, admit=self._admit),
+        )
+        for seed in self._seeds:
+            self._core.add_seed(str(seed), self._loop.time())
+        self._core.start(self._loop.time())
+        self._flush()
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def url(self) -> str:
+        """Where this node can be reached, with the real port."""
+        return self._place.url if self._listener is None else self._place.at(self._listener.address).url
+
+    @property
+    def node_id(self) -> str:
+        """This node's id, as hex."""
+        return self._core.node_id.hex()
+
+    @property
+    def peers(self) -> tuple[PeerInfo, ...]:
+        """The neighbours of this moment."""
+        return tuple(self._info(neighbour) for neighbour in self._core.neighbours.values())
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was refused, dropped and relayed so far, by clause or by name."""
+        found = dict(self._core.counters)
+        found["mesh.replay.evicted"] = self._core.gate.replay.evicted
+        found["mesh.events.dropped"] = self.dropped
+        for name in ("dropped", "kernel_drops"):
+            found[f"udp.{name}"] = int(getattr(self._listener, name, 0))
+        return found
+
+    @property
+    def trust(self) -> TrustStore:
+        """Whom this node trusts; keys may be added and removed while it runs, unless they are in a file."""
+        return self._core.gate.trust
+
+    async def publish(
+        self,
+        topic: str,
+        body: object = None,
+        *,
+        urgent: bool = False,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Message:
+        """Send an event to every neighbour that wants it; returns it with its id when there is room for the next.
+
+        Raises LimitExceeded for a body that does not fit a packet.
+        """
+        self._check()
+        data, content_type = encode_value(body)
+        marks = {**(attributes or {}), **({URGENT: "1"} if urgent else {})}
+        sent = self._core.publish(
+            Message(Kind.EVENT, topic, data, content_type=content_type, attributes=marks), self._loop.time()
+        )
+        self._flush()
+        await self._room.wait()
+        return sent
+
+    def subscribe(self, pattern: str) -> Events:
+        """Events whose name matches a pattern, as an async iterator; neighbours are told that we want them."""
+        self._check()
+        queue: _Queue[Message] = _Queue(self._queue)
+        self._subscriptions.add(validate_pattern(pattern), queue)
+        self._core.subscribe(pattern, self._loop.time())
+        self._flush()
+        return Events(self, pattern, queue)
+
+    def changes(self) -> Changes:
+        """Neighbours that come and go from now on, as an async iterator."""
+        queue: _Queue[PeerChange] = _Queue(self._queue)
+        self._changes.append(queue)
+        return Changes(self, queue)
+
+    def greet(self, url: str) -> None:
+        """Say Hello to one more node, and go on until it answers."""
+        self._check()
+        self._core.add_seed(str(_seed(self._place, url)), self._loop.time())
+        self._flush()
+
+    def rotate(self, identity: Identity) -> None:
+        """Sign with other keys from now on. Others must trust the new ones first."""
+        self._core.rotate(identity)
+
+    async def close(self) -> None:
+        """Stop. Mesh has no goodbye: neighbours notice by our silence."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        for task in self._reaching.values():
+            task.cancel()
+        for link in list(self._links.values()):
+            link.pipe.abort()
+        for events in self._subscriptions.subscribers():
+            events.close()
+        for changes in self._changes:
+            changes.close()
+        await asyncio.sleep(0)
+
+    # What links and iterators call
+
+    def arrived(self, link: _Link, data: bytes, ends: Sequence[int]) -> None:
+        """Datagrams came in by a link."""
+        heard = Heard()
+        now = link.heard = self._loop.time()
+        start = 0
+        for end in ends:
+            self._core.receive(data[start:end], link.name, now, heard)
+            start = end
+        self._hand_out(heard)
+        self._flush()
+
+    def opened(self, link: _Link) -> None:
+        """A link is up."""
+        self._links[link.name] = link
+
+    def gone(self, link: _Link) -> None:
+        """A link is down."""
+        if self._links.get(link.name) is link:
+            del self._links[link.name]
+
+    def writing(self, possible: bool) -> None:
+        """Whether there is room to send more."""
+        (self._room.set if possible else self._room.clear)()
+
+    def drop_events(self, pattern: str, queue: _Queue[Message]) -> None:
+        """A subscription is over."""
+        if queue in self._subscriptions.subscribers():
+            self._subscriptions.remove(pattern, queue)
+            self._core.unsubscribe(pattern, self._loop.time())
+            if not self._closed:
+                self._flush()
+
+    def drop_changes(self, queue: _Queue[PeerChange]) -> None:
+        """Nobody watches any more."""
+        if queue in self._changes:
+            self._changes.remove(queue)
+
+    # Inside
+
+    def _check(self) -> None:
+        if self._closed or self._listener is None:
+            raise PeerClosed("the mesh node is not running: use `async with mesh.Node(...) as node`")
+
+    def _admit(self, datagram: bytes, source: str) -> bool:
+        """Strangers have a link once they say something acceptable."""
+        refusal = self._core.look(datagram, source, self._loop.time())
+        return refusal is None
+
+    def _info(self, neighbour: Neighbour) -> PeerInfo:
+        epoch = self._core.epoch
+        return PeerInfo(
+            neighbour.node_id.hex(),
+            neighbour.link,
+            neighbour.capabilities,
+            neighbour.since + epoch,
+            neighbour.heard + epoch,
+        )
+
+    def _hand_out(self, heard: Heard) -> None:
+        for event in heard.events:
+            urgent = event.attributes.get(URGENT) == "1"
+            for queue in self._subscriptions.lookup(event.topic or ""):
+                if not queue.put(event, urgent=urgent):
+                    self.dropped += 1
+        for what, neighbour in heard.changes:
+            LOG.info("neighbour %s %s at %s", neighbour.node_id.hex(), what, neighbour.link)
+            change = PeerChange(what, self._info(neighbour))
+            for watcher in self._changes:
+                watcher.put(change)
+            if what is Change.LOST and neighbour.link in self._links:
+                self._links[neighbour.link].pipe.close()
+
+    def _flush(self) -> None:
+        """Send what there is to send, and set the timer."""
+        for name, packet in self._core.outgoing():
+            link = self._links.get(name)
+            if link is not None:
+                link.pipe.write(packet)
+            else:
+                self._reach(name, packet)
+        deadline = self._core.deadline()
+        if self._timer is None or deadline < self._timer.when() or self._timer.cancelled():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _reach(self, name: str, packet: bytes) -> None:
+        """There is no link to that address yet: make one, then send."""
+        if name not in self._reaching and not self._closed:
+            self._reaching[name] = self._loop.create_task(self._connect(name, packet))
+
+    async def _connect(self, name: str, packet: bytes) -> None:
+        assert self._listener is not None
+        host, _, port = name.rpartition(":")
+        try:
+            pipe = await self._listener.reach(Address(host.strip("[]"), int(port)), _Link(self, name))
+            pipe.write(packet)
+        except (OSError, ValueError) as error:
+            LOG.info("cannot reach %s: %s", name, error)
+        finally:
+            self._reaching.pop(name, None)
+
+    def _expire(self) -> None:
+        self._timer = None
+        if not self._closed:
+            now = self._loop.time() + 0.001
+            self._hand_out(self._core.expire(now))
+            self._forget_strangers(now)
+            self._flush()
+
+    def _forget_strangers(self, now: float) -> None:
+        """Links of those who said something once and are no neighbours."""
+        known = {neighbour.link for neighbour in self._core.neighbours.values()}
+        for link in list(self._links.values()):
+            if link.name not in known and now - link.heard > self._settings.lost_after:
+                link.pipe.close()
+
+
+class _Link:
+    """One address, or one QUIC connection, on behalf of a node."""
+
+    def __init__(self, node: Node, name: str = "") -> None:
+        self._node = node
+        self.name = name
+        self.heard = 0.0
+
+    def opened(self, pipe: Pipe) -> None:
+        """The link is up."""
+        self.pipe = pipe
+        self.heard = asyncio.get_running_loop().time()
+        self.name = self.name or pipe.peername
+        self._node.opened(self)
+
+    def received(self, data: bytes) -> None:
+        """A datagram came in."""
+        self._node.arrived(self, data, (len(data),))
+
+    def received_datagrams(self, data: bytes, ends: Sequence[int]) -> None:
+        """Datagrams came in."""
+        self._node.arrived(self, data, ends)
+
+    def input_ended(self) -> None:
+        """The other end is gone."""
+        self.pipe.close()
+
+    def ended(self, error: Exception | None) -> None:
+        """The link is down."""
+        self._node.gone(self)
+
+    def writing_paused(self) -> None:
+        """Too much is unsent."""
+        self._node.writing(False)
+
+    def writing_resumed(self) -> None:
+        """There is room again."""
+        self._node.writing(True)
+
+
+def _seed(place: Endpoint, url: str) -> Address:
+    """The address of a seed: a URL of the same scheme, or `host:port`."""
+    seed = endpoint(url if "://" in url else f"{place.scheme}://{url}")
+    if seed.scheme != place.scheme:
+        raise ConfigError(f"seed {url!r}: this node speaks {place.scheme}")
+    return seed.address
