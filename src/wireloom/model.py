@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -113,7 +114,7 @@ class Message(NamedTuple):
         """
         event: dict[str, type_of_json] = {
             "specversion": "1.0",
-            "id": self.id or "",
+            "id": self.id or str(uuid.uuid4()),
             "source": f"wireloom:{self.protocol or 'model'}/{self.connection or ''}",
             "type": f"wireloom.{self.kind}",
         }
@@ -121,6 +122,7 @@ class Message(NamedTuple):
             "subject": self.topic,
             "datacontenttype": self.content_type,
             "time": None if self.time is None else iso_time(self.time),
+            "wireloomanonymous": None if self.id else "true",
             "wireloomcorrelationid": self.correlation_id,
             "wireloomstatus": self.status,
             "wireloomdirection": self.direction,
@@ -160,7 +162,7 @@ class Message(NamedTuple):
             kind=Kind(kind_name) if not named and kind_name in KINDS else Kind.EVENT,
             topic=text("subject") if ours else text("subject") or text("type"),
             body=body,
-            id=text("id") or None,
+            id=None if event.get("wireloomanonymous") else text("id"),
             correlation_id=text("wireloomcorrelationid"),
             status=text("wireloomstatus"),
             content_type=content_type,

@@ -222,6 +222,10 @@ async def test_a_provider_that_goes_away_fails_its_requests_at_once(tmp_path: Pa
         ("$hub/subscribe", b'{"topic": 5}'),
         ("$hub/subscribe", b'{"topic": "a/#/b"}'),
         ("$hub/dance", b'{"topic": "a"}'),
+        ("$hub/map", b'{"topics": {"70000": "a"}}'),
+        ("$hub/map", b'{"topics": {"64769": "a"}}'),
+        ("$hub/map", b'{"topics": []}'),
+        ("$hub/map", b"[" * 5000),
     ],
 )
 async def test_a_wrong_operation_is_answered_with_an_error(tmp_path: Path, topic: str, body: bytes) -> None:
@@ -239,6 +243,32 @@ async def test_numbers_agreed_by_the_profile_are_used_and_recorded(tmp_path: Pat
         assert event.attributes["type"] == "300"
     [entry] = [e for e in journaled(tmp_path) if e.message.body == b"open"]
     assert entry.message.topic == "doors/front"
+
+
+async def test_frames_before_a_map_in_the_same_read_keep_their_old_names(tmp_path: Path) -> None:
+    async with hub_on(tmp_path) as hub:
+        reader, writer = await stream_to(hub)
+        renaming = data_ack(1, b'{"topics": {"7": "elsewhere"}}', 0xFD05)
+        writer.write(data(b"before") + renaming + data_ack(2, b"after"))
+        assert await reader.readexactly(10) in (ack(1) + ack(2), ack(2) + ack(1))
+        writer.close()
+    entries = [e for e in journaled(tmp_path) if e.message.body in (b"before", b"after")]
+    assert [(e.message.body, e.message.topic, e.sequence) for e in entries] == [
+        (b"before", "sensors/kitchen", 0),
+        (b"after", "elsewhere", 2),
+    ]
+
+
+async def test_a_frame_that_is_cut_off_by_the_end_of_the_connection_is_kept_as_refused(tmp_path: Path) -> None:
+    async with hub_on(tmp_path) as hub:
+        _, writer = await stream_to(hub)
+        writer.write(data(b"whole") + data(b"half")[:-2])
+        await writer.drain()
+        await eventually(lambda: hub.metrics.received.value("hsp") == 1)
+        writer.close()
+        await eventually(lambda: not hub.connections)
+    [refused] = records(tmp_path, "refused")
+    assert (refused.details["clause"], refused.details["size"]) == ("stream.cut", 9)
 
 
 async def test_what_a_subscriber_cannot_take_is_counted_and_told(tmp_path: Path) -> None:

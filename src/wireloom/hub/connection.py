@@ -15,7 +15,7 @@ from wireloom.hub.config import ListenerConfig, SlowConsumer
 from wireloom.journal.blocks import TopicMap
 from wireloom.model import Direction, Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
-from wireloom.protocols.contract import URGENT, Role, Run, Sessions
+from wireloom.protocols.contract import CUT, URGENT, Role, Run, Sessions
 from wireloom.transports.base import Pipe
 
 if TYPE_CHECKING:
@@ -106,17 +106,12 @@ class Connection:
         hub = self.hub
         ticket = 0
         if run.data:
-            ticket = hub.journal.append(
-                self.name,
-                self.id,
-                self._inbound,
-                self._recorded[self._inbound],
-                run.data,
-                source=self.peer or None,
-                destination=self.local or None,
-                topics=self._topics(),
-            )
-            self._recorded[self._inbound] += run.count
+            start, counted = 0, 0
+            for end, count, numbers in run.renumbered:
+                ticket = self._record(run.data[start:end], count - counted, TopicMap(numbers) if numbers else None)
+                start, counted = end, count
+            if start < len(run.data):
+                ticket = self._record(run.data[start:], run.count - counted, self._topics())
             hub.metrics.received.add(run.count, self.name)
             hub.metrics.received_bytes.add(len(run.data), self.name)
         if run.bulk is not None:
@@ -129,6 +124,21 @@ class Connection:
         if self.session.violation is not None:
             self._record_violation()
         hub.watch_pending()
+
+    def _record(self, data: bytes | memoryview, count: int, topics: TopicMap | None) -> int:
+        """Append what the peer said to the journal; returns the ticket."""
+        before = self._recorded[self._inbound]
+        self._recorded[self._inbound] += count
+        return self.hub.journal.append(
+            self.name,
+            self.id,
+            self._inbound,
+            before,
+            data,
+            source=self.peer or None,
+            destination=self.local or None,
+            topics=topics,
+        )
 
     def _topics(self) -> TopicMap | None:
         """The numbers in force, as the journal writes them; made once for each change."""
@@ -150,6 +160,9 @@ class Connection:
     def _on_end(self, failure: WireloomError) -> None:
         if self._lost:
             self._report_lost()
+        cut = self.session.unread()
+        if cut and self.session.violation is None:
+            self._record_refused(CUT, "the connection ended inside a frame", cut)
         for what, count in self.session.counters.items():
             self.hub.metrics.ignored.add(count, self.name, what)
         reason = self.session.close_reason or ("reset" if isinstance(failure.__cause__, OSError) else "close")

@@ -76,9 +76,7 @@ class Metrics:
         self.acknowledged = Counter(
             "wireloom_publishes_acknowledged_total", "Publishes acknowledged after the sync.", "protocol"
         )
-        self.refused = Counter(
-            "wireloom_refused_total", "Streams and datagrams refused.", "protocol", "clause"
-        )
+        self.refused = Counter("wireloom_refused_total", "Streams and datagrams refused.", "protocol", "clause")
         self.lost = Counter("wireloom_events_lost_total", "Events dropped for slow consumers.", "protocol", "reason")
         self.unmatched = Counter("wireloom_events_unmatched_total", "Events that nobody subscribes to.", "protocol")
         self.undeliverable = Counter(

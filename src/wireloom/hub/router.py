@@ -158,7 +158,10 @@ class Router:
         """An operation of the hub profile."""
         try:
             if operation == "map":
-                # The session has learnt the numbers already; here it only wants its answer.
+                # The session has learnt the numbers already, if they make sense; here they only want their answer.
+                wanted = {int(number): topic for number, topic in json.loads(message.body)["topics"].items()}
+                if not wanted.items() <= source.session.topic_numbers().items():
+                    raise ConfigError("these numbers cannot stand for these topics on this connection")
                 self._answer(source, message)
                 return
             index, add = {
@@ -172,9 +175,11 @@ class Router:
                 raise TypeError("the topic is no text")
             (index.add if add else index.remove)(pattern, source)
         except KeyError as missing:
-            wanted = 'a JSON body such as {"topic": "sensors/#"}' if missing.args == ("topic",) else "an operation"
-            self.exchanges.fail(source, message, BAD_REQUEST, f"{HUB_PREFIX}{operation}: {wanted} is needed")
-        except (ValueError, TypeError, ConfigError) as error:
+            example = {"topic": '{"topic": "sensors/#"}', "topics": '{"topics": {"7": "sensors/kitchen"}}'}
+            needed = example.get(str(missing.args[0]))
+            text = "there is no such operation" if needed is None else f"a JSON body such as {needed} is needed"
+            self.exchanges.fail(source, message, BAD_REQUEST, f"{HUB_PREFIX}{operation}: {text}")
+        except (ValueError, TypeError, AttributeError, RecursionError, ConfigError) as error:
             self.exchanges.fail(source, message, BAD_REQUEST, f"{HUB_PREFIX}{operation}: {error}")
         else:
             self._answer(source, message)

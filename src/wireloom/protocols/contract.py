@@ -21,7 +21,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from wireloom.model import ConfigError, Direction, Message, NotSupported, ProtocolViolation
 
@@ -231,6 +231,14 @@ class SessionState(StrEnum):
     """Send what is left in `outgoing`, then close the transport."""
 
 
+class Renumbered(NamedTuple):
+    """Up to `end` in a run's data, and for its first `count` messages, other numbers were in force."""
+
+    end: int
+    count: int
+    topics: Mapping[int, str]
+
+
 @dataclass(slots=True)
 class Run:
     """What a session took from one read.
@@ -249,6 +257,8 @@ class Run:
     """Messages that `messages` holds and `data` does not: what a frame implies beside itself."""
     refused: Sequence[Rejected] = ()
     """Datagrams or lines that were not accepted; the conversation goes on without them."""
+    renumbered: Sequence[Renumbered] = ()
+    """Where the numbers that stand for topics changed inside the run; what follows has `Session.topic_numbers`."""
 
     @property
     def count(self) -> int:
@@ -422,6 +432,15 @@ class Session(abc.ABC):
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet, in the order they were sent."""
         return ()
+
+    def unread(self) -> bytes:
+        """What was received and is no complete frame yet; at the end of the stream it never will be."""
+        return b""
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """The settings with which recorded traffic of this connection can be read, where it is encrypted."""
+        return {}
 
     def topic_numbers(self) -> Mapping[int, str]:
         """The numbers that stand for topics on this connection, in protocols that number them."""

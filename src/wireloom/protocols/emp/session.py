@@ -349,6 +349,10 @@ class EmpSession(Session):
         self._write(_BYE)
         self._leave("close")
 
+    def unread(self) -> bytes:
+        """The beginning of a frame."""
+        return bytes(self._buffer)
+
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
         return list(self._waiting.values())

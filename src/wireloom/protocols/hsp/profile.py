@@ -42,6 +42,8 @@ class Names:
 
     topics: Mapping[int, str] = field(default_factory=dict)
     profile: bool = True
+    taken: Mapping[int, str] = field(default_factory=dict)
+    """Numbers that stand for something else at this end, though the peer may not know."""
     _numbers: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -67,6 +69,10 @@ class Names:
         content_type = "application/json" if self.profile and number in OPERATIONS else None
         return self.topic(number), payload, content_type
 
+    def says(self, number: int, topic: str) -> bool:
+        """Whether a number stands for this topic at both ends, and for no other."""
+        return self.topic(number) == topic and (number in self.topics or number not in self.taken)
+
     def write(self, topic: str, body: bytes, content_type: str | None) -> tuple[int, bytes]:
         """The typed payload that says this; an envelope where no number does."""
         topic = topic.removeprefix(PUBLISH)
@@ -75,8 +81,7 @@ class Names:
             number = _OPERATION_TYPES.get(topic) if self.profile else None
             if number is None and topic.startswith(UNNAMED):
                 number = parse_number(topic.removeprefix(UNNAMED))
-        # A number that stands for another topic here would be read as that one.
-        if number is not None and self.topic(number) == topic:
+        if number is not None and self.says(number, topic):
             return number, body
         if self.profile:
             return ENVELOPE, make_envelope(topic, body, content_type)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
-from wireloom.protocols.contract import HUB_PREFIX, Bulk, Role, Run, Session, SessionState
+from wireloom.protocols.contract import HUB_PREFIX, Bulk, Renumbered, Role, Run, Session, SessionState
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.profile import Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from wireloom.protocols.hsp import bulk
 
 MAP = HUB_PREFIX + "map"
+MAX_NAMES = 1024 * 1024
+"""Characters of all topics that one connection may give numbers to."""
 BULK_FROM = 512
 """Reads shorter than this are decoded frame by frame: a kernel call costs more than a few frames do."""
 
@@ -35,7 +37,7 @@ class HspSession(Session):
         # A server cannot know whether a peer that uses the profile has the server's numbers: until it says so with
         # a map of its own, it is sent envelopes. Without the profile numbers are all there is.
         known = {} if role is Role.SERVER and settings.profile else self.names.topics
-        self._own_names = Names(known, settings.profile)
+        self._own_names = Names(known, settings.profile, taken=self.names.topics)
         """What we write; `names` is what we read."""
         self._receives = role.sends.opposite
         self._buffer = b""
@@ -80,21 +82,26 @@ class HspSession(Session):
         messages: list[Message] = []
         position, ignored = 0, 0
         limit = self.settings.max_payload
+        renumbered: list[Renumbered] = []
         try:
             while (found := frames.decode(buffer, position, limit)) is not None:
                 frame, end = found
+                numbers = self.names.topics
                 message = self._accept(frame)
                 if message is not None:
                     messages.append(message)
                 else:
                     ignored += 1
                 position = end
+                if self.names.topics is not numbers:
+                    renumbered.append(Renumbered(end, len(messages) + ignored, numbers))
         except ProtocolViolation as violation:
             violation.offset = None
             self._refuse(violation, buffer[position:])
-            return Run(buffer[:position], messages, ignored=ignored)
+            return Run(buffer[:position], messages, ignored=ignored, renumbered=renumbered)
         self._buffer = buffer[position:]
-        return Run(buffer[:position] if self._buffer else buffer, messages, ignored=ignored)
+        accepted = buffer[:position] if self._buffer else buffer
+        return Run(accepted, messages, ignored=ignored, renumbered=renumbered)
 
     def _receive_bulk(self, buffer: bytes) -> Run:
         assert self._bulk is not None
@@ -171,11 +178,12 @@ class HspSession(Session):
     def _learn(self, body: bytes) -> None:
         """`$hub/map`: from now on these numbers stand for these topics, in both directions."""
         learnt = parse_map(body)
-        if learnt is None:
+        known = {**self.names.topics, **(learnt or {})}
+        if learnt is None or sum(map(len, known.values())) > MAX_NAMES:
             self.count("hsp.map.invalid")
             return
-        self.names = Names({**self.names.topics, **learnt}, self.names.profile)
-        self._own_names = Names({**self._own_names.topics, **learnt}, self.names.profile)
+        self.names = Names(known, self.names.profile)
+        self._own_names = Names({**self._own_names.topics, **learnt}, self.names.profile, taken=known)
 
     def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
         self.violation, self.refused, self.close_reason = violation, bytes(rest), "error"
@@ -278,7 +286,7 @@ class HspSession(Session):
         """Whether our peer knows the number of this topic and takes payloads of this size."""
         return (
             isinstance(bulk, self._bulk or ())
-            and all(self._own_names.topics.get(number) == topic for number in bulk.numbers(topic))
+            and all(self._own_names.says(number, topic) for number in bulk.numbers(topic))
             and bulk.max_payload <= self.settings.max_payload
         )
 
@@ -292,6 +300,10 @@ class HspSession(Session):
             self.close_reason = self.close_reason or reason or "close"
             self.state = SessionState.CLOSING
         self._close_when_settled()
+
+    def unread(self) -> bytes:
+        """The beginning of a frame."""
+        return self._buffer
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""

@@ -486,6 +486,10 @@ class YampSession(Session):
         """The agreed serializer where it is not the usual one: later readers do not see the handshake."""
         return self._numbers
 
+    def unread(self) -> bytes:
+        """The beginning of a frame."""
+        return bytes(self._buffer)
+
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
         return list(self._waiting.values())
