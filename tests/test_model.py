@@ -198,7 +198,15 @@ def test_a_cloudevent_of_a_full_message() -> None:
 
 
 def test_what_a_message_does_not_have_is_left_out() -> None:
-    assert Message(Kind.PING).to_cloudevent().keys() == {"specversion", "id", "source", "type"}
+    event = Message(Kind.PING).to_cloudevent()
+    assert event.keys() == {"specversion", "id", "source", "type", "wireloomanonymous"}
+
+
+def test_every_cloudevent_has_an_id_of_its_own() -> None:
+    one, other = Message(Kind.PING).to_cloudevent(), Message(Kind.PING).to_cloudevent()
+    assert one["id"]
+    assert one["id"] != other["id"]
+    assert Message.from_cloudevent(one).id is None
 
 
 FOREIGN = {"specversion": "1.0", "id": "A-1", "source": "/shop", "type": "com.example.order"}
