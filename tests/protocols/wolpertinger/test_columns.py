@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.agreement import assert_columns_agree, assert_split_columns_agree
 from tests.protocols.wolpertinger.strategies import lines_of, mutated_stream, stream
-from wireloom.model import Direction, ProtocolViolation
+from tests.protocols.wolpertinger.talk import pair
+from wireloom.model import Direction, Kind, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import Decoded, decode_stream
 from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings
@@ -101,3 +104,46 @@ def test_a_line_that_is_too_long_is_rejected_in_parts_and_the_next_line_stands_a
         state = columns.state[0]
     assert rows == 1
     assert rejected == len(long)
+
+
+def test_encrypted_messages_are_read_with_the_key_of_their_connection_and_stay_other_without_it() -> None:
+    both = pair({"authenticate": 2})
+    both.settle()
+    both.client.send(Message(Kind.REQUEST, "Test.Echo", b'["secret"]', content_type="application/json"), 0.0)
+    both.settle()
+    data = b"".join(each for who, each in both.lines if who == "client")
+    kinds = [each.message.kind for each in decoded(data, {})]
+    assert kinds.count(Kind.OTHER) == 1
+    assert_columns_agree(WOLPERTINGER, data)
+    secrets = dict(both.client.secrets)
+    assert secrets == dict(both.server.secrets)
+    found = [each.message for each in decoded(data, secrets)]
+    assert found[-1].value() == ["secret"]
+    assert_columns_agree(WOLPERTINGER, data, values=secrets)
+    # The key may come with the state of the stream, and stays there.
+    stream = Stream(Direction.C2S, {}, json.dumps(secrets).encode())
+    columns = WOLPERTINGER.columns().decode(Spans.whole(data, stream), WolpertingerSettings())
+    assert columns.body.to_pylist()[-1] == b'["secret"]'
+    assert json.loads(columns.state[0]) == secrets
+
+
+def test_what_was_encrypted_is_written_again_as_it_was() -> None:
+    settings = {"aes_key": "11" * 32, "aes_iv": "22" * 16}
+    own = WOLPERTINGER.settings(settings)
+    call = Message(
+        Kind.REQUEST, "A.B", b'["x"]', "00000000-0000-0000-0000-000000000001", content_type="application/json",
+        attributes={"message_id": "9", "encryption": "aes", "gzip": "1"},
+    )  # fmt: skip
+    data = WOLPERTINGER.encode(call, own)
+    (sealed,) = [each.message for each in decoded(data, {})]
+    assert sealed.kind is Kind.OTHER
+    assert WOLPERTINGER.encode(sealed, WolpertingerSettings()) == data
+    (opened,) = [each.message for each in decoded(data, settings)]
+    assert (opened.topic, opened.body, opened.attributes["encryption"]) == ("A.B", b'["x"]', "aes")
+    with pytest.raises(NotSupported, match="aes_key"):
+        WOLPERTINGER.encode(opened, WolpertingerSettings())
+
+
+def decoded(data: bytes, values: dict[str, str]) -> list[Decoded]:
+    decoder = WOLPERTINGER.decoder(Direction.C2S, WOLPERTINGER.settings(values))
+    return [each for each in decode_stream(decoder, data) if isinstance(each, Decoded)]

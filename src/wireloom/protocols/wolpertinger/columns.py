@@ -1,7 +1,8 @@
 """wolpertinger a buffer at a time: a plain loop over lines, because XML leaves no choice.
 
 Uses the decoder itself, so it gives exactly what that gives. A stream's state is what a decoder has in mind between
-two lines: the pieces of messages that are not complete, and whether it is inside a line that is too long.
+two lines: the pieces of messages that are not complete, whether it is inside a line that is too long, and the key of an
+encrypted connection, if whoever made the state knows it (`WolpertingerSession.secrets` as JSON).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from wireloom.protocols.columns import KIND_CODES, ColumnDecoder, Columns, Reject, Spans
 from wireloom.protocols.contract import Decoded, Settings, decode_stream
 from wireloom.protocols.wolpertinger import frames
+from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.protocol import WolpertingerDecoder
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 
@@ -43,7 +45,7 @@ class WolpertingerColumns(ColumnDecoder):
                 else:
                     rejects.append(Reject(index, at, len(found.data), found.clause, found.detail))
             consumed[index] = start + decoder.offset
-            states[number] = freeze(decoder)
+            states[number] = freeze(decoder, secret=b"aes_key" in states[number])
         messages = [found.message for _, _, found in rows]
         text = pa.string()
         return Columns(
@@ -65,8 +67,8 @@ class WolpertingerColumns(ColumnDecoder):
         )
 
 
-def freeze(decoder: WolpertingerDecoder) -> bytes:
-    """What a decoder has in mind between two lines; empty when that is nothing."""
+def freeze(decoder: WolpertingerDecoder, *, secret: bool = False) -> bytes:
+    """What a decoder has in mind between two lines, with its key if that came with the state; empty if nothing."""
     kept = [
         {
             "id": message_id,
@@ -79,16 +81,23 @@ def freeze(decoder: WolpertingerDecoder) -> bytes:
         }
         for message_id, piece in decoder.assembly.open.items()
     ]
-    if not kept and not decoder.skipping:
-        return b""
-    return json.dumps({"open": kept, "skipping": decoder.skipping}).encode()
+    state: dict[str, object] = {}
+    if kept:
+        state["open"] = kept
+    if decoder.skipping:
+        state["skipping"] = True
+    if decoder.cipher is not None and secret:
+        state.update(aes_key=decoder.cipher.key.hex(), aes_iv=decoder.cipher.iv.hex())
+    return json.dumps(state).encode() if state else b""
 
 
 def restore(decoder: WolpertingerDecoder, state: bytes) -> None:
     """Bring a decoder to where another one stopped."""
     kept = json.loads(state)
-    decoder.skipping = bool(kept["skipping"])
-    for entry in kept["open"]:
+    if "aes_key" in kept:
+        decoder.cipher = Cipher(bytes.fromhex(kept["aes_key"]), bytes.fromhex(kept["aes_iv"]))
+    decoder.skipping = bool(kept.get("skipping"))
+    for entry in kept.get("open", ()):
         others = tuple([(str(key), str(value)) for key, value in entry["others"]])
         wire = int(entry["wire"])
         for index, payload in entry["pieces"].items():

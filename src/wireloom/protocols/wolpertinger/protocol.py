@@ -36,7 +36,7 @@ class WolpertingerDecoder(Decoder):
         super().__init__()
         self._direction = direction
         self._settings = settings
-        self._cipher = known_cipher(settings)
+        self.cipher = known_cipher(settings)
         self.assembly = layer1.Assembly(settings)
         self._line = 0
         """Where the line being decoded ends in the buffer."""
@@ -68,7 +68,7 @@ class WolpertingerDecoder(Decoder):
         whole = self.assembly.add(cast(frames.Data, frame), wire=self._line - self._taken)
         if whole is None:
             return None
-        return read(*whole, self._settings, self._cipher, self._direction)
+        return read(*whole, self._settings, self.cipher, self._direction)
 
     def _after_violation(self, violation: ProtocolViolation) -> None:
         """Skip the bad line; of one that is too long, what is there of it."""

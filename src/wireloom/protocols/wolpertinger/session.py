@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed
@@ -104,6 +104,12 @@ class WolpertingerSession(Session):
     def trust(self) -> int:
         """How far the peer is trusted."""
         return self.authentication.trust
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """The settings with which recorded traffic of this connection can be read; empty before the key exchange."""
+        cipher = self._cipher
+        return {} if cipher is None else {"aes_key": cipher.key.hex(), "aes_iv": cipher.iv.hex()}
 
     # The transport's side
 

@@ -1,0 +1,133 @@
+"""wolpertinger peers at the hub: with each other and with peers of other protocols, and what the journal keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import wireloom
+from tests.hub.running import eventually, hub_on, journaled, records, url_of
+from tests.protocols.wolpertinger.talk import call, line
+from wireloom.model import Direction, Kind, Message, RequestFailed
+from wireloom.peers.components import Components, component, method
+from wireloom.protocols.wolpertinger.values import Value
+
+OTHERS = ("wolpertinger", "yamp", "emp", "hsp")
+LISTENERS = "\n".join(f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\nprofile = true' for scheme in OTHERS)
+HUB = f'{LISTENERS}\n[http]\nurl = "http://127.0.0.1:0"\n'
+
+
+@component("Calculator")
+class Calculator:
+    @method
+    def Add(self, a: int, b: int) -> int:  # noqa: N802
+        return a + b
+
+    @method
+    def Fail(self) -> int:  # noqa: N802
+        raise RequestFailed("502")
+
+    @method
+    async def Slow(self, seconds: float) -> str:  # noqa: N802
+        await asyncio.sleep(seconds)
+        return "done"
+
+
+@pytest.mark.parametrize("other", OTHERS)
+async def test_events_cross_in_both_directions(tmp_path: Path, other: str) -> None:
+    async with hub_on(tmp_path, HUB) as hub:
+        async with wireloom.connect(url_of(hub, "wolpertinger")) as one, wireloom.connect(url_of(hub, other)) as two:
+            for sender, receiver in ((one, two), (two, one)):
+                async with receiver.subscribe("rooms/#") as events:
+                    await sender.publish("rooms/kitchen", {"c": 21.5})
+                    await sender.publish("rooms/cellar", b"\xff\x00", ack=True)
+                    first, second = await anext(events), await anext(events)
+                assert (first.topic, first.value()) == ("rooms/kitchen", {"c": 21.5})
+                assert (second.topic, second.body) == ("rooms/cellar", b"\xff\x00")
+    assert len([each for each in journaled(tmp_path) if each.message.body == b"\xff\x00"]) == 2
+
+
+@pytest.mark.parametrize("other", ["wolpertinger", "yamp", "emp"])
+async def test_methods_of_a_component_are_called_from_other_protocols(tmp_path: Path, other: str) -> None:
+    async with hub_on(tmp_path, HUB) as hub:
+        async with wireloom.connect(url_of(hub, "wolpertinger"), handler=Components(Calculator())) as provider:
+            await provider.request("$hub/provide", {"topic": "Calculator.Add"})
+            await provider.request("$hub/provide", {"topic": "Calculator.Fail"})
+            async with wireloom.connect(url_of(hub, other)) as client:
+                assert await client.request("Calculator.Add", [2, 3]) == 5
+                for topic, body in (("Calculator.Fail", []), ("Calculator.Add", ["a"]), ("Calculator.Nope", [])):
+                    with pytest.raises(RequestFailed):
+                        await client.request(topic, body)
+                if other == "wolpertinger":
+                    assert await client.call("Calculator", "Add", 2, 3) == 5
+                    with pytest.raises(RequestFailed, match="502"):
+                        await client.call("Calculator", "Fail")
+
+
+@pytest.mark.parametrize("other", ["yamp", "emp"])
+async def test_wolpertinger_peers_call_providers_of_other_protocols(tmp_path: Path, other: str) -> None:
+    async def handler(message: Message, peer: wireloom.Peer) -> object:
+        value = message.value()
+        if value == "no":
+            raise RequestFailed("418", b"short and stout")
+        return {"got": value}
+
+    async with hub_on(tmp_path, HUB) as hub:
+        async with wireloom.connect(url_of(hub, other), handler=handler) as provider:
+            await provider.request("$hub/provide", {"topic": "tea/#"})
+            await provider.request("$hub/provide", {"topic": "Tea.Make"})
+            async with wireloom.connect(url_of(hub, "wolpertinger")) as client:
+                assert await client.request("tea/green", [1, 2]) == {"got": [1, 2]}
+                # A method's result has no objects: they come as their JSON text.
+                assert await client.call("Tea", "Make", 1, 2) == '{"got": [1, 2]}'
+                with pytest.raises(RequestFailed):
+                    await client.request("tea/green", "no")
+                with pytest.raises(RequestFailed) as failed:
+                    await client.call("Coffee", "Make")
+                assert failed.value.code == "304"
+
+
+async def test_a_slow_provider_keeps_the_caller_waiting_by_heartbeats(tmp_path: Path) -> None:
+    text = HUB.replace("profile = true", "profile = true\nsettings = { heartbeat = 0.1 }", 1)
+    async with hub_on(tmp_path, text) as hub:
+        async with wireloom.connect(url_of(hub, "wolpertinger"), handler=Components(Calculator())) as provider:
+            await provider.request("$hub/provide", {"topic": "Calculator.Slow"})
+            async with wireloom.connect(url_of(hub, "wolpertinger")) as client:
+                assert await client.call("Calculator", "Slow", 1.0, timeout=0.5) == "done"
+
+
+async def test_the_journal_keeps_every_line_and_tells_what_it_said(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, HUB) as hub:
+        url = url_of(hub, "wolpertinger")
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        texts = [Value("string", each) for each in ("rooms/kitchen", "text/plain", "x" * 400)]
+        writer.write(b"nonsense\n" + line(call("Hub", "Publish", *texts), 7))
+        assert await reader.readline() == b"result:0;message_id:7;\n"
+        answer = await reader.readline()
+        assert b"message_id:" in answer
+        writer.write(b"result:0;" + answer.partition(b";")[0] + b";\n")
+        writer.close()
+        await writer.wait_closed()
+        await eventually(lambda: not hub.connections)
+    found = [(each.message.direction, each.message.kind, each.message.topic) for each in journaled(tmp_path)]
+    assert found == [
+        (Direction.C2S, Kind.REQUEST, "$hub/publish/rooms/kitchen"),
+        (Direction.S2C, Kind.ACK, None),
+        (Direction.S2C, Kind.RESPONSE, None),
+        (Direction.C2S, Kind.ACK, None),
+    ]
+    assert ["wolpertinger.metadata.form" in str(each) for each in records(tmp_path, "refused")] == [True]
+
+
+async def test_split_messages_are_one_message_in_the_journal(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, HUB) as hub:
+        settings = {"split": 100, "gzip_from": 0}
+        async with wireloom.connect(url_of(hub, "wolpertinger"), settings=settings) as client:
+            await client.publish("rooms/kitchen", "x" * 500, ack=True)
+            await client.publish("rooms/cellar", "y" * 500, ack=True)
+    found = [each.message for each in journaled(tmp_path) if each.message.kind is Kind.REQUEST]
+    assert [(each.topic, len(each.body)) for each in found] == [
+        ("$hub/publish/rooms/kitchen", 500), ("$hub/publish/rooms/cellar", 500),
+    ]  # fmt: skip
