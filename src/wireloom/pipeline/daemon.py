@@ -7,21 +7,23 @@ of planning step; only the first profits from the kernels.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
-
-def preload() -> None:
-    """Import and compile, or load from the cache, everything a worker needs to decode."""
-    from wireloom.pipeline.decode import warm
-
-    warm()
+_WORKER = "pyspark.worker"
 
 
 def main() -> None:
-    """What Spark runs."""
+    """What Spark runs: `python -m wireloom.pipeline.daemon MODULE`."""
     from pyspark.daemon import manager
 
-    if len(sys.argv) < 2 or sys.argv[1] == "pyspark.worker":
-        preload()
+    module = sys.argv[1] if len(sys.argv) > 1 else _WORKER
+    # What is imported before the fork, no worker has to import again.
+    import_module(module)
+    import_module("wireloom.pipeline.files")
+    if module == _WORKER:
+        from wireloom.pipeline.decode import warm
+
+        warm()
     manager()
 
 

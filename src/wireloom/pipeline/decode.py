@@ -279,7 +279,8 @@ def _table(columns: Columns, runs: _Runs, of: _Streams, rows: NDArray[np.int64],
     run = rows[columns.span]
     stream = of.number[run]
     count = len(columns)
-    within = np.arange(count) - np.searchsorted(columns.span, columns.span, side="left")
+    per_span = np.bincount(columns.span, minlength=len(rows))
+    within = np.arange(count) - (np.cumsum(per_span) - per_span)[columns.span]
     time_us = runs.time_us[run]
     values = {
         "time": pa.array(time_us).cast(pa.timestamp("us", tz="UTC")),

@@ -18,8 +18,9 @@ from pyspark.sql.types import StructType
 
 from wireloom.pipeline import tables
 from wireloom.pipeline.options import Options
-from wireloom.pipeline.schemas import MESSAGES, REJECTS, Column, Table, arrow_schema, spark_schema
+from wireloom.pipeline.schemas import MESSAGES, MINUTES, REJECTS, Column, Table, arrow_schema, spark_schema
 from wireloom.pipeline.source import JournalStreamReader, partitions, ranges_of
+from wireloom.pipeline.steps.traffic import count_minutes
 from wireloom.pipeline.tables import WrittenFile, write_rows
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ class DecodingReader(JournalStreamReader):
         decoded = [decode_range(part) for part in ranges_of(partition)]
         yield from write_days(self.warehouse, MESSAGES, [d.messages for d in decoded])
         yield from write_days(self.warehouse, REJECTS, [d.rejects for d in decoded])
+        counts = [count_minutes(d.messages) for d in decoded if d.messages.num_rows]
+        if counts:
+            file = write_rows(Path(self.warehouse) / MINUTES.name, MINUTES, pa.concat_tables(counts), {})
+            yield _report(MINUTES, file, 0, 0)
 
 
 def write_days(warehouse: str, table: Table, parts: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:

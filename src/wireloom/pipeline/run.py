@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from wireloom.model import ConfigError, WireloomError
 from wireloom.pipeline import tables
 from wireloom.pipeline.options import Options
-from wireloom.pipeline.schemas import MESSAGES, REJECTS, STATE, TABLES, TRAFFIC
-from wireloom.pipeline.steps.traffic import DELAY_S
+from wireloom.pipeline.schemas import MESSAGES, MINUTES, REJECTS, STATE, TABLES, TRAFFIC
+from wireloom.pipeline.steps.traffic import DELAY_S, MINUTE_US
 from wireloom.pipeline.warehouse import Warehouse, write_json
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from wireloom.pipeline.files import Report
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MINUTE_US = 60_000_000
 _TIDY_EVERY = 500
 """After so many batches, files that nobody needs any more are deleted; also at every start."""
 
@@ -121,11 +120,13 @@ class Pipeline:
         self._stopping = True
 
     def _start_session(self) -> SparkSession:
-        from wireloom.pipeline.session import start_session
+        from wireloom.pipeline.session import start_session, warm_up
 
         if self._note is not None:
             self._note(f"starting Spark on {self._master or 'all cores of this machine'}")
-        return start_session(self._master, self._conf, "wireloom pipeline")
+        spark = start_session(self._master, self._conf, "wireloom pipeline")
+        threading.Thread(target=warm_up, args=(spark,), daemon=True).start()
+        return spark
 
     def _run(self, spark: SparkSession, once: bool, interval: float) -> None:
         from wireloom.pipeline.files import FORMAT
@@ -188,7 +189,8 @@ class BatchCommit:
         if tables.has_batch(state, self.query, self.number):
             return dict.fromkeys(TABLES, 0)
         reports = [Report.of(row) for row in found.collect()]
-        unused: list[Path] = []
+        counts = [report.file for report in reports if report.table == MINUTES.name]
+        unused = [self.warehouse.folder(MINUTES) / file.path for file in counts]
         for table in (MESSAGES, REJECTS):
             own = [report.file for report in reports if report.table == table.name]
             handle = tables.open_table(self.warehouse.folder(table))
@@ -199,14 +201,16 @@ class BatchCommit:
         before = _watermark(self.warehouse, state)
         messages = [report for report in reports if report.table == MESSAGES.name]
         watermark = max([before, *(report.last_us for report in messages)])
-        self._commit_traffic(messages, before, watermark)
+        self._commit_traffic(messages, counts, before, watermark)
         self._commit_state(state, watermark)
         for path in unused:
             path.unlink(missing_ok=True)
         return {t: sum(r.file.rows for r in reports if r.table == t) for t in TABLES}
 
-    def _commit_traffic(self, messages: Sequence[Report], before: int, watermark: int) -> None:
-        """Count the new messages together with the rows that may still change, and put them in their place."""
+    def _commit_traffic(
+        self, messages: Sequence[Report], counts: Sequence[tables.WrittenFile], before: int, watermark: int
+    ) -> None:
+        """Add the new counts to the rows that may still change, and put the result in their place."""
         from wireloom.pipeline.files import write_frame
         from wireloom.pipeline.steps.traffic import traffic
 
@@ -219,9 +223,7 @@ class BatchCommit:
         late = {m.file.partition["date"] for m in messages if m.first_us < over_before(before)}
         for day in sorted(late):
             replaced += tables.files(handle, TRAFFIC, open="false", date=day)
-        new = tables.read_spark(
-            self.spark, self.warehouse.folder(MESSAGES), MESSAGES, [message.file for message in messages]
-        )
+        new = tables.read_spark(self.spark, self.warehouse.folder(MINUTES), MINUTES, counts)
         carried = tables.read_spark(self.spark, folder, TRAFFIC, replaced)
         rows = traffic(new, carried, _EPOCH + timedelta(microseconds=over_before(watermark)))
         added = write_frame(rows.coalesce(1), str(self.warehouse.root), TRAFFIC)
@@ -246,7 +248,7 @@ def over_before(watermark_us: int) -> int:
     >>> over_before(185_000_000)
     120000000
     """
-    return max(watermark_us - DELAY_S * 1_000_000, 0) // _MINUTE_US * _MINUTE_US
+    return max(watermark_us - DELAY_S * 1_000_000, 0) // MINUTE_US * MINUTE_US
 
 
 def _watermark(warehouse: Warehouse, handle: DeltaTable) -> int:

@@ -116,6 +116,13 @@ TRAFFIC = Table(
     ("open", "date"),
 )
 
+MINUTES = Table(
+    "_minutes",
+    "counts of one file of messages, on their way to `traffic`; never committed",
+    TRAFFIC.columns[:6],
+    (),
+)
+
 STATE = Table(
     "_state",
     "how far the pipeline is; its commit ends a batch",

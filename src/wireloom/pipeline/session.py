@@ -7,6 +7,7 @@ seconds, and workers must be this Python, with this package, whatever the path s
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import sys
@@ -49,6 +50,16 @@ def start_session(
     spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Run a small job of the kind a first batch runs, while Spark still plans that batch.
+
+    It starts the Python workers and loads the classes of an aggregation, on a core that would be idle.
+    """
+    with contextlib.suppress(Exception):
+        rows = spark.range(2).groupBy("id").count()
+        rows.mapInArrow(lambda batches: batches, rows.schema).collect()
 
 
 def register(spark: SparkSession) -> None:

@@ -1,51 +1,58 @@
-"""The step that counts: messages and bytes of each minute, protocol, topic and kind."""
+"""The step that counts: messages and bytes of each minute, protocol, topic and kind.
+
+In two parts, because a count is so much smaller than what it counts: each worker counts the messages it
+has just decoded (`count_minutes`), and Spark adds these counts to the rows that may still change (`traffic`).
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from wireloom.pipeline.schemas import TRAFFIC
+from wireloom.pipeline.schemas import MINUTES, TRAFFIC, arrow_schema
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 DELAY_S = 60
 """A minute counts as over when a message this much later than its end was seen."""
-
-_MINUTE_US = 60_000_000
+MINUTE_US = 60_000_000
 _DAY_US = 86_400_000_000
+_KEYS = MINUTES.names[:4]
 
 
-def traffic(messages: DataFrame, carried: DataFrame, over_before: datetime) -> DataFrame:
-    """Rows of `traffic` for new messages, together with those that are carried over.
+def count_minutes(messages: pa.Table) -> pa.Table:
+    """Rows of `MINUTES` for some rows of `messages`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    `carried` are rows of `traffic` that may still change: the open ones, and those of minutes for which
-    late messages came. Minutes that begin before `over_before` are over.
+    micros = messages["time"].cast(pa.int64())
+    numbered = pa.table(
+        {
+            "minute": pc.multiply(pc.divide(micros, MINUTE_US), MINUTE_US),
+            **{name: messages[name] for name in _KEYS[1:]},
+            "size": messages["wire_size"],
+        }
+    )
+    counted = numbered.group_by(list(_KEYS)).aggregate([("size", "count"), ("size", "sum")])
+    return counted.rename_columns(list(MINUTES.names)).cast(arrow_schema(MINUTES.columns))
+
+
+def traffic(counts: DataFrame, carried: DataFrame, over_before: datetime) -> DataFrame:
+    """Rows of `traffic`: new counts, added to those that are carried over.
+
+    `counts` has the columns of `MINUTES`. `carried` are rows of `traffic` that may still change: the open ones,
+    and those of days for which late messages came. Minutes that begin before `over_before` are over.
     """
     from pyspark.sql import functions as f
 
     # Arithmetic on microseconds: functions of dates would follow the session's time zone.
-    minute = f.timestamp_micros(f.floor(f.unix_micros("time") / _MINUTE_US).cast("bigint") * _MINUTE_US)
     day = f.date_from_unix_date(f.floor(f.unix_micros("minute") / _DAY_US).cast("int"))
-    new = messages.select(
-        minute.alias("minute"),
-        "protocol",
-        "topic",
-        "kind",
-        f.lit(1).cast("bigint").alias("messages"),
-        f.col("wire_size").cast("bigint").alias("bytes"),
-    )
-    keys = ["minute", "protocol", "topic", "kind"]
-    counted = (
-        new.unionByName(carried.select(*keys, "messages", "bytes"))
-        .groupBy(*keys)
+    summed = (
+        counts.unionByName(carried.select(*MINUTES.names))
+        .groupBy(*_KEYS)
         .agg(f.sum("messages").alias("messages"), f.sum("bytes").alias("bytes"))
     )
-    return counted.select(
-        *keys,
-        "messages",
-        "bytes",
-        day.alias("date"),
-        (f.col("minute") >= f.lit(over_before)).alias("open"),
-    ).select(*TRAFFIC.names)
+    opened = f.col("minute") >= f.lit(over_before)
+    return summed.select("*", day.alias("date"), opened.alias("open")).select(*TRAFFIC.names)
