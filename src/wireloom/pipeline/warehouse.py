@@ -12,13 +12,14 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from wireloom.model import ConfigError
 from wireloom.pipeline import tables
-from wireloom.pipeline.schemas import STATE, TABLES, Table
+from wireloom.pipeline.schemas import MINUTES, STATE, TABLES, Table
 
 VERSION = 1
 _DESCRIPTION = "warehouse.json"
@@ -100,9 +101,10 @@ class Warehouse:
             yield
 
     def tidy(self) -> None:
-        """Delete the files that replaced rows and broken runs left behind."""
+        """Delete the files that replaced rows and broken runs left behind. Not while a batch is under way."""
         for table in (*TABLES.values(), STATE):
             tables.tidy(self.folder(table))
+        shutil.rmtree(self.folder(MINUTES), ignore_errors=True)
 
     def query_id(self) -> str | None:
         """The id of the streaming query, from Spark's checkpoint; None before the first run."""
