@@ -151,7 +151,7 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
         text,
         protocol,
         scheme,
-        Address(url.host, scheme.port if url.port is None else url.port, url.path),
+        url.address(scheme.port),
         settings,
         _topics(table.get("topics", {})),
     )

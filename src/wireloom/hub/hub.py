@@ -253,6 +253,8 @@ class Hub:
                 for connection in list(self.connections.values()):
                     connection.driver.abort()
                 await asyncio.sleep(0)
+        for listener in self._listeners:
+            await listener.wait_closed()
         if self._pages is not None:
             self._pages.close()
         try:

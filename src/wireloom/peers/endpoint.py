@@ -55,7 +55,4 @@ def endpoint(url: str) -> Endpoint:
         protocol, scheme = registry.scheme(parts.scheme)
     except ConfigError as error:
         raise ConfigError(f"{error}, {MEMORY}") from None
-    port = scheme.port if parts.port is None else parts.port
-    return Endpoint(
-        protocol, scheme.name, transport(scheme.transport), Address(parts.host, port, parts.path), scheme.secure
-    )
+    return Endpoint(protocol, scheme.name, transport(scheme.transport), parts.address(scheme.port), scheme.secure)

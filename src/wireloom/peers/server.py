@@ -20,7 +20,7 @@ from wireloom.peers.peer import CONCURRENCY, DRAIN, QUEUE, SUBSCRIBE, UNSUBSCRIB
 from wireloom.protocols.contract import Role, Run, Sessions, Settings
 from wireloom.topics import Subscriptions
 from wireloom.transports import TLS, Listener, Options, Pipe
-from wireloom.transports.tls import server_context
+from wireloom.transports.tls import client_context, server_context
 
 LOG = logging.getLogger("wireloom.peers")
 MAX_CONNECTIONS = 10_000
@@ -97,7 +97,10 @@ class Server:
 
     async def start(self) -> Self:
         """Begin to listen. Raises OSError when the address cannot be had."""
-        tls = server_context(self.tls) if self._place.secure else None
+        tls = None
+        if self._place.secure:
+            listens_as_client = self._place.transport.listens_as_client
+            tls = client_context(self.tls) if listens_as_client else server_context(self.tls)
         certificates = self.tls if isinstance(self.tls, TLS) else None
         self._listener = await self._place.transport.listen(
             self._place.address,
@@ -175,6 +178,8 @@ class Server:
                 await peer.close(drain=0)
         for driver in list(self._drivers):
             driver.abort()
+        if self._listener is not None:
+            await self._listener.wait_closed()
 
     async def serve_forever(self) -> None:
         """Wait until cancelled."""

@@ -333,6 +333,8 @@ class Session(abc.ABC):
     """What to add to `now` to get seconds since 1970; the owner sets it, for ids that tell the time."""
     peer: str = ""
     """The address of the other end; the owner sets it before `connected`."""
+    max_frame: int = 0
+    """The most bytes of one frame that the transport takes; 0: any. The owner sets it before `connected`."""
     protected: bool = False
     """Whether nobody else can listen (TLS, or both ends on this machine); the owner sets it before `connected`."""
 

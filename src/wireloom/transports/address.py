@@ -19,10 +19,12 @@ class Address:
     host: str
     port: int = 0
     path: str = ""
+    user: str | None = None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}{self.path}"
+        user = "" if self.user is None else f"{self.user}@"
+        return f"{user}{host}:{self.port}{self.path}"
 
     def with_port(self, port: int) -> Address:
         """The same place with another port."""
@@ -45,6 +47,16 @@ class URL:
     query: tuple[tuple[str, str], ...] = ()
     user: str | None = None
     password: str | None = None
+
+    def address(self, default_port: int) -> Address:
+        """Where this points; a password in it is a mistake, because others can read the command line.
+
+        >>> str(parse_url("wolpertinger+xmpp://ada@example.org/bob").address(5222))
+        'ada@example.org:5222/bob'
+        """
+        if self.password is not None:
+            raise ConfigError("a password does not belong into a URL: put it into a file or the environment")
+        return Address(self.host, default_port if self.port is None else self.port, self.path, self.user)
 
 
 def parse_url(text: str) -> URL:

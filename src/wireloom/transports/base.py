@@ -43,6 +43,8 @@ class Pipe(abc.ABC):
     """What the transport's own handshake said (WebSocket), by lowercase name."""
     carries_messages: bool = False
     """Whether each `write` travels as one message; the owner then writes one frame a call."""
+    max_write: int = 0
+    """The most bytes of one `write`, where the other side has such a limit; 0: none."""
 
     @abc.abstractmethod
     def write(self, data: bytes) -> None:
@@ -143,11 +145,16 @@ class Listener(abc.ABC):
     def close(self) -> None:
         """Take no new connections. Those that are open stay open."""
 
+    async def wait_closed(self) -> None:
+        """Wait, after `close` and the end of all connections, until nothing of the door is left."""
+
 
 class Transport(abc.ABC):
     """A way to carry bytes between two places."""
 
     name: str
+    listens_as_client: bool = False
+    """Whether a listener is itself a client of a server elsewhere (XMPP), and so has a client's certificates."""
 
     @abc.abstractmethod
     async def connect(self, address: Address, owner: Owner, options: Options) -> Pipe:

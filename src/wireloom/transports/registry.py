@@ -23,6 +23,7 @@ BUILT_IN = {
     "udp": "wireloom.transports.udp:UDP",
     "ws": "wireloom.transports.websocket:WS",
     "wss": "wireloom.transports.websocket:WSS",
+    "xmpp": "wireloom.transports.xmpp:XMPP",
 }
 
 

@@ -101,7 +101,7 @@ class Wolpertinger(Protocol):
     schemes: ClassVar[tuple[Scheme, ...]] = (
         Scheme("wolpertinger", "tcp", 5045),
         Scheme("wolpertinger+tls", "tls", 5045, secure=True),
-        Scheme("wolpertinger+xmpp", "xmpp", 5222),
+        Scheme("wolpertinger+xmpp", "xmpp", 5222, secure=True),
     )
     framing: ClassVar[Framing] = Framing.LINES
     settings_type: ClassVar[type[Settings]] = WolpertingerSettings

@@ -12,7 +12,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed
 from wireloom.protocols.contract import HUB_PREFIX, Rejected, Role, Run, Session, SessionState
@@ -32,6 +32,8 @@ _OFTEN = 1.0
 """Seconds between two Heartbeats that the application asks for."""
 _BYTES = 64 * 1024 * 1024
 """Unconfirmed bytes above which nothing more is sent."""
+_METADATA = 200
+"""Bytes of a line beside its payload, at most."""
 _ANSWERS = (Kind.RESPONSE, Kind.ERROR)
 
 
@@ -115,6 +117,9 @@ class WolpertingerSession(Session):
 
     def connected(self, now: float) -> None:
         """The transport is up: a client that is to authenticate begins, all others may talk."""
+        if self.max_frame:
+            room = max(self.max_frame - _METADATA, 64)
+            self.settings = replace(self.settings, split=min(self.settings.split, room))
         if self.role is Role.CLIENT and self.settings.authenticate:
             self._climb(now)
         else:
