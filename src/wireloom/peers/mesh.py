@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import time
 from collections import deque
@@ -178,7 +179,7 @@ class Node:
         seeds: Iterable[str] = (),
         relay: Iterable[str | Relay] = (),
         copies: int = 1,
-        max_neighbours: int = 16,
+        max_neighbours: int = 32,
         settings: Mapping[str, object] | None = None,
         queue: int = QUEUE,
         tls: TLS | ssl.SSLContext | None = None,
@@ -208,7 +209,8 @@ class Node:
         )
         self._listener: Listener | None = None
         self._links: dict[str, _Link] = {}
-        self._reaching: dict[str, asyncio.Task[None]] = {}
+        self._reaching: dict[str, tuple[asyncio.Task[None], list[bytes]]] = {}
+        """Links that are being made, and what waits to be sent there."""
         self._subscriptions: Subscriptions[_Queue[Message]] = Subscriptions()
         self._changes: list[_Queue[PeerChange]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -232,7 +234,7 @@ class Node:
             Options(tls=tls, certificates=certificates, admit=self._admit),
         )
         for seed in self._seeds:
-            self._core.add_seed(str(seed), self._loop.time())
+            self._core.add_seed(await self._numeric(seed), self._loop.time())
         self._core.start(self._loop.time())
         self._flush()
         return self
@@ -310,10 +312,10 @@ class Node:
         self._changes.append(queue)
         return Changes(self, queue)
 
-    def greet(self, url: str) -> None:
+    async def greet(self, url: str) -> None:
         """Say Hello to one more node, and go on until it answers."""
         self._check()
-        self._core.add_seed(str(_seed(self._place, url)), self._loop.time())
+        self._core.add_seed(await self._numeric(_seed(self._place, url)), self._loop.time())
         self._flush()
 
     def rotate(self, identity: Identity) -> None:
@@ -329,7 +331,7 @@ class Node:
             self._timer.cancel()
         if self._listener is not None:
             self._listener.close()
-        for task in self._reaching.values():
+        for task, _ in self._reaching.values():
             task.cancel()
         for link in list(self._links.values()):
             link.pipe.abort()
@@ -389,6 +391,15 @@ class Node:
         refusal = self._core.look(datagram, source, self._loop.time())
         return refusal is None
 
+    async def _numeric(self, seed: Address) -> str:
+        """The name of the link to a seed: packets will come from its number, not from its name."""
+        try:
+            found = await self._loop.getaddrinfo(seed.host, seed.port, type=socket.SOCK_DGRAM)
+        except OSError as error:
+            LOG.warning("seed %s is not known at the moment: %s", seed, error)
+            return str(seed)
+        return str(Address(str(found[0][4][0]), seed.port))
+
     def _info(self, neighbour: Neighbour) -> PeerInfo:
         epoch = self._core.epoch
         return PeerInfo(
@@ -429,15 +440,21 @@ class Node:
 
     def _reach(self, name: str, packet: bytes) -> None:
         """There is no link to that address yet: make one, then send."""
-        if name not in self._reaching and not self._closed:
-            self._reaching[name] = self._loop.create_task(self._connect(name, packet))
+        if name in self._reaching:
+            waiting = self._reaching[name][1]
+            if len(waiting) < self._queue:
+                waiting.append(packet)
+        elif not self._closed:
+            packets = [packet]
+            self._reaching[name] = (self._loop.create_task(self._connect(name, packets)), packets)
 
-    async def _connect(self, name: str, packet: bytes) -> None:
+    async def _connect(self, name: str, packets: list[bytes]) -> None:
         assert self._listener is not None
         host, _, port = name.rpartition(":")
         try:
             pipe = await self._listener.reach(Address(host.strip("[]"), int(port)), _Link(self, name))
-            pipe.write(packet)
+            for packet in packets:
+                pipe.write(packet)
         except (OSError, ValueError) as error:
             LOG.info("cannot reach %s: %s", name, error)
         finally:

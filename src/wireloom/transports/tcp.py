@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from typing import cast
 
 from wireloom.model import ConfigError
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, TLSInfo, Transport
+
+
+_RESET = struct.pack("ii", 1, 0)
+"""Linger for no time: closing then resets the connection."""
 
 
 class TCPPipe(Pipe, asyncio.Protocol):
@@ -101,7 +106,10 @@ class TCPPipe(Pipe, asyncio.Protocol):
         self._open.close()
 
     def abort(self) -> None:
-        """Close now."""
+        """Close now, with a reset: the peer learns that nobody reads its answers any more."""
+        sock = self._open.get_extra_info("socket")
+        if sock is not None and not self._open.is_closing():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._open.abort()
 
 

@@ -1,10 +1,14 @@
 """The hub profile in mesh: what a Hello's capabilities say about subscriptions.
 
 The protocol leaves the capabilities to the application (3.1). Ours are a JSON object with `wireloom`: 1 and, each only
-where it says something, `subscribe`: the patterns of topics whose events this node wants from the one it greets, and
-`re`: the Message ID (8 hex digits) of the Hello that this one answers, and `peers`: addresses (`host:port`) of other
-nodes that the one greeted may want to know. Any other content means nothing to us and is
-accepted; a node that does not know the profile ignores ours.
+where it says something:
+
+- `subscribe`: patterns of topics whose events this node wants from the one it greets;
+- `re`: the Message ID (8 hex digits) of the Hello that this one answers;
+- `peers`: addresses (`host:port`) of other nodes that the one greeted may want to know;
+- `full`: true when this node takes no more neighbours.
+
+Any other content means nothing to us and is accepted; a node that does not know the profile ignores ours.
 """
 
 from __future__ import annotations
@@ -24,9 +28,12 @@ class Capabilities:
     answers: int | None = None
     """The Message ID of the Hello that is answered."""
     peers: tuple[str, ...] = ()
+    full: bool = False
 
 
-def make_capabilities(subscribe: Iterable[str] = (), answers: int | None = None, peers: Iterable[str] = ()) -> bytes:
+def make_capabilities(
+    subscribe: Iterable[str] = (), answers: int | None = None, peers: Iterable[str] = (), *, full: bool = False
+) -> bytes:
     """Capabilities as bytes.
 
     >>> make_capabilities(["sensors/#"], 42)
@@ -41,6 +48,8 @@ def make_capabilities(subscribe: Iterable[str] = (), answers: int | None = None,
     known = list(peers)
     if known:
         content["peers"] = known
+    if full:
+        content["full"] = True
     return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -48,7 +57,7 @@ def parse_capabilities(blob: bytes) -> Capabilities | None:
     """What capabilities say under the profile; None when they are not of the profile.
 
     >>> parse_capabilities(b'{"wireloom":1,"subscribe":["sensors/#"]}')
-    Capabilities(subscribe=('sensors/#',), answers=None, peers=())
+    Capabilities(subscribe=('sensors/#',), answers=None, peers=(), full=False)
     >>> parse_capabilities(b"anything else") is None
     True
     """
@@ -61,6 +70,7 @@ def parse_capabilities(blob: bytes) -> Capabilities | None:
             _texts(content.get("subscribe", [])),
             None if answers is None else int(answers, 16),
             _texts(content.get("peers", [])),
+            content.get("full") is True,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

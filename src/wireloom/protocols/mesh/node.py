@@ -5,7 +5,8 @@ go in with the name of the link they came by, and come out with the names of the
 gives links a socket. Time and randomness are passed in, so that hours of a mesh run in a second of test.
 
 A node says Hello to its seeds until they answer, and answers whoever greets it. A Hello says what events the node
-wants, and names a few other neighbours, so that the newcomer can greet them as well. An event goes to every neighbour
+wants, and names a few other neighbours, so that the newcomer can greet them as well; a node that has enough neighbours
+says so, and only names others. An event goes to every neighbour
 that wants it; a node passes on what its relay rules name, unchanged, and never to where it came from. What was seen
 before is dropped at the gate, which ends every loop.
 """
@@ -110,7 +111,7 @@ class MeshNode:
         relays: Iterable[Relay] = (),
         seeds: Iterable[str] = (),
         copies: int = 1,
-        max_neighbours: int = 16,
+        max_neighbours: int = 32,
         epoch: float = 0.0,
         random: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
@@ -133,6 +134,8 @@ class MeshNode:
         self._serial = count()
         self._greeted: dict[str, float] = {}
         """Links whose plain Hello we have answered, and when."""
+        self._unanswered: dict[str, tuple[int, float]] = {}
+        """Our last Hello by link, until it is answered: its Message ID, and when to say it again."""
         self._beat_due = 0.0
 
     @property
@@ -228,6 +231,7 @@ class MeshNode:
         due += [neighbour.heard + self.settings.lost_after for neighbour in self.neighbours.values()]
         if self._resends:
             due.append(self._resends[0][0])
+        due += [again for _, again in self._unanswered.values()]
         return min(due)
 
     def expire(self, now: float) -> Heard:
@@ -245,12 +249,20 @@ class MeshNode:
                 heard.changes.append((Change.LOST, neighbour))
         for seed in list(self._seeds.values()):
             if self._is_neighbour(seed.link):
+                if seed.introduced:
+                    del self._seeds[seed.link]
                 seed.wait, seed.tries = 0.0, 0
             elif seed.due <= now:
                 if seed.introduced and seed.tries >= 5:
                     del self._seeds[seed.link]
                 else:
                     self._greet(seed, now)
+        for link, (_, again) in list(self._unanswered.items()):
+            if again <= now:
+                # Seeds that are no neighbours yet are greeted above; who does not know the profile answers nothing.
+                del self._unanswered[link]
+                if any(n.link == link and n.profile is not None for n in self.neighbours.values()):
+                    self._say_hello(link, now)
         if self._beat_due <= now:
             self._beat_due = now + self.settings.heartbeat_interval
             if self.neighbours:
@@ -265,24 +277,28 @@ class MeshNode:
 
     def _wishes_changed(self, before: tuple[str, ...], now: float) -> None:
         if self._wanted() != before:
-            for neighbour in self.neighbours.values():
-                self._say_hello(neighbour.link, now)
+            links = [neighbour.link for neighbour in self.neighbours.values()]
+            for link in dict.fromkeys((*links, *self._unanswered)):
+                self._say_hello(link, now)
 
-    def _say_hello(self, link: str, now: float, answers: int | None = None) -> None:
-        names = [n.link for n in self.neighbours.values() if n.link != link and ":" in n.link]
-        if answers is None or not self.settings.profile:
-            names = []
-        for several in (names[-INTRODUCED:], []):
-            said = make_capabilities(self._wanted(), answers, several) if self.settings.profile else b""
+    def _say_hello(self, link: str, now: float, answers: int | None = None, *, full: bool = False) -> None:
+        """Greet, or answer a greeting. Whom we greet is greeted again until it answers."""
+        names = [n.link for n in self.neighbours.values() if n.link != link] if answers is not None else []
+        packet, message_id = self._hello(names[-INTRODUCED:], answers, full, now + self.epoch)
+        self._queue(packet, [link])
+        if answers is None:
+            self._unanswered[link] = (message_id, now + self.settings.hello_interval)
+
+    def _hello(self, names: Sequence[str], answers: int | None, full: bool, time: float) -> tuple[bytes, int]:
+        """A Hello with as much as fits: our wishes and neighbours, our wishes, or the wish for everything."""
+        if not self.settings.profile:
+            return self.author.hello(b"", time)
+        for wishes, peers in ((self._wanted(), names), (self._wanted(), ())):
             try:
-                packet, _ = self.author.hello(said, now + self.epoch)
+                return self.author.hello(make_capabilities(wishes, answers, peers, full=full), time)
             except LimitExceeded:
                 continue
-            self._queue(packet, [link])
-            return
-        # More wishes than a packet holds: ask for everything and choose here.
-        packet, _ = self.author.hello(make_capabilities([EVERYTHING], answers), now + self.epoch)
-        self._queue(packet, [link])
+        return self.author.hello(make_capabilities([EVERYTHING], answers), time)
 
     def _greet(self, seed: _Seed, now: float) -> None:
         seed.wait = min(max(self.settings.hello_interval, seed.wait * 2), SLOWEST_HELLO)
@@ -300,8 +316,14 @@ class MeshNode:
         said = parse_capabilities(message.body) if self.settings.profile else None
         neighbour = self.neighbours.get(node_id)
         if neighbour is None:
+            if said is not None and said.full:
+                self._unanswered.pop(link, None)
+                self._meet(said.peers, now)
+                return
             if len(self.neighbours) >= self.max_neighbours and link not in self._seeds:
                 self.count("mesh.neighbours.full")
+                if said is not None and said.answers is None:
+                    self._say_hello(link, now, packet.message_id, full=True)
                 return
             neighbour = self.neighbours[node_id] = Neighbour(node_id, link, now, now)
             heard.changes.append((Change.JOINED, neighbour))
@@ -318,13 +340,14 @@ class MeshNode:
         elif said.answers is None:
             self._say_hello(link, now, packet.message_id)
         else:
+            if self._unanswered.get(link, (None, 0.0))[0] == said.answers:
+                del self._unanswered[link]
             self._meet(said.peers, now)
 
     def _meet(self, links: Sequence[str], now: float) -> None:
-        """Greet those whom a neighbour named, while there is room for more."""
+        """Greet those whom somebody named, until we know half as many as we may; the other half may come to us."""
         for link in links:
-            room = self.max_neighbours - len(self.neighbours) - sum(s.introduced for s in self._seeds.values())
-            if room <= 0:
+            if 2 * (len(self.neighbours) + sum(s.introduced for s in self._seeds.values())) >= self.max_neighbours:
                 return
             if link not in self._seeds and not self._is_neighbour(link):
                 seed = self._seeds[link] = _Seed(link, introduced=True)

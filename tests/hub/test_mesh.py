@@ -1,0 +1,192 @@
+"""Mesh peers of the hub: admitted by what they say, journaled as datagrams, bridged and passed on unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+import wireloom
+from tests.hub.running import eventually, hub_on, journaled, records, url_of
+from wireloom import mesh
+from wireloom.hub import Hub
+from wireloom.hub.config import default_config
+from wireloom.model import Authenticity, ConfigError, Direction, Kind, Message
+from wireloom.protocols.mesh import MESH, frames
+from wireloom.protocols.mesh.author import Author
+from wireloom.protocols.mesh.frames import Type
+from wireloom.protocols.mesh.settings import MeshSettings
+
+OPEN = """
+[[listener]]
+url = "mesh://127.0.0.1:0"
+profile = true
+settings = { require = "any" }
+[[listener]]
+url = "hsp://127.0.0.1:0"
+profile = true
+[http]
+url = "http://127.0.0.1:0"
+"""
+
+
+def closed(folder: Path, *trusted: mesh.Identity) -> str:
+    """A hub that accepts what its trust file verifies."""
+    mesh.TrustStore(identity.trusted_key() for identity in trusted).save(folder / "trust.json")
+    return OPEN.replace('require = "any"', f'trust = "{folder}/trust.json"')
+
+
+def speak(hub: Hub, *packets: bytes) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0))
+    sock.settimeout(5)
+    host, _, port = url_of(hub, "mesh").removeprefix("mesh://").rpartition(":")
+    for packet in packets:
+        sock.sendto(packet, (host, int(port)))
+    return sock
+
+
+async def test_mesh_and_hsp_talk_to_each_other(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, OPEN) as hub:
+        async with wireloom.connect(url_of(hub, "mesh")) as node, wireloom.connect(url_of(hub)) as other:
+            async with node.subscribe("to/mesh/#") as for_mesh, other.subscribe("to/hsp/#") as for_hsp:
+                await node.publish("to/hsp/1", {"c": 21.5})
+                await other.publish("to/mesh/1", {"d": 1}, ack=True)
+                event = await anext(for_hsp)
+                assert (event.topic, event.value()) == ("to/hsp/1", {"c": 21.5})
+                event = await anext(for_mesh)
+                assert (event.topic, event.value()) == ("to/mesh/1", {"d": 1})
+    entries = [e for e in journaled(tmp_path) if e.message.protocol == "mesh"]
+    assert {e.message.direction for e in entries} == {Direction.DGRAM}
+    assert [e.message.topic for e in entries if e.message.kind is Kind.EVENT] == ["to/hsp/1"]
+    assert [block.details["protocol"] for block in records(tmp_path, "opened")].count("mesh") == 1
+
+
+async def test_mesh_nodes_get_each_others_packets_unchanged(tmp_path: Path) -> None:
+    sender = mesh.Identity.generate(hmac=True, signature=False)
+    receiver = mesh.Identity.generate(hmac=True, signature=False)
+    receiver.save(tmp_path / "receiver.json")
+    sender.save(tmp_path / "sender.json")
+    config = closed(tmp_path, sender, receiver)
+    hub_key = mesh.Identity.generate(hmac=True, signature=False)
+    hub_key.save(tmp_path / "hub.json")
+    trust = mesh.TrustStore([sender.trusted_key(), receiver.trusted_key(), hub_key.trusted_key()])
+    trust.save(tmp_path / "all.json")
+    config = config.replace("settings = { ", f'settings = {{ key = "{tmp_path}/hub.json", ')
+    shared: dict[str, object] = {"trust": str(tmp_path / "all.json")}
+    async with hub_on(tmp_path, config) as hub:
+        url = url_of(hub, "mesh")
+        async with (
+            wireloom.connect(url, settings={**shared, "key": str(tmp_path / "sender.json")}) as one,
+            wireloom.connect(url, settings={**shared, "key": str(tmp_path / "receiver.json")}) as two,
+        ):
+            async with two.subscribe("a/#") as events:
+                await one.publish("a/b", "hello")
+                event = await anext(events)
+    assert (event.attributes["node_id"], event.authenticity) == (sender.node_id.hex(), Authenticity.VERIFIED)
+
+
+async def test_strangers_without_a_trusted_key_are_refused_recorded_and_have_no_connection(tmp_path: Path) -> None:
+    known = mesh.Identity.generate()
+    async with hub_on(tmp_path, closed(tmp_path, known)) as hub:
+        unsigned = Author(MeshSettings(), mesh.Identity(b"n" * 16)).hello(b"", time.time())[0]
+        forged = bytearray(Author(MeshSettings(), known).hello(b"", time.time())[0])
+        forged[-1] ^= 1
+        speak(hub, unsigned, bytes(forged), b"garbage").close()
+        await eventually(lambda: hub.metrics.refused.value("mesh", "mesh.header.short") == 1)
+        assert hub.metrics.refused.value("mesh", "mesh.policy.unsigned") == 1
+        assert hub.metrics.refused.value("mesh", "mesh.forged") == 1
+        assert not hub.connections
+        speak(hub, Author(MeshSettings(), known).hello(b"", time.time())[0]).close()
+        await eventually(lambda: len(hub.connections) == 1)
+    clauses = {block.details["clause"] for block in records(tmp_path, "refused")}
+    assert clauses == {"mesh.policy.unsigned", "mesh.forged", "mesh.header.short"}
+    assert not [block for block in records(tmp_path, "opened") if block.details["protocol"] != "mesh"]
+
+
+async def test_a_replay_from_another_address_is_refused(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, OPEN) as hub:
+        packet = Author(MeshSettings(), mesh.Identity(b"n" * 16)).write(Message(Kind.EVENT, "a"), time.time())[0]
+        speak(hub, packet).close()
+        await eventually(lambda: hub.metrics.received.value("mesh") == 1)
+        speak(hub, packet).close()
+        await eventually(lambda: hub.metrics.refused.value("mesh", "mesh.replay") == 1)
+        assert hub.metrics.received.value("mesh") == 1
+
+
+async def test_many_packets_of_one_read_are_one_run_in_the_journal(tmp_path: Path) -> None:
+    author = Author(MeshSettings(), mesh.Identity(b"n" * 16))
+    packets = [author.write(Message(Kind.EVENT, f"a/{n % 5}", b"%d" % n), time.time())[0] for n in range(300)]
+    async with hub_on(tmp_path, OPEN) as hub:
+        async with wireloom.connect(url_of(hub)) as other, other.subscribe("a/3") as events:
+            speak(hub, *packets).close()
+            found = [await anext(events) for _ in range(60)]
+            await eventually(lambda: hub.metrics.received.value("mesh") == 300)
+        assert [event.body for event in found] == [b"%d" % n for n in range(300) if n % 5 == 3]
+    entries = [e.message for e in journaled(tmp_path) if e.message.protocol == "mesh"]
+    assert [m.body for m in entries] == [b"%d" % n for n in range(300)]
+    assert {m.attributes["node_id"] for m in entries} == {(b"n" * 16).hex()}
+
+
+async def test_the_number_of_refusals_on_disk_is_bounded(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, OPEN) as hub:
+        speak(hub, *[b"garbage"] * 400).close()
+        await eventually(lambda: hub.metrics.refused.value("mesh", "mesh.header.short") == 400)
+    assert len(records(tmp_path, "refused")) < 300
+
+
+async def test_an_event_too_large_for_a_packet_is_undeliverable(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, OPEN) as hub:
+        async with wireloom.connect(url_of(hub, "mesh")) as node, wireloom.connect(url_of(hub)) as other:
+            async with node.subscribe("big"), other.subscribe("$hub/undeliverable") as notices:
+                await other.publish("big", bytes(600))
+                notice = (await anext(notices)).value()
+                assert isinstance(notice, dict)
+                assert (notice["topic"], "531" in str(notice["why"])) == ("big", True)
+
+
+async def test_a_node_that_falls_silent_is_forgotten_with_its_subscriptions(tmp_path: Path) -> None:
+    config = OPEN.replace('require = "any"', 'require = "any", lost_after = 0.3, heartbeat_interval = 0.1')
+    async with hub_on(tmp_path, config) as hub:
+        capabilities = b'{"wireloom":1,"subscribe":["x"]}'
+        hello = Author(MeshSettings(), mesh.Identity(b"n" * 16)).hello(capabilities, time.time())[0]
+        with speak(hub, hello) as sock:
+            loop = asyncio.get_running_loop()
+            answer = frames.decode(await loop.run_in_executor(None, sock.recv, 2000))
+            assert (
+                answer.get(Type.BINARY)
+                == b'{"wireloom":1,"subscribe":["#"],"re":"%08x"}' % frames.decode(hello).message_id
+            )
+            await eventually(lambda: len(hub.router.subscriptions) == 1)
+            await eventually(lambda: not hub.connections)
+            assert len(hub.router.subscriptions) == 0
+    assert [block.details["reason"] for block in records(tmp_path, "closed")] == ["idle"]
+
+
+async def test_a_mesh_node_and_the_hub_are_neighbours(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, OPEN) as hub:
+        async with mesh.Node("mesh://127.0.0.1:0", require="any", seeds=[url_of(hub, "mesh")]) as node:
+            async with node.changes() as changes, node.subscribe("to/node") as events:
+                assert (await anext(changes)).what is mesh.Change.JOINED
+                async with wireloom.connect(url_of(hub)) as other, other.subscribe("to/hsp") as for_hsp:
+                    await eventually(lambda: len(hub.router.subscriptions) == 2)
+                    await node.publish("to/hsp", 1)
+                    assert (await anext(for_hsp)).value() == 1
+                    await other.publish("to/node", 2)
+                    assert (await anext(events)).value() == 2
+
+
+async def test_trusted_without_a_trust_file_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trust file"):
+        async with hub_on(tmp_path, '[[listener]]\nurl = "mesh://127.0.0.1:0"\n[http]\nurl = "off"\n'):
+            pass
+
+
+def test_a_hub_without_configuration_listens_for_mesh_on_loopback_and_accepts_any(tmp_path: Path) -> None:
+    listeners = [each for each in default_config(tmp_path).listeners if each.protocol is MESH]
+    assert [(each.url, each.settings.policy) for each in listeners] == [  # type: ignore[attr-defined]
+        ("mesh://127.0.0.1:5041", mesh.Require.ANY)
+    ]
