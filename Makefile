@@ -22,7 +22,7 @@ demo: $(READY) ## hub, pipeline, real traffic, a crash in the middle, and the ta
 	@$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
 
 test: $(READY) system ## everything that must hold
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" -n 2 --dist loadfile
 
 lint: $(READY) ## ruff, strict mypy, the import contract
 	$(BIN)/ruff check .
