@@ -95,7 +95,7 @@ class Answers:
             else:
                 result = await cast(Awaitable[object], work)
             self._respond(driver, message, result)
-            if driver.writing_is_paused:
+            if driver.is_crowded:
                 await driver.drain()
         except Exception as error:
             self._fail(driver, message, error)
@@ -129,7 +129,7 @@ class Answers:
                     driver.send(Message(Kind.PROGRESS, message.topic, body, None, message.id, "progress", content_type))
                 except NotSupported:
                     continue  # nobody asked for steps, or the protocol has none; the result still counts
-                if driver.writing_is_paused:
+                if driver.is_crowded:
                     await driver.drain()
             return None
         finally:

@@ -42,9 +42,10 @@ class Calls:
     One timer serves them all: it is set for the first deadline and looks again when it fires.
     """
 
-    def __init__(self, on_timeout: Callable[[Call], None]) -> None:
+    def __init__(self, on_timeout: Callable[[Call], None], explain: Callable[[], str] = str) -> None:
         self._waiting: dict[str, Call] = {}
         self._on_timeout = on_timeout
+        self._explain = explain
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -141,7 +142,8 @@ class Calls:
             self.remove(call.id)
             self._on_timeout(call)
             topic, patience = call.request.topic, call.patience
-            call.fail(RequestTimeout(f"no answer to the request for {topic!r} within {patience:g} s"))
+            why = self._explain()
+            call.fail(RequestTimeout(f"no answer to the request for {topic!r} within {patience:g} s{why}"))
         deadline = min((call.deadline for call in self._waiting.values()), default=float("inf"))
         if deadline != float("inf"):
             self._watch(deadline)

@@ -15,6 +15,8 @@ from wireloom.model import HandshakeFailed, Message, PeerClosed, ProtocolViolati
 from wireloom.protocols.contract import Role, Run, Session, SessionState
 from wireloom.transports.base import Pipe
 
+BURST = 64
+"""Messages sent in one turn of the loop before the sender is asked to let others have a turn."""
 LINGER = 5.0
 """Seconds a closed conversation waits for the peer to take the last words and close its half."""
 
@@ -68,6 +70,8 @@ class Driver:
         self._more = False
         """There is something else."""
         self._by_message = False
+        self._burst = 0
+        """Messages sent in this turn of the loop."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._holds: set[str] = set()
@@ -87,6 +91,7 @@ class Driver:
         self._by_message = pipe.carries_messages
         self.session.epoch = time.time() - self._now()
         self.session.peer = pipe.peername
+        self.session.max_frame = pipe.max_write
         self.session.protected = pipe.tls is not None or is_local(pipe.peername)
         self.session.connected(self._now())
         if self._holds:
@@ -171,6 +176,11 @@ class Driver:
         return self._pipe
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there is a pipe that has not ended."""
+        return self._pipe is not None and self.failure is None
+
+    @property
     def is_open(self) -> bool:
         """Whether messages can be sent."""
         return self._announced and self.session.state is _OPEN
@@ -180,10 +190,15 @@ class Driver:
         if self.failure is not None:
             raise fresh(self.failure)
         sent = self.session.send(message, self._now())
-        if self._busy or self._flush_due:
+        self._burst += 1
+        if self._busy:
             self._more = True
-        else:
+        elif not self._flush_due:
             self.flush()
+        elif self._by_message or self._burst % BURST == 0:
+            self._after()
+        else:
+            self._more = True
         return sent
 
     def flush(self) -> None:
@@ -194,10 +209,14 @@ class Driver:
         if self._busy or self._flush_due:
             self._more = True
             return
-        if not self._by_message:
-            self._flush_due = True
-            self._loop.call_soon(self._flush_rest)
+        self._flush_due = True
+        self._loop.call_soon(self._flush_rest)
         self._after()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a sender should `drain` before it sends more: too much is unsent, or others want a turn."""
+        return self.writing_is_paused or self._burst >= BURST
 
     def write_pending(self) -> None:
         """Write what the session has to say at this moment, even inside a callback."""
@@ -211,7 +230,13 @@ class Driver:
                 pipe.write(data)
 
     async def drain(self) -> None:
-        """Wait until there is room to write. Raises PeerClosed when the connection is lost instead."""
+        """Wait until there is room to write. Raises PeerClosed when the connection is lost instead.
+
+        Whoever sends in a loop awaits this when `is_crowded`: it lets the loop turn even if there is room.
+        """
+        if self._burst >= BURST:
+            self._burst = 0
+            await asyncio.sleep(0)
         while self.writing_is_paused and self.failure is None:
             writer = self._loop.create_future()
             self._writers.append(writer)
@@ -243,7 +268,7 @@ class Driver:
 
     def close(self, reason: str = "") -> None:
         """Say goodbye as the protocol does it; `on_end` follows when the peer has taken it."""
-        if self.failure is None and self._pipe is not None:
+        if self.is_connected:
             self.session.close(self._now(), reason)
             self._after()
 
@@ -261,6 +286,7 @@ class Driver:
 
     def _flush_rest(self) -> None:
         self._flush_due = False
+        self._burst = 0
         if self._more:
             self._more = False
             if not self._finishing:

@@ -41,6 +41,8 @@ CONCURRENCY = 256
 DRAIN = 5.0
 """Seconds that closing waits for what is still in flight."""
 
+FULL = "; input is not read because a queue of this end is full"
+
 _NUMBERS = count(1)
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS, Kind.ACK))
 
@@ -63,7 +65,7 @@ class Peer:
         self.protocol = protocol
         self._queue = queue
         self._driver: Driver | None = None
-        self._calls = Calls(self._give_up)
+        self._calls = Calls(self._give_up, lambda: FULL if self._holds else "")
         self._answers = Answers(self, handler, operations or {}, queue=queue, concurrency=concurrency)
         self._subscriptions: Subscriptions[Inbox[Message]] = Subscriptions()
         self._announced: dict[str, int] = {}
@@ -120,7 +122,7 @@ class Peer:
         if driver is None or not driver.is_open:
             driver = await self._ready(timeout)
         driver.send(self._message(Kind.EVENT, topic, body, attributes))
-        if driver.writing_is_paused:
+        if driver.is_crowded:
             await driver.drain()
 
     async def request(
@@ -208,8 +210,8 @@ class Peer:
 
     @property
     def is_slow(self) -> bool:
-        """Whether too much is unsent: `drain` would wait."""
-        return self._driver is not None and self._driver.writing_is_paused
+        """Whether `drain` should be awaited before more is sent."""
+        return self._driver is not None and self._driver.is_crowded
 
     @property
     def is_busy(self) -> bool:
@@ -242,7 +244,7 @@ class Peer:
             except TimeoutError:
                 if driver is not None:
                     self._answers.refuse(driver)
-            if driver is not None and driver.failure is None:
+            if driver is not None and driver.is_connected:
                 driver.close(reason)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LINGER):
@@ -324,6 +326,8 @@ class Peer:
         """The connection is gone. Every waiting call fails; without a way back everything ends."""
         driver = self._driver
         assert driver is not None
+        if self._closing:
+            error = PeerClosed("the connection was closed by this end")
         self._calls.fail_all(error)
         self._answers.connection_lost(driver)
         self._gone.set()

@@ -53,9 +53,9 @@ class Faults:
 class FaultProxy:
     """Stands between clients and one server, and misbehaves when told to.
 
-        async with FaultProxy(server.url) as proxy, wireloom.connect(proxy.url) as peer:
-            proxy.to_client.delay = 0.2
-            proxy.cut()
+    async with FaultProxy(server.url) as proxy, wireloom.connect(proxy.url) as peer:
+        proxy.to_client.delay = 0.2
+        proxy.cut()
     """
 
     def __init__(self, url: str) -> None:
@@ -63,19 +63,19 @@ class FaultProxy:
         self.to_server = Faults()
         self.to_client = Faults()
         self.refusing = False
-        """Whether new connections are closed at once."""
+        """Whether new connections are let in and reset at once."""
         self.accepted = 0
         """How many connections were let in."""
         self._server: asyncio.Server | None = None
+        self._port = 0
         self._open: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
         """The server's URL with the proxy's address in it."""
-        assert self._server is not None, "the proxy is not started: use `async with`"
-        port = self._server.sockets[0].getsockname()[1]
-        return self._target.at(Address("127.0.0.1", port, self._target.address.path)).url
+        assert self._port, "the proxy is not started: use `async with`"
+        return self._target.at(Address("127.0.0.1", self._port, self._target.address.path)).url
 
     @property
     def connections(self) -> int:
@@ -92,14 +92,23 @@ class FaultProxy:
         for link in list(self._open):
             link.close()
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=READ)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    async def down(self) -> None:
+        """Cut every connection and listen no more: who connects is refused."""
         assert self._server is not None
         self._server.close()
         self.cut()
+
+    async def up(self) -> None:
+        """Listen again, at the same port."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, limit=READ)
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def __aenter__(self) -> Self:
+        await self.up()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.down()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -112,19 +121,28 @@ class FaultProxy:
         task.add_done_callback(self._tasks.discard)
         try:
             if self.refusing:
-                writer.transport.abort()
+                _reset(writer)
                 return
             self.accepted += 1
-            target = await asyncio.open_connection(self._target.address.host, self._target.address.port, limit=READ)
-            link = _Link((reader, writer), target)
+            link = _Link((reader, writer))
             self._open.add(link)
             try:
+                address = self._target.address
+                link.join(await asyncio.open_connection(address.host, address.port, limit=READ))
                 await link.run(self.to_server, self.to_client)
             finally:
                 self._open.discard(link)
                 link.cut()
         except (OSError, asyncio.CancelledError):
-            writer.transport.abort()
+            _reset(writer)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close without lingering: a reset, as when a machine on the way gives up."""
+    sock = writer.get_extra_info("socket")
+    if sock is not None and not writer.is_closing():
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 _End = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -133,20 +151,28 @@ _End = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class _Link:
     """One connection through the proxy: the client's end and the server's end."""
 
-    def __init__(self, client: _End, server: _End) -> None:
+    def __init__(self, client: _End) -> None:
         self._client = client
+        self._server = client
+        self._ends = [client]
+        self._over = False
+
+    def join(self, server: _End) -> None:
+        """The way to the server is open, too; it may be too late."""
         self._server = server
+        self._ends.append(server)
+        if self._over:
+            self.cut()
+            raise ConnectionResetError("cut before it was joined")
 
     def cut(self) -> None:
-        for _, writer in (self._client, self._server):
-            sock = writer.get_extra_info("socket")
-            if sock is not None and not writer.is_closing():
-                # With no time to linger a close is a reset, as when a cable is pulled and the other end learns of it.
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
+        self._over = True
+        for _, writer in self._ends:
+            _reset(writer)
 
     def close(self) -> None:
-        for _, writer in (self._client, self._server):
+        self._over = True
+        for _, writer in self._ends:
             writer.close()
 
     async def run(self, to_server: Faults, to_client: Faults) -> None:

@@ -32,8 +32,8 @@ async def peer_pair(
 ) -> AsyncIterator[Pair]:
     """A client and a server that are connected in memory; `handler` answers on the server's side.
 
-        async with peer_pair("hsp", service) as (client, server):
-            await client.request("math/add", {"a": 1, "b": 2})
+    async with peer_pair("hsp", service) as (client, server):
+        await client.request("math/add", {"a": 1, "b": 2})
     """
     came: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
     url = f"memory://{protocol}/pair-{next(_NUMBERS)}"

@@ -13,7 +13,6 @@ from wireloom.model import ConfigError
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, TLSInfo, Transport
 
-
 _RESET = struct.pack("ii", 1, 0)
 """Linger for no time: closing then resets the connection."""
 
