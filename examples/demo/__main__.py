@@ -211,9 +211,7 @@ class Demo:
         if complete:
             say(f"every one of the {self.total:,} acknowledged readings is in `messages`")
             if copies > self.total:
-                say(
-                    f"{copies - self.total:,} are there twice: the crash hid their acknowledgement, so they were sent again"
-                )
+                say(f"{copies - self.total:,} are there twice: the crash hid that they had been acknowledged")
         else:
             say(f"WRONG: {self.acknowledged:,} readings were acknowledged, {different:,} are in `messages`")
         return complete
