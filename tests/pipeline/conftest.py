@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def spark() -> Iterator[SparkSession]:
     from wireloom.pipeline import start_session
 
-    session = start_session(app="tests")
+    session = start_session(app="tests", quick=True)
     yield session
     session.stop()
 

@@ -27,6 +27,7 @@ from wireloom.pipeline.warehouse import Warehouse, write_json
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from wireloom.pipeline.files import Report
 
@@ -124,11 +125,23 @@ class Pipeline:
 
         if self._note is not None:
             self._note(f"starting Spark on {self._master or 'all cores of this machine'}")
-        spark = start_session(self._master, self._conf, "wireloom pipeline")
+        spark = start_session(self._master, self._conf, "wireloom pipeline", quick=True)
         threading.Thread(target=warm_up, args=(spark,), daemon=True).start()
         return spark
 
     def _run(self, spark: SparkSession, once: bool, interval: float) -> None:
+        try:
+            query = self._start_query(spark, once, interval)
+            while not query.awaitTermination(1):
+                if self._stopping:
+                    # No batch can begin while the lock is held, and none is under way.
+                    with self._between_batches:
+                        query.stop()
+        except Exception as error:
+            if not self._stopping:
+                raise explain(error) from error
+
+    def _start_query(self, spark: SparkSession, once: bool, interval: float) -> StreamingQuery:
         from wireloom.pipeline.files import FORMAT
         from wireloom.pipeline.session import register
 
@@ -143,16 +156,7 @@ class Pipeline:
             .foreachBatch(self._batch)
         )
         writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{interval} seconds")
-        query = writer.start()
-        try:
-            while not query.awaitTermination(1):
-                if self._stopping:
-                    # No batch can begin while the lock is held, and none is under way.
-                    with self._between_batches:
-                        query.stop()
-        except Exception as error:
-            if not self._stopping:
-                raise explain(error) from error
+        return writer.start()
 
     def _batch(self, found: DataFrame, number: int) -> None:
         with self._between_batches:

@@ -1,7 +1,6 @@
 """Starts Spark with settings that suit one machine; everything can be overridden by `conf`.
 
-The settings come from measurements: a short start matters more than a compiler's last tenth for runs of
-seconds, and workers must be this Python, with this package, whatever the path says.
+Workers must be this Python, with this package, whatever the path says.
 """
 
 from __future__ import annotations
@@ -26,14 +25,22 @@ if TYPE_CHECKING:
 LOCAL = "local[*,4]"
 """All cores; a task that loses its Python worker is tried again, up to four times."""
 
+_REGISTERED = "wireloom.registered"
+_QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "
+
 
 def start_session(
-    master: str | None = None, conf: Mapping[str, str] | None = None, app: str = "wireloom"
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    app: str = "wireloom",
+    *,
+    quick: bool = False,
 ) -> SparkSession:
     """A Spark session that knows the format `wireloom`.
 
     `master` is any master Spark understands; by default all cores of this machine. `conf` are Spark's
-    own settings and win over the defaults made here.
+    own settings and win over the defaults made here. `quick` is for jobs that leave the work to Python: Java
+    starts sooner, and never takes the time to become fast.
     """
     try:
         from pyspark.sql import SparkSession
@@ -45,7 +52,7 @@ def start_session(
     master = master or LOCAL
     _prepare_environment()
     builder = SparkSession.builder.appName(app).master(master)
-    for name, value in {**settings(master), **(conf or {})}.items():
+    for name, value in {**settings(master, quick=quick), **(conf or {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     register(spark)
@@ -67,11 +74,13 @@ def register(spark: SparkSession) -> None:
     from wireloom.pipeline.files import DecodedFiles
     from wireloom.pipeline.source import WireloomSource
 
-    spark.dataSource.register(WireloomSource)
-    spark.dataSource.register(DecodedFiles)
+    if spark.conf.get(_REGISTERED, None) is None:
+        spark.dataSource.register(WireloomSource)
+        spark.dataSource.register(DecodedFiles)
+        spark.conf.set(_REGISTERED, "true")
 
 
-def settings(master: str = LOCAL) -> dict[str, str]:
+def settings(master: str = LOCAL, *, quick: bool = False) -> dict[str, str]:
     """What Wireloom sets beyond Spark's defaults."""
     log = files("wireloom.pipeline").joinpath("log4j2.properties")
     chosen = {
@@ -85,7 +94,7 @@ def settings(master: str = LOCAL) -> dict[str, str]:
     }
     if master.startswith("local"):
         chosen |= {
-            "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData "
+            "spark.driver.extraJavaOptions": f"{_QUICK if quick else ''}-XX:-UsePerfData "
             f"-Dlog4j2.configurationFile={Path(str(log)).as_uri()}",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",

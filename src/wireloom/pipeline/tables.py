@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-DIFFERING = frozenset({"body", "message_id", "correlation_id", "bytes", "offset", "sequence", "time"})
+DIFFERING = frozenset({"body", "message_id", "correlation_id", "bytes"})
 """Columns whose values hardly repeat: a dictionary of them would only cost time."""
+ASCENDING = frozenset({"sequence", "offset"})
+"""Columns of numbers that mostly grow by the same step: the steps are stored."""
 
 KEPT_HOURS = 24
 """So long the files of an earlier version of a table are kept, for those who read it."""
@@ -69,12 +71,14 @@ def write_rows(folder: Path, table: Table, rows: pa.Table, partition: Mapping[st
     path = f"{place}/{uuid.uuid4().hex}.parquet" if place else f"{uuid.uuid4().hex}.parquet"
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
+    names = [column.name for column in table.stored]
     pq.write_table(
         rows,
         target,
         compression="zstd",
         compression_level=1,
-        use_dictionary=[c.name for c in table.stored if c.name not in DIFFERING],
+        use_dictionary=[name for name in names if name not in DIFFERING | ASCENDING],
+        column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in ASCENDING},
         write_statistics=["time", "minute"],
         store_schema=False,
         coerce_timestamps="us",
@@ -191,9 +195,13 @@ def summary(folder: Path, table: Table) -> Summary:
 
 def read_spark(spark: SparkSession, folder: Path, table: Table, chosen: Sequence[WrittenFile]) -> DataFrame:
     """Files of a table as a DataFrame with the table's columns in order."""
+    from pyspark.sql import functions as f
+
     schema = spark_schema(table.columns)
     if not chosen:
-        return spark.createDataFrame([], schema)
+        # A plan that Spark sees to be empty, and leaves out of whatever it is part of.
+        nothing = [f.lit(None).cast(field.dataType).alias(field.name) for field in schema]
+        return spark.range(0).select(*nothing)
     paths = [str(folder / file.path) for file in chosen]
     rows = spark.read.schema(schema).option("basePath", str(folder)).parquet(*paths)
     return rows.select(*table.names)
