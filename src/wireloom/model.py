@@ -7,6 +7,7 @@ pipeline and command line only ever speak of messages.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import uuid
 from collections.abc import Mapping
@@ -287,6 +288,10 @@ class RequestFailed(WireloomError):
 
     def __str__(self) -> str:
         detail = self.body.decode(errors="replace")
+        if detail[:1] == '"':
+            # Where every body is JSON, so is the text of an error.
+            with contextlib.suppress(ValueError):
+                detail = str(json.loads(detail))
         return f"request failed with {self.code}" + (f": {detail}" if detail else "")
 
 

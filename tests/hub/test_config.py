@@ -60,6 +60,10 @@ def test_a_whole_file_is_understood(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("data = 5\n", "hub.toml:1: data must be the path of a folder, not 5"),
+        ('[[listener]]\nurl = "emp://h"\nprofile = "yes"\n', "hub.toml:3: listener: profile must be true or false"),
+        ("[limits]\nqueue_bytes = -5\n", "hub.toml:2: limits: setting 'queue_bytes' is -5; it must be more than 0"),
+        ('[http]\nport = 1\n', "hub.toml:2: http: unknown key 'port'; known: url"),
         ("colour = 1\n", "hub.toml:1: unknown key 'colour'; known: data, listener"),
         ('[[listener]]\nport = 1\n', "hub.toml:2: listener: unknown key 'port'; known: url"),
         ('\n[[listener]]\nprofile = true\n', "hub.toml:2: listener: a listener needs a url"),
@@ -71,7 +75,7 @@ def test_a_whole_file_is_understood(tmp_path: Path) -> None:
         ('[listener]\nurl = "hsp://h"\n', "write listeners as [[listener]], with two brackets"),
         ('[journal]\nsync = "maybe"\n', "hub.toml:2: journal: setting 'sync' is 'maybe'; it must be of type bool"),
         ('[limits]\n\nqueue_byte = 1\n', "hub.toml:3: limits: unknown setting 'queue_byte'"),
-        ('[limits]\nslow_consumer = "shout"\n', "hub.toml:2: limits: setting 'slow_consumer' is 'shout'"),
+        ('[limits]\nslow_consumer = "shout"\n', "hub.toml:2: limits: setting 'slow_consumer' is 'shout'; it must be one of drop-oldest, drop-newest, disconnect"),
         ('[http]\nurl = "https://127.0.0.1:1"\n', "hub.toml:2: http: URL 'https://127.0.0.1:1': metrics are served over http"),
     ],
 )  # fmt: skip

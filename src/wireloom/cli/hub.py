@@ -9,6 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
+from wireloom.model import ConfigError
+
 EXAMPLE = """\
 examples:
   wireloom hub                               loopback, default ports, journal in wireloom-data/journal
@@ -25,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("action", nargs="?", choices=["run", "check"], default="run", help=argparse.SUPPRESS)
+    parser.add_argument("action", nargs="?", default="run", help=argparse.SUPPRESS)
     parser.add_argument("file", nargs="?", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration in TOML; default: loopback only")
     parser.add_argument("--data", type=Path, metavar="DIR", help="data folder; the journal is in DIR/journal")
@@ -37,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run or check."""
     from wireloom.hub.config import default_config, load_config
 
+    if arguments.action not in ("run", "check"):
+        raise ConfigError(f"hub knows no action {arguments.action!r}; a configuration is named with --config FILE")
     path = arguments.config or arguments.file
     if arguments.action == "check":
         if path is None:

@@ -135,5 +135,6 @@ def run_verify(arguments: argparse.Namespace) -> int:
         print(fault, file=sys.stderr)
         faults += 1
     verdict = "no fault" if not faults else f"{faults} fault{'s' if faults > 1 else ''}"
-    print(f"{arguments.folder}: {seen.segments} segments, {seen.blocks} blocks, {seen.size} bytes: {verdict}")
+    segments = f"{seen.segments} segment{'s' if seen.segments != 1 else ''}"
+    print(f"{arguments.folder}: {segments}, {seen.blocks} blocks, {seen.size} bytes: {verdict}")
     return 1 if faults else 0

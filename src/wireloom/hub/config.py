@@ -22,6 +22,7 @@ slow_consumer = "drop-oldest"
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 from collections.abc import Mapping
@@ -38,6 +39,14 @@ from wireloom.transports.address import Address, parse_url
 
 DEFAULT_HTTP = "http://127.0.0.1:5046"
 _LOOPBACK = "127.0.0.1"
+
+
+def _check_positive(settings: Settings) -> None:
+    """Sizes, counts and times of nothing or less make no sense here."""
+    for each in dataclasses.fields(settings):
+        value = getattr(settings, each.name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
+            raise ConfigError(f"setting {each.name!r} is {value}; it must be more than 0")
 
 
 class SlowConsumer(StrEnum):
@@ -58,6 +67,9 @@ class JournalSettings(Settings):
     segment_bytes: int = 64 * 1024 * 1024
     refused_quota: int = 64 * 1024 * 1024
 
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits(Settings):
@@ -72,6 +84,9 @@ class Limits(Settings):
     drain_seconds: float = 10.0
     request_timeout: float = 30.0
     """Seconds a provider has to answer a request."""
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +155,11 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
     values = table.get("settings", {})
     if not isinstance(values, dict):
         raise _Wrong("settings", "settings must be a table, such as { max_payload = 65536 }")
+    profile = table.get("profile", False)
+    if not isinstance(profile, bool):
+        raise _Wrong("profile", f"profile must be true or false, not {profile!r}")
     if "profile" in protocol.settings_type.__dataclass_fields__:
-        values = {"profile": table.get("profile", False), **values}
+        values = {"profile": profile, **values}
     values = {**protocol.hub_settings, **values}
     try:
         settings = protocol.settings(values)
@@ -237,12 +255,20 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     assert isinstance(journal, JournalSettings)
     assert isinstance(limits, Limits)
     http_table = table.get("http", {})
-    http_url = http_table.get("url", DEFAULT_HTTP) if isinstance(http_table, dict) else None
+    if not isinstance(http_table, dict):
+        raise ConfigError(f"{name}: http must be a table: [http]")
+    for key in http_table:
+        if key != "url":
+            raise wrong("http", 0, ConfigError(f"unknown key {key!r}; known: url"), key)
+    http_url = http_table.get("url", DEFAULT_HTTP)
     try:
-        http = None if http_url in (None, "", "off") else _http_address(str(http_url))
+        http = None if http_url == "off" else _http_address(str(http_url))
     except ConfigError as error:
         raise wrong("http", 0, error, "url") from None
-    folder = data if data is not None else Path(str(table.get("data", "wireloom-data")))
+    named = table.get("data", "wireloom-data")
+    if not isinstance(named, str) or not named:
+        raise ConfigError(f"{name}:{_line(text, '', 0, 'data')}: data must be the path of a folder, not {named!r}")
+    folder = data if data is not None else Path(named)
     if not listeners:
         listeners = list(default_config(folder).listeners)
     return HubConfig(folder, tuple(listeners), journal, limits, http)

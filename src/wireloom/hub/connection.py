@@ -206,6 +206,8 @@ class Connection:
                 self._enqueue(frame, 1, urgent=self.session.is_urgent(frame))
         else:
             self._enqueue(self.session.outgoing(), 1)
+        if self.session.offloads:
+            self.driver.flush()
 
     def deliver_frames(self, encoded: bytes, count: int) -> None:
         """Send events that are encoded already."""

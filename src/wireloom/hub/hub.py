@@ -124,7 +124,7 @@ class Hub:
             ) from None
         self._listeners.append(opened)
         self.urls[listener.url] = f"{listener.scheme.name}://{opened.address}"
-        log.info("listening on %s", self.urls[listener.url])
+        log.debug("listening on %s", self.urls[listener.url])
 
     def _gauges(self) -> None:
         gauge = self.metrics.gauge

@@ -18,7 +18,7 @@ import abc
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -137,8 +137,11 @@ def _coerce(name: str, value: object, hint: object) -> object:
             return tuple(_coerce(name, each, element) for each in value)
         elif isinstance(origin, type) and isinstance(value, origin):
             return value
-    wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options)
-    raise ConfigError(f"setting {name!r} is {value!r}; it must be of type {wanted}")
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        wanted = "one of " + ", ".join(str(choice.value) for choice in hint)
+    else:
+        wanted = "of type " + " or ".join(getattr(o, "__name__", str(o)) for o in options)
+    raise ConfigError(f"setting {name!r} is {value!r}; it must be {wanted}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +336,8 @@ class Session(abc.ABC):
     """What to add to `now` to get seconds since 1970; the owner sets it, for ids that tell the time."""
     peer: str = ""
     """The address of the other end; the owner sets it before `connected`."""
+    offloads: bool = False
+    """Whether slow work is handed out by `work`, so that the owner's loop need not wait for it."""
     max_frame: int = 0
     """The most bytes of one frame that the transport takes; 0: any. The owner sets it before `connected`."""
     protected: bool = False
@@ -426,6 +431,17 @@ class Session(abc.ABC):
     def enable_bulk(self) -> bool:
         """Allow `receive` to answer with `Run.bulk` for large reads; False where there is no kernel."""
         return False
+
+    def enable_work(self) -> None:
+        """The owner will ask for `work` after each step and run it; without this it is done inside the step."""
+
+    def work(self) -> Callable[[], object] | None:
+        """Something slow for another thread to do, one at a time; its result goes to `worked`."""
+        return None
+
+    def worked(self, result: object, now: float) -> Run:
+        """Slow work is done; what waited for it goes on."""
+        return Run()
 
     @abc.abstractmethod
     def close(self, now: float, reason: str = "") -> None:
