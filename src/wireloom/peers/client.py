@@ -24,6 +24,7 @@ from wireloom.peers.driver import Driver, fresh
 from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
 from wireloom.peers.peer import CONCURRENCY, DRAIN, QUEUE, SUBSCRIBE, TIMEOUT, Peer, operation
+from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import Role
 from wireloom.transports import TLS, Options
 from wireloom.transports.tls import client_context
@@ -169,7 +170,7 @@ class Client(Peer):
     async def _open_at(self, place: Endpoint) -> None:
         session = self._sessions.new(Role.CLIENT, unique=secrets.randbits(64))
         self._opening = opening = asyncio.get_running_loop().create_future()
-        driver = Driver(session, on_run=self.take, on_open=self._on_open, on_end=self._on_end)
+        driver = PortionDriver(session, on_run=self.take, on_open=self._on_open, on_end=self._on_end)
         self.attach(driver)
         tls = client_context(self._tls) if place.secure else None
         certificates = self._tls if isinstance(self._tls, TLS) else None

@@ -82,6 +82,8 @@ class Driver:
         self.writing_is_paused = False
         self.failure: WireloomError | None = None
         """Why the conversation is over; None while it is not."""
+        if session.offloads:
+            session.enable_work()
 
     # What the transport calls
 
@@ -311,6 +313,26 @@ class Driver:
         deadline = session.deadline()
         if deadline is not None and (self._timer is None or deadline < self._timer_at):
             self._arm(deadline)
+        if session.offloads:
+            self._start_work()
+
+    def _start_work(self) -> None:
+        """Let a thread do what is slow; nothing more is read until that is done."""
+        work = self.session.work()
+        if work is not None:
+            self.hold("work")
+            self._loop.run_in_executor(None, work).add_done_callback(self._worked)
+
+    def _worked(self, done: asyncio.Future[object]) -> None:
+        if self._finishing:
+            return
+        self._busy = True
+        try:
+            self._took(self.session.worked(done.result(), self._now()))
+        finally:
+            self._busy = False
+        self.release("work")
+        self._after()
 
     def _arm(self, deadline: float) -> None:
         self._disarm()

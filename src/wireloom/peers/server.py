@@ -17,6 +17,7 @@ from wireloom.peers.driver import Driver
 from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
 from wireloom.peers.peer import CONCURRENCY, DRAIN, QUEUE, SUBSCRIBE, UNSUBSCRIBE, Peer
+from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import Role, Run, Sessions, Settings
 from wireloom.topics import Subscriptions
 from wireloom.transports import TLS, Listener, Options, Pipe
@@ -235,7 +236,7 @@ class Server:
         return None
 
 
-class _Door(Driver):
+class _Door(PortionDriver):
     """A driver that turns connections away when there are too many."""
 
     def __init__(

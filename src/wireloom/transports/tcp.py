@@ -106,10 +106,11 @@ class TCPPipe(Pipe, asyncio.Protocol):
 
     def abort(self) -> None:
         """Close now, with a reset: the peer learns that nobody reads its answers any more."""
-        sock = self._open.get_extra_info("socket")
-        if sock is not None and not self._open.is_closing():
+        transport = self._open
+        sock = None if transport.is_closing() else transport.get_extra_info("socket")
+        if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        self._open.abort()
+        transport.abort()
 
 
 class TCPListener(Listener):

@@ -1,0 +1,282 @@
+"""The driver on its own: timers, writes, portions, and the order of things. Pipe and clock belong to the test."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wireloom.model import HandshakeFailed, Kind, Message, PeerClosed, WireloomError
+from wireloom.peers.driver import BURST, Driver
+from wireloom.peers.portions import PortionDriver
+from wireloom.protocols.contract import Role, Run, Session, SessionState
+from wireloom.protocols.registry import protocol
+from wireloom.transports import Pipe
+
+HSP = protocol("hsp")
+PING, PONG = b"\x03", b"\x04"
+
+
+class StubPipe(Pipe):
+    """Writes down what is done to it."""
+
+    peername = "test:1"
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.done: list[str] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def finish(self) -> None:
+        self.done.append("finish")
+
+    def pause_reading(self) -> None:
+        self.done.append("pause")
+
+    def resume_reading(self) -> None:
+        self.done.append("resume")
+
+    def close(self) -> None:
+        self.done.append("close")
+
+    def abort(self) -> None:
+        self.done.append("abort")
+
+
+class Bench:
+    """A driver on a stub pipe, and what came out of it."""
+
+    def __init__(self, *, role: Role = Role.SERVER, kind: type[Driver] = Driver, **settings: object) -> None:
+        self.session: Session = HSP.session(role, HSP.settings(settings))
+        self.runs: list[Run] = []
+        self.opened = 0
+        self.errors: list[WireloomError] = []
+        self.driver = kind(self.session, on_run=self.runs.append, on_open=self._open, on_end=self.errors.append)
+        self.pipe = StubPipe()
+
+    def _open(self) -> None:
+        self.opened += 1
+
+    def start(self) -> Bench:
+        self.driver.opened(self.pipe)
+        return self
+
+    @property
+    def messages(self) -> list[Message]:
+        return [message for run in self.runs for message in run.messages]
+
+
+async def test_answers_of_the_session_are_written_in_one_piece() -> None:
+    bench = Bench().start()
+    bench.driver.received(PING * 3)
+    assert bench.pipe.written == [PONG * 3]
+    assert [message.kind for message in bench.messages] == [Kind.PING] * 3
+
+
+async def test_open_is_announced_once_and_before_the_first_run() -> None:
+    bench = Bench().start()
+    assert bench.opened == 1
+    bench.driver.received(PING)
+    assert bench.opened == 1
+
+
+async def test_first_message_goes_out_at_once_the_rest_of_the_turn_together() -> None:
+    bench = Bench().start()
+    for number in range(4):
+        bench.driver.send(Message(Kind.EVENT, "hsp/1", bytes([number])))
+    assert len(bench.pipe.written) == 1
+    await asyncio.sleep(0)
+    assert len(bench.pipe.written) == 2
+    assert b"".join(bench.pipe.written) == b"".join(b"\0\0\1\0\0\0\1" + bytes([n]) for n in range(4))
+
+
+async def test_a_pipe_of_messages_gets_one_frame_a_write() -> None:
+    session = protocol("yamp").session(Role.CLIENT, protocol("yamp").settings())
+    driver = Driver(session, on_run=lambda run: None)
+    pipe = StubPipe()
+    pipe.carries_messages = True
+    driver.opened(pipe)
+    driver.received(pipe.written[0])
+    pipe.written.clear()
+    for _ in range(5):
+        driver.send(Message(Kind.EVENT, "a", b"1"))
+    await asyncio.sleep(0)
+    assert len(pipe.written) == 5
+
+
+async def test_long_burst_is_written_on_the_way_and_makes_the_sender_wait_a_turn() -> None:
+    bench = Bench().start()
+    for _ in range(BURST):
+        bench.driver.send(Message(Kind.EVENT, "hsp/1"))
+    assert bench.driver.is_crowded
+    turned = asyncio.Event()
+    asyncio.get_running_loop().call_soon(turned.set)
+    await bench.driver.drain()
+    assert turned.is_set()
+    assert not bench.driver.is_crowded
+    assert len(b"".join(bench.pipe.written)) == BURST * 7
+
+
+async def test_idle_peer_is_pinged_and_given_up() -> None:
+    bench = Bench(ping_interval=0.02, pong_timeout=0.02).start()
+    while not bench.pipe.done:
+        await asyncio.sleep(0.005)
+    assert bench.pipe.written == [PING]
+    assert bench.pipe.done == ["finish"]
+    bench.driver.ended(None)
+    assert "idle" in str(bench.errors[0])
+
+
+async def test_traffic_moves_the_deadline() -> None:
+    bench = Bench(ping_interval=0.05, pong_timeout=5).start()
+    for _ in range(20):
+        bench.driver.received(PONG)
+        await asyncio.sleep(0.005)
+    assert bench.pipe.written == []
+    while not bench.pipe.written:
+        await asyncio.sleep(0.005)
+    assert bench.pipe.written == [PING]
+
+
+async def test_violation_says_its_last_words_closes_its_half_and_reads_on_into_nothing() -> None:
+    bench = Bench().start()
+    bench.driver.received(PING + b"\xff" + PING)
+    assert bench.pipe.written == [PONG]
+    assert bench.pipe.done == ["finish"]
+    bench.driver.received(PING * 100)
+    assert bench.pipe.written == [PONG]
+    bench.driver.input_ended()
+    assert bench.pipe.done == ["finish", "close"]
+    bench.driver.ended(None)
+    assert isinstance(bench.errors[0], PeerClosed)
+    assert bench.errors[0].__cause__ is bench.session.violation
+    with pytest.raises(PeerClosed, match=r"hsp\.command\.unknown"):
+        bench.driver.send(Message(Kind.EVENT, "hsp/1"))
+
+
+async def test_peer_that_does_not_close_is_aborted() -> None:
+    bench = Bench()
+    bench.driver._linger = 0.01
+    bench.start()
+    bench.driver.close()
+    assert bench.pipe.done == ["finish"]
+    await asyncio.sleep(0.03)
+    assert bench.pipe.done == ["finish", "abort"]
+
+
+async def test_reasons_to_hold_add_up() -> None:
+    bench = Bench().start()
+    bench.driver.hold("one")
+    bench.driver.hold("two")
+    bench.driver.release("one")
+    bench.driver.release("never held")
+    assert bench.pipe.done == ["pause"]
+    assert bench.driver.holds == {"two"}
+    bench.driver.release("two")
+    assert bench.pipe.done == ["pause", "resume"]
+
+
+async def test_server_stops_reading_while_it_cannot_write_and_a_client_goes_on() -> None:
+    server, client = Bench(role=Role.SERVER).start(), Bench(role=Role.CLIENT).start()
+    for bench in (server, client):
+        bench.driver.writing_paused()
+        assert bench.driver.is_crowded
+    assert (server.pipe.done, client.pipe.done) == (["pause"], [])
+    waiting = asyncio.ensure_future(server.driver.drain())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    server.driver.writing_resumed()
+    await waiting
+    assert server.pipe.done == ["pause", "resume"]
+
+
+async def test_cancelled_drain_leaves_the_others_waiting() -> None:
+    bench = Bench().start()
+    bench.driver.writing_paused()
+    first, second = (asyncio.ensure_future(bench.driver.drain()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    assert first.cancelled() and not second.done()
+    bench.driver.writing_resumed()
+    await second
+
+
+async def test_lost_pipe_wakes_those_who_wait_for_room() -> None:
+    bench = Bench().start()
+    bench.driver.writing_paused()
+    waiting = asyncio.ensure_future(bench.driver.drain())
+    await asyncio.sleep(0)
+    bench.driver.ended(ConnectionResetError("cable"))
+    with pytest.raises(PeerClosed, match="cable"):
+        await waiting
+
+
+async def test_end_before_the_handshake_is_a_failed_handshake() -> None:
+    session = protocol("yamp").session(Role.CLIENT, protocol("yamp").settings())
+    errors: list[WireloomError] = []
+    driver = Driver(session, on_run=lambda run: None, on_end=errors.append)
+    driver.opened(StubPipe())
+    driver.ended(None)
+    assert isinstance(errors[0], HandshakeFailed)
+    assert session.state is SessionState.CLOSED
+
+
+FRAMES = [PING, PONG, b"\0\0\7\0\0\0\5hello", b"\0\0\7\0\0\0\0"]
+
+
+@given(st.lists(st.sampled_from(FRAMES), max_size=300), st.integers(1, 4000), st.integers(1, 3000))
+def test_portions_bring_the_same_messages_in_the_same_order(frames: list[bytes], read: int, portion: int) -> None:
+    stream = b"".join(frames)
+
+    async def run(kind: type[Driver]) -> list[Message]:
+        bench = Bench(kind=kind).start()
+        if isinstance(bench.driver, PortionDriver):
+            bench.driver._portion = portion
+        for start in range(0, len(stream), read):
+            bench.driver.received(stream[start : start + read])
+        bench.driver.input_ended()
+        while "finish" not in bench.pipe.done and "close" not in bench.pipe.done:
+            await asyncio.sleep(0)
+        bench.driver.ended(None)
+        return bench.messages
+
+    assert asyncio.run(run(PortionDriver)) == asyncio.run(run(Driver))
+
+
+async def test_many_tiny_frames_leave_turns_to_others() -> None:
+    bench = Bench(kind=PortionDriver).start()
+    turns = 0
+    bench.driver.received(PING * 100_000)
+    while bench.driver.holds:
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= 5
+    assert len(bench.messages) == 100_000
+    assert bench.pipe.done[0] == "pause" and bench.pipe.done[-1] == "resume"
+
+
+async def test_a_full_queue_stops_the_rest_of_a_read() -> None:
+    bench = Bench(kind=PortionDriver).start()
+    bench.driver.on_run = lambda run: (bench.runs.append(run), bench.driver.hold("queue"))[0]
+    bench.driver.received(PING * 100_000)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert 0 < len(bench.messages) < 100_000
+    before = len(bench.messages)
+    bench.driver.release("queue")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert before < len(bench.messages) < 100_000
+
+
+async def test_what_arrived_before_the_end_is_taken_even_if_the_pipe_is_gone() -> None:
+    bench = Bench(kind=PortionDriver).start()
+    bench.driver.received(PING * 100_000)
+    bench.driver.ended(ConnectionResetError("gone"))
+    assert len(bench.messages) == 100_000
+    assert bench.errors

@@ -1,0 +1,48 @@
+"""From a URL to protocol, transport and address."""
+
+import pytest
+
+import wireloom
+from wireloom import ConfigError
+from wireloom.peers import endpoint
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "transport", "text"),
+    [
+        ("hsp://h", "hsp", "tcp", "hsp://h:5042"),
+        ("hsps://[::1]:7", "hsp", "tls", "hsps://[::1]:7"),
+        ("emp://h:0", "emp", "tcp", "emp://h:0"),
+        ("yamp+ws://h/p?q=1", "yamp", "ws", "yamp+ws://h:5044/p?q=1"),
+        ("memory://yamp/room", "yamp", "memory", "memory://yamp/room"),
+    ],
+)
+def test_parts(url: str, protocol: str, transport: str, text: str) -> None:
+    place = endpoint(url)
+    assert (place.protocol.name, place.transport.name, place.url) == (protocol, transport, text)
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("gopher://h", "unknown URL scheme 'gopher'; known: .*hsp.*memory"),
+        ("memory://hsp", "memory://<protocol>/<name>"),
+        ("memory://smtp/x", "unknown protocol 'smtp'"),
+        ("nonsense", "scheme://host:port"),
+    ],
+)
+def test_mistakes(url: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        endpoint(url)
+
+
+async def test_unknown_setting_is_named() -> None:
+    with pytest.raises(ConfigError, match="unknown setting 'max_paylod'; known: max_payload"):
+        wireloom.connect("hsp://127.0.0.1", settings={"max_paylod": 1})
+
+
+async def test_port_in_use_is_an_os_error() -> None:
+    async with wireloom.serve("hsp://127.0.0.1:0") as server:
+        with pytest.raises(OSError, match="in use"):
+            async with wireloom.serve(server.url):
+                pass

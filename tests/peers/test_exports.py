@@ -1,0 +1,56 @@
+"""What `import wireloom` offers, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import wireloom
+
+NAMES = [
+    "Authenticity",
+    "Backoff",
+    "BodyError",
+    "ConfigError",
+    "Direction",
+    "HandshakeFailed",
+    "JournalError",
+    "Kind",
+    "LimitExceeded",
+    "Message",
+    "NotSupported",
+    "Peer",
+    "PeerClosed",
+    "ProtocolViolation",
+    "RequestFailed",
+    "RequestTimeout",
+    "Result",
+    "Server",
+    "Service",
+    "TLS",
+    "WireloomError",
+    "connect",
+    "run",
+    "serve",
+]
+
+
+def test_public_names_are_these() -> None:
+    assert sorted(wireloom.__all__) == sorted(NAMES)
+    assert all(hasattr(wireloom, name) for name in NAMES)
+
+
+def test_importing_is_light() -> None:
+    heavy = "numpy numba pyarrow pyspark pandas websockets lxml cryptography uvloop aioquic slixmpp"
+    code = f"import sys, wireloom; print(*sorted(set({heavy!r}.split()) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_urls_and_protocols_are_found_without_heavy_packages() -> None:
+    code = (
+        "import sys; from wireloom.peers import endpoint; endpoint('hsp://h'); "
+        "print(*sorted({'numpy', 'numba', 'pyarrow', 'pyspark'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
