@@ -99,8 +99,8 @@ class QuicPipe(Pipe):
         self._protocol.close()
 
     def abort(self) -> None:
-        """Close the connection."""
-        self._protocol.close()
+        """Say that it is over, and wait for nothing."""
+        self._protocol.abandon()
 
 
 class _Connection(QuicConnectionProtocol):
@@ -132,6 +132,19 @@ class _Connection(QuicConnectionProtocol):
             if pipe is not None:
                 wrong = event.error_code and event.reason_phrase != "Idle timeout"
                 pipe.ended(ConnectionError(event.reason_phrase or "QUIC error") if wrong else None)
+
+    def abandon(self) -> None:
+        """Close, without the time that QUIC keeps a closed connection for stray packets."""
+        pipe, self.pipe = self.pipe, None
+        if pipe is None:
+            return
+        self.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._connection_terminated_handler()
+        self._home.terminated(self)
+        self._loop.call_soon(pipe.ended, None)
 
     def send(self, data: bytes) -> int:
         """Send a DATAGRAM frame; returns how many wait, more than `MAX_PENDING` when this one was dropped."""
@@ -180,6 +193,9 @@ class _Client:
         except TimeoutError:
             transport.abort()
             raise ConnectionError(f"no QUIC handshake with {address} in {options.handshake_timeout:g} s") from None
+        except asyncio.CancelledError:
+            transport.abort()
+            raise
         except ConnectionError:
             transport.abort()
             raise ConnectionError(
