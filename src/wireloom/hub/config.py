@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import ssl
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from wireloom.protocols.registry import protocols
 from wireloom.protocols.registry import scheme as find_scheme
 from wireloom.topics import validate_topic
 from wireloom.transports.address import Address, parse_url
+from wireloom.transports.tls import TLS
 
 DEFAULT_HTTP = "http://127.0.0.1:5046"
 _LOOPBACK = "127.0.0.1"
@@ -99,6 +101,7 @@ class ListenerConfig:
     address: Address
     settings: Settings
     topics: Mapping[int, str] = field(default_factory=dict)
+    tls: ssl.SSLContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ def default_config(data: Path) -> HubConfig:
 
 def make_listener(table: Mapping[str, object]) -> ListenerConfig:
     """A listener from its table."""
-    known = ("url", "profile", "settings", "topics")
+    known = ("url", "profile", "settings", "tls", "topics")
     for key in table:
         if key not in known:
             raise _Wrong(key, f"unknown key {key!r}; known: {', '.join(known)}")
@@ -172,7 +175,26 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
         url.address(scheme.port),
         settings,
         _topics(table.get("topics", {})),
+        _tls(table.get("tls"), scheme),
     )
+
+
+def _tls(table: object, scheme: Scheme) -> ssl.SSLContext | None:
+    """The certificates of a listener, loaded here so that `hub check` finds what is wrong with them."""
+    if table is None and not scheme.secure:
+        return None
+    if table is None:
+        raise _Wrong("url", f'{scheme.name} needs certificates: tls = {{ certificate = "hub.pem", key = "hub.key" }}')
+    known = ("certificate", "key", "ca", "require_client_certificate")
+    if not scheme.secure or not isinstance(table, dict):
+        raise _Wrong("tls", f"tls is a table of {', '.join(known)}, for schemes with TLS")
+    for key in table:
+        if key not in known:
+            raise _Wrong(key, f"tls: unknown key {key!r}; known: {', '.join(known)}")
+    try:
+        return TLS(**table).server_context()
+    except ConfigError as error:
+        raise _Wrong("tls", str(error)) from None
 
 
 def _topics(table: object) -> dict[int, str]:

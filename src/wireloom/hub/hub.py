@@ -114,9 +114,8 @@ class Hub:
             return refusal is None
 
         try:
-            opened = await transport(listener.scheme.transport).listen(
-                listener.address, owner, Options(admit=admit, max_sources=self.config.limits.max_connections)
-            )
+            options = Options(tls=listener.tls, admit=admit, max_sources=self.config.limits.max_connections)
+            opened = await transport(listener.scheme.transport).listen(listener.address, owner, options)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {listener.url}: {error.strerror or error}; "
