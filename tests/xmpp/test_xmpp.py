@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import wireloom
+from tests.hub.running import hub_on, url_of
 from tests.protocols.wolpertinger.test_components import Everything
 from tests.xmpp.prosody import ACCOUNTS, MISSING, Prosody, is_installed, prosody
 from wireloom.model import ConfigError, HandshakeFailed, Kind, PeerClosed, RequestFailed
@@ -270,13 +271,11 @@ async def test_a_server_without_tls_needs_an_option_and_gives_no_protection(tmp_
                 assert await peer.call("Test", "Add", 1, 2) == 3
 
 
-async def test_the_hub_listens_over_xmpp(server: Prosody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.hub.running import hub_on, url_of
-
-    monkeypatch.setattr("wireloom.transports.xmpp.TLS", lambda: server.tls)
+async def test_the_hub_listens_over_xmpp(server: Prosody, tmp_path: Path) -> None:
     text = f"""
 [[listener]]
 url = "{server.url("bob", "hub")}"
+tls = {{ ca = "{server.ca}" }}
 profile = true
 [[listener]]
 url = "yamp://127.0.0.1:0"

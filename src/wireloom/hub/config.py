@@ -37,6 +37,7 @@ from wireloom.protocols.registry import protocols
 from wireloom.protocols.registry import scheme as find_scheme
 from wireloom.topics import validate_topic
 from wireloom.transports.address import Address, parse_url
+from wireloom.transports.registry import transport
 from wireloom.transports.tls import TLS
 
 DEFAULT_HTTP = "http://127.0.0.1:5046"
@@ -183,6 +184,9 @@ def _tls(table: object, scheme: Scheme) -> ssl.SSLContext | None:
     """The certificates of a listener, loaded here so that `hub check` finds what is wrong with them."""
     if table is None and not scheme.secure:
         return None
+    listens_as_client = scheme.secure and transport(scheme.transport).listens_as_client
+    if table is None and listens_as_client:
+        return TLS().client_context()
     if table is None:
         raise _Wrong("url", f'{scheme.name} needs certificates: tls = {{ certificate = "hub.pem", key = "hub.key" }}')
     known = ("certificate", "key", "ca", "require_client_certificate")
@@ -192,7 +196,7 @@ def _tls(table: object, scheme: Scheme) -> ssl.SSLContext | None:
         if key not in known:
             raise _Wrong(key, f"tls: unknown key {key!r}; known: {', '.join(known)}")
     try:
-        return TLS(**table).server_context()
+        return TLS(**table).client_context() if listens_as_client else TLS(**table).server_context()
     except ConfigError as error:
         raise _Wrong("tls", str(error)) from None
 

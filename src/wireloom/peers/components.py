@@ -42,6 +42,10 @@ __all__ = ["Components", "Int32", "Int64", "Structured", "UInt64", "call", "comp
 Function = TypeVar("Function", bound=Callable[..., object])
 Class = TypeVar("Class", bound=type)
 
+LARGE = 16 * 1024
+"""Bytes of a body from which on a thread takes it apart."""
+_MANY = 500
+"""Values of a list from which on a thread puts it together."""
 _INTEGERS = ("int32", "int64", "uint64")
 _ACCEPTS: dict[object, tuple[str, ...]] = {
     bool: ("boolean",),
@@ -169,15 +173,9 @@ class Components:
             raise failed(ErrorCode.METHOD_NOT_FOUND)
         if getattr(peer.session, "trust", 0) < called.mark.trust:
             raise failed(ErrorCode.NOT_AUTHORISED)
-        arguments = _arguments(called, messages.parameters(message))
-        keywords = {"peer": peer} if called.wants_peer else {}
-        if called.mark.thread:
-            return _later(called, asyncio.to_thread(called.function, *arguments, **keywords))
-        with _Codes():
-            result = called.function(*arguments, **keywords)
-        if inspect.isasyncgen(result):
-            return _steps(called, result)
-        return _later(called, result) if inspect.isawaitable(result) else _answer(called, result)
+        if len(message.body) >= LARGE:
+            return _run_aside(called, message, peer)
+        return _run(called, _arguments(called, message), peer)
 
 
 class _Codes:
@@ -289,7 +287,43 @@ def give(python: object, annotation: object) -> Value:
     return value
 
 
-def _arguments(called: _Method, given: tuple[Value, ...]) -> list[object]:
+def _run(called: _Method, arguments: list[object], peer: Peer) -> object:
+    """Call a method; its answer, or something that becomes it."""
+    keywords = {"peer": peer} if called.wants_peer else {}
+    if called.mark.thread:
+        return _later(called, asyncio.to_thread(called.function, *arguments, **keywords))
+    with _Codes():
+        result = called.function(*arguments, **keywords)
+    if inspect.isasyncgen(result):
+        return _steps(called, result)
+    if inspect.isawaitable(result):
+        return _later(called, result)
+    return _answer_aside(called, result) if _is_large(result) else _answer(called, result)
+
+
+async def _run_aside(called: _Method, message: Message, peer: Peer) -> object:
+    """The same for a call with a large body: what takes time is done by a thread."""
+    result = _run(called, await asyncio.to_thread(_arguments, called, message), peer)
+    if inspect.isasyncgen(result):
+        async for step in result:
+            if isinstance(step, Result):
+                return step.value
+    return await result if inspect.isawaitable(result) else result
+
+
+async def _answer_aside(called: _Method, result: object) -> Message:
+    return await asyncio.to_thread(_answer, called, result)
+
+
+def _is_large(value: object) -> bool:
+    """Whether it takes time to turn a value into what is sent."""
+    if isinstance(value, str):
+        return len(value) >= LARGE
+    return isinstance(value, list | tuple) and (len(value) >= _MANY or any(map(_is_large, value)))
+
+
+def _arguments(called: _Method, message: Message) -> list[object]:
+    given = messages.parameters(message)
     annotations = called.parameters[: len(given)]
     if called.more is not None:
         annotations += (called.more,) * (len(given) - len(annotations))
@@ -303,7 +337,8 @@ def _arguments(called: _Method, given: tuple[Value, ...]) -> list[object]:
 
 async def _later(called: _Method, work: Awaitable[object]) -> object:
     with _Codes():
-        return _answer(called, await work)
+        result = await work
+    return await _answer_aside(called, result) if _is_large(result) else _answer(called, result)
 
 
 async def _steps(called: _Method, work: AsyncIterator[object]) -> AsyncIterator[object]:
@@ -347,6 +382,19 @@ async def call(
     timeout: float | None = 30.0,  # noqa: ASYNC109
 ) -> object:
     """Call a method of a component of the other end; see `Peer.call`."""
+    if _is_large(arguments):
+        request = await asyncio.to_thread(_request, component, method, arguments, returns)
+    else:
+        request = _request(component, method, arguments, returns)
+    answer = await peer.ask(request, timeout=timeout)
+    if returns is None or answer.kind is not Kind.RESPONSE or not answer.body:
+        return None
+    if len(answer.body) >= LARGE:
+        return await asyncio.to_thread(_result, answer, returns, f"{component}.{method}")
+    return _result(answer, returns, f"{component}.{method}")
+
+
+def _request(component: str, method: str, arguments: tuple[object, ...], returns: object) -> Message:
     given = tuple([values.from_python(each) for each in arguments])
     for each in given:
         layer2.check_structured(each)
@@ -354,13 +402,15 @@ async def call(
     if returns is None:
         attributes["response"] = messages.NO_RESPONSE
     body = values.dumps([values.to_json(each) for each in given])
-    request = Message(Kind.REQUEST, f"{component}.{method}", body, content_type=messages.JSON, attributes=attributes)
-    answer = await peer.ask(request, timeout=timeout)
-    value = messages.response_value(answer) if answer.kind is Kind.RESPONSE else None
-    if returns is None or value is None:
+    return Message(Kind.REQUEST, f"{component}.{method}", body, content_type=messages.JSON, attributes=attributes)
+
+
+def _result(answer: Message, returns: object, name: str) -> object:
+    value = messages.response_value(answer)
+    if value is None:
         return None
     try:
         return accept(value, returns)
     except ValueError as error:
         code = str(int(ErrorCode.INVALID_RESPONSE))
-        raise RequestFailed(code, f"{component}.{method} returned {error}".encode()) from None
+        raise RequestFailed(code, f"{name} returned {error}".encode()) from None

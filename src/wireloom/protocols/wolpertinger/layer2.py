@@ -8,8 +8,8 @@ when writing the message anew would say it in another way, so that nothing of a 
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from lxml import etree
 
 NAMESPACE = "http://nerdcave.eu/wolpertinger"
+_OWN = threading.local()
+"""Parser and schemas of each thread."""
 _ROOTS = ("RemoteMethodCall", "RemoteMethodResponse", "RemoteError")
 
 
@@ -354,8 +356,15 @@ def check_available() -> None:
     _schema(named=True)
 
 
-@cache
 def _parser() -> etree.XMLParser:
+    """The parser of this thread."""
+    kept: etree.XMLParser | None = getattr(_OWN, "parser", None)
+    if kept is None:
+        kept = _OWN.parser = _new_parser()
+    return kept
+
+
+def _new_parser() -> etree.XMLParser:
     try:
         from lxml import etree
     except ImportError:
@@ -367,9 +376,13 @@ def _parser() -> etree.XMLParser:
     )
 
 
-@cache
 def _schema(*, named: bool) -> etree.XMLSchema:
-    from lxml import etree
-
+    """The schema of this thread: its log of errors is part of it."""
     name = "protocol-namespace.xsd" if named else "protocol.xsd"
-    return etree.XMLSchema(file=str(Path(__file__).with_name(name)))
+    kept: etree.XMLSchema | None = getattr(_OWN, name, None)
+    if kept is None:
+        from lxml import etree
+
+        kept = etree.XMLSchema(file=str(Path(__file__).with_name(name)))
+        setattr(_OWN, name, kept)
+    return kept

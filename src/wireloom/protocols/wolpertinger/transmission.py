@@ -1,0 +1,445 @@
+"""The transmission layer of a session: lines in and out, confirmations, resends, pieces, and slow work elsewhere.
+
+What documents mean is the matter of `session`, which builds on this. Large messages take time to read and to write:
+where the owner allows it (`enable_work`), that is handed out as work, and everything that follows waits for it, so that
+messages keep their order.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from wireloom.model import Message, WireloomError
+from wireloom.protocols.contract import Rejected, Role, Run, Session, SessionState
+from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
+from wireloom.protocols.wolpertinger.delivery import Seen, Sent, Unconfirmed
+from wireloom.protocols.wolpertinger.frames import Confirmation, Data
+from wireloom.protocols.wolpertinger.keys import Cipher
+from wireloom.protocols.wolpertinger.layer2 import Call, Document
+from wireloom.protocols.wolpertinger.refusal import Refused, ResultCode
+from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
+
+LARGE = 16 * 1024
+"""Bytes of a message from which on reading or writing it is slow work."""
+BYTES = 64 * 1024 * 1024
+"""Unconfirmed bytes above which nothing more is sent."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one read brings, while it is taken apart."""
+
+    messages: list[Message] = field(default_factory=list)
+    refused: list[Rejected] = field(default_factory=list)
+    kept: list[bytes] = field(default_factory=list)
+    """Lines that were accepted, as they came."""
+    count: int = 0
+    """Messages on the wire."""
+
+    def run(self) -> Run:
+        """The same for the owner of the session."""
+        extra = len(self.messages) - self.count
+        return Run(
+            b"".join(self.kept),
+            self.messages,
+            ignored=max(-extra, 0),
+            added=max(extra, 0),
+            refused=self.refused,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Slow work: `run` may be called by another thread, `done` takes its result back in this one."""
+
+    run: Callable[[], object]
+    done: Callable[[object, float], None]
+    reads: bool = False
+    """Whether nothing more is read until it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """A document that is still to be made, and whom to tell if that fails."""
+
+    make: Callable[[], Document]
+    failed: Callable[[WireloomError, float], None]
+
+
+class Transmission(Session):
+    """Layer 1 of one end of a conversation."""
+
+    offloads = True
+
+    def __init__(self, role: Role, settings: WolpertingerSettings, *, unique: int = 0) -> None:
+        super().__init__(role)
+        self.settings = settings
+        self._cipher: Cipher | None = None
+        self._tail: list[bytes] = []
+        """The beginning of a line."""
+        self._tail_size = 0
+        self._skipping = False
+        self._out: list[bytes] = []
+        self._late: deque[tuple[float, bytes]] = deque()
+        """Answers that wait for their time, so that all failures take as long."""
+        self._seen = Seen(settings.remember)
+        self._assembly = layer1.Assembly(settings)
+        self._unconfirmed = Unconfirmed(settings.delivery_timeout, (unique & frames.MAX_ID) or 1)
+        self._reading = Reading()
+        self._may_offload = False
+        self._jobs: deque[_Job] = deque()
+        self._running: _Job | None = None
+        self._blocked: list[bytes] | None = None
+        """What was received while a large message is being read; None when there is none."""
+        self._rest: list[bytes] = []
+        """Lines of the same read that follow it."""
+        self._outbox: deque[Document | _Later] | None = None
+        """What is to be said once a large message has been written; None when there is none."""
+
+    # What the conversation adds
+
+    @abc.abstractmethod
+    def _take(self, document: Document, message: Message | None, whole: Data, wire: int, now: float) -> None:
+        """Act on a document that was received; `message` is what it says, where that is known already."""
+
+    @abc.abstractmethod
+    def _refuse_document(self, refused: Refused, now: float) -> None:
+        """Answer a document that was delivered and is wrong."""
+
+    @abc.abstractmethod
+    def _delivered(self, sent: Sent, result: int, now: float) -> None:
+        """A call of ours was confirmed."""
+
+    def _is_closed(self) -> bool:
+        return self.state is SessionState.CLOSED
+
+    # Lines in
+
+    def receive(self, data: bytes, now: float) -> Run:
+        """Take what the transport read."""
+        if self._is_closed():
+            return Run()
+        if self._wait_with(data):
+            return Run()
+        self._reading = Reading()
+        self._take_data(data, now)
+        return self._finish()
+
+    def _finish(self) -> Run:
+        """What the read brought."""
+        return self._reading.run()
+
+    def _take_data(self, data: bytes, now: float) -> None:
+        whole = self._whole_lines(data)
+        if whole:
+            lines = whole.split(b"\n")
+            lines.pop()
+            self._take_lines(lines, now)
+
+    def _take_lines(self, lines: list[bytes], now: float) -> None:
+        for position, line in enumerate(lines):
+            self._take_line(line, now)
+            if self._is_closed():
+                return
+            if self._blocked is not None:
+                self._rest = lines[position + 1 :]
+                return
+
+    def _whole_lines(self, data: bytes) -> bytes:
+        """All complete lines so far; what follows them is kept."""
+        end = data.rfind(b"\n") + 1
+        if not end:
+            if self._tail_size + len(data) > self.settings.max_line or self._skipping:
+                self._skip(data)
+            else:
+                self._tail.append(data)
+                self._tail_size += len(data)
+            return b""
+        whole = b"".join([*self._tail, data[:end]]) if self._tail else data[:end]
+        self._tail, self._tail_size = ([data[end:]], len(data) - end) if end < len(data) else ([], 0)
+        if self._skipping:
+            self._skipping = False
+            rest, _, whole = whole.partition(b"\n")
+            self._reject("wolpertinger.line.too-long", "the rest of a line that is too long", rest + b"\n")
+        return whole
+
+    def _skip(self, data: bytes) -> None:
+        """A line has become too long: nothing of it is kept, up to its end."""
+        lost = b"".join([*self._tail, data])
+        self._tail, self._tail_size, self._skipping = [], 0, True
+        self._reject("wolpertinger.line.too-long", self._too_long(), lost)
+
+    def _too_long(self) -> str:
+        return f"a line of more than {self.settings.max_line} bytes; max_message sets the limit"
+
+    def _reject(self, clause: str, detail: str, data: bytes) -> None:
+        self._reading.refused.append(Rejected(clause, detail, 0, data))
+
+    def _take_line(self, line: bytes, now: float) -> None:
+        raw = line + b"\n"
+        try:
+            if len(line) > self.settings.max_line:
+                raise Refused("wolpertinger.line.too-long", self._too_long())
+            frame = frames.parse(line)
+            if isinstance(frame, Confirmation):
+                self._confirmed(frame, now)
+            else:
+                whole = self._whole_of(frame, len(raw), now)
+                if whole is not None:
+                    self._open(*whole, raw, now)
+                    return
+        except Refused as refused:
+            self._refuse(refused, raw, now)
+        else:
+            self._reading.kept.append(raw)
+
+    def _whole_of(self, frame: Data, wire: int, now: float) -> tuple[Data, int] | None:
+        """The message a frame completes; None for a piece that others must follow, and for what was seen before."""
+        if frame.message_id in self._seen:
+            self.count("wolpertinger.message-id.again")
+            if frame.fragment_count is None or frame.fragment_index == frame.fragment_count - 1:
+                self._reading.count += 1
+                self._confirm(frame.message_id, ResultCode.SUCCESS)
+            return None
+        if self._cipher is not None and frame.encryption is None:
+            raise self._plain_text(frame)
+        before = self._assembly.dropped
+        try:
+            return self._assembly.add(frame, now, wire)
+        finally:
+            self._count_dropped(before)
+
+    def _count_dropped(self, before: int) -> None:
+        for _ in range(self._assembly.dropped - before):
+            self.count("wolpertinger.fragment.dropped")
+
+    def _open(self, whole: Data, wire: int, raw: bytes, now: float) -> None:
+        """Read a whole message: here, or elsewhere if it is large. `raw` is its last line."""
+        cipher, settings, direction = self._cipher, self.settings, self.inbound
+
+        def read() -> object:
+            try:
+                document = layer1.unpack(whole, settings, cipher)
+                if not large:
+                    return document, None
+                return document, messages.of_document(document, whole, wire, direction, settings.profile)
+            except Refused as refused:
+                return refused
+
+        large = self._may_offload and len(whole.payload) >= LARGE
+        if not large:
+            self._opened(read(), whole, wire, raw, now)
+            return
+        self._blocked = []
+        # The time of arrival counts: what is wrong is answered as late as if it had been found at once.
+        self._jobs.append(_Job(read, lambda result, _: self._opened(result, whole, wire, raw, now), reads=True))
+
+    def _opened(self, result: object, whole: Data, wire: int, raw: bytes, now: float) -> None:
+        if isinstance(result, Refused):
+            self._refuse(result, raw, now)
+            return
+        assert isinstance(result, tuple)
+        document, message = result
+        self._seen.add(whole.message_id, now)
+        self._confirm(whole.message_id, ResultCode.SUCCESS)
+        self._reading.count += 1
+        self._reading.kept.append(raw)
+        self._take(document, message, whole, wire, now)
+
+    def _plain_text(self, frame: Data) -> Refused:
+        """Plain text after the key exchange: say so in plain text, and end the connection."""
+        refused = Refused("wolpertinger.encryption.required", f"message {frame.message_id} is not encrypted")
+        self.violation, self.close_reason = refused, "error"
+        self._confirm(frame.message_id, ResultCode.SUCCESS)
+        xml = layer2.write(layer2.Error("", 202))
+        for piece in layer1.pack(xml, self._unconfirmed.draw_id(), self.settings):
+            self._queue(frames.encode(piece))
+        self.state = SessionState.CLOSED
+        return refused
+
+    def _refuse(self, refused: Refused, raw: bytes, now: float) -> None:
+        """Tell the peer what was wrong with its message, where it can be told."""
+        if refused is self.violation:
+            self.refused = raw
+            return
+        self._reject(refused.clause, refused.detail, raw)
+        if refused.message_id is None:
+            return
+        if refused.clause == "wolpertinger.encryption.unreadable":
+            line = frames.encode(Confirmation(refused.message_id, int(refused.result)))
+            self._late.append((now + self.settings.failure_delay, line))
+            return
+        self._confirm(refused.message_id, refused.result)
+        if refused.result is ResultCode.SUCCESS:
+            self._seen.add(refused.message_id, now)
+            self._refuse_document(refused, now)
+
+    def _confirm(self, message_id: int, result: ResultCode) -> None:
+        self._queue(frames.encode(Confirmation(message_id, int(result))))
+
+    def _confirmed(self, frame: Confirmation, now: float) -> None:
+        self._reading.count += 1
+        sent = self._unconfirmed.pop(frame.message_id)
+        if sent is None:
+            self.count("wolpertinger.result.unknown-id")
+        elif sent.call_id is not None:
+            self._delivered(sent, frame.result, now)
+
+    # Lines out
+
+    def _say(self, document: Document, now: float) -> None:
+        """Say something, after what is being written already."""
+        if self._outbox is not None:
+            self._outbox.append(document)
+            return
+        message_id = self._unconfirmed.draw_id()
+        self._sent(message_id, encode(document, message_id, self.settings, self._cipher), document, now)
+
+    def _say_later(
+        self, make: Callable[[], Document], failed: Callable[[WireloomError, float], None], now: float
+    ) -> None:
+        """Say something large: it is made and written elsewhere."""
+        later = _Later(make, failed)
+        if self._outbox is not None:
+            self._outbox.append(later)
+            return
+        self._outbox = deque()
+        self._write(later)
+
+    def _write(self, later: _Later) -> None:
+        message_id, settings, cipher = self._unconfirmed.draw_id(), self.settings, self._cipher
+
+        def write() -> object:
+            try:
+                document = later.make()
+                return document, encode(document, message_id, settings, cipher)
+            except WireloomError as error:
+                return error
+
+        def written(result: object, now: float) -> None:
+            outbox, self._outbox = self._outbox or deque(), None
+            if isinstance(result, WireloomError):
+                later.failed(result, now)
+            else:
+                assert isinstance(result, tuple)
+                self._sent(message_id, result[1], result[0], now)
+            while outbox:
+                following = outbox.popleft()
+                if isinstance(following, _Later):
+                    self._outbox = outbox
+                    self._write(following)
+                    return
+                self._say(following, now)
+
+        self._jobs.append(_Job(write, written))
+
+    def _sent(self, message_id: int, lines: list[bytes], document: Document, now: float) -> None:
+        self._unconfirmed.add(message_id, lines, now, document.call_id if isinstance(document, Call) else None)
+        self._out += lines
+        self.sent += 1
+        if len(self._unconfirmed.waiting) > 2 * self.settings.max_unconfirmed or self._unconfirmed.size > 2 * BYTES:
+            # A peer that asks and never confirms the answers would make us keep all of them.
+            self.count("wolpertinger.delivery.failed")
+            self.close_reason = "error"
+            self.state = SessionState.CLOSED
+
+    def _queue(self, line: bytes) -> None:
+        self._out.append(line)
+        self.sent += 1
+
+    def outgoing(self) -> bytes:
+        """Lines to write now."""
+        out = self._out
+        if not out:
+            return b""
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    def outgoing_frames(self) -> Sequence[bytes]:
+        """The same, a line each."""
+        out, self._out = self._out, []
+        return out
+
+    # Slow work
+
+    def enable_work(self) -> None:
+        """From now on large messages are handed out by `work`."""
+        self._may_offload = True
+
+    def work(self) -> Callable[[], object] | None:
+        """The next piece of slow work, if none is being done."""
+        if self._running is not None or not self._jobs or self._is_closed():
+            return None
+        self._running = self._jobs.popleft()
+        return self._running.run
+
+    def worked(self, result: object, now: float) -> Run:
+        """Slow work is done: go on with what waited for it."""
+        job, self._running = self._running, None
+        if job is None or self._is_closed():
+            return Run()
+        self._reading = Reading()
+        job.done(result, now)
+        if job.reads:
+            self._unblock(now)
+        return self._finish()
+
+    def _unblock(self, now: float) -> None:
+        """Take what arrived while a large message was being read, up to the next large one."""
+        chunks, self._blocked = self._blocked or [], None
+        lines, self._rest = self._rest, []
+        self._take_lines(lines, now)
+        for chunk in chunks:
+            if self._is_closed():
+                return
+            if not self._wait_with(chunk):
+                self._take_data(chunk, now)
+
+    def _wait_with(self, chunk: bytes) -> bool:
+        """Whether a large message is being read; then this waits for it as well."""
+        if self._blocked is not None:
+            self._blocked.append(chunk)
+        return self._blocked is not None
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._running is not None or bool(self._jobs)
+
+    # Time
+
+    def _transmission_deadline(self) -> float | None:
+        due = self._unconfirmed.deadline
+        if self._late and (due is None or self._late[0][0] < due):
+            due = self._late[0][0]
+        if self._assembly.open:
+            given_up = self._assembly.deadline
+            if given_up is not None and (due is None or given_up < due):
+                due = given_up
+        return due
+
+    def _expire_transmission(self, now: float) -> None:
+        """Send late answers, give up half messages, resend what was not confirmed."""
+        while self._late and self._late[0][0] <= now:
+            self._queue(self._late.popleft()[1])
+        before = self._assembly.dropped
+        self._assembly.expire(now)
+        self._count_dropped(before)
+        for message_id in self._unconfirmed.overdue(now):
+            if self._unconfirmed.waiting[message_id].tries >= self.settings.resends:
+                # Nobody there. Whoever waits for an answer learns it from the end of the connection.
+                self.count("wolpertinger.delivery.failed")
+                self.close_reason = "idle"
+                self.state = SessionState.CLOSED
+                return
+            self._out += self._unconfirmed.again(message_id, now).lines
+            self.count("wolpertinger.delivery.resent")
+            self.sent += 1
+
+
+def encode(document: Document, message_id: int, settings: WolpertingerSettings, cipher: Cipher | None) -> list[bytes]:
+    """A document as lines."""
+    return [frames.encode(piece) for piece in layer1.pack(layer2.write(document), message_id, settings, cipher)]
