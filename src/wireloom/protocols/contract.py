@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,13 +95,19 @@ class Settings:
         Fields are plain types, enums, mappings, `tuple[X, ...]`, and unions of these.
         """
         fields = {f.name: f for f in dataclasses.fields(cls)}
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)  # type: ignore[arg-type]
         parsed: dict[str, Any] = {}
         for name, value in values.items():
             if name not in fields:
                 raise ConfigError(f"unknown setting {name!r}; known: {', '.join(sorted(fields))}")
             parsed[name] = _coerce(name, value, hints[name])
         return cls(**parsed)
+
+
+@functools.cache
+def _hints(kind: type[Settings]) -> dict[str, Any]:
+    """The types of a class's fields; looking them up takes longer than everything else about settings."""
+    return typing.get_type_hints(kind)
 
 
 _BOOLEANS = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}
