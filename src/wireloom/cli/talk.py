@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from wireloom.cli import options
 from wireloom.cli.jsonlines import message_to_json
-from wireloom.model import HandshakeFailed, Kind, Message, PeerClosed
+from wireloom.model import ConfigError, HandshakeFailed, Kind, Message, PeerClosed
 from wireloom.peers import Client, Peer, connect, serve
 from wireloom.protocols.contract import HUB_PREFIX
 from wireloom.transports.loop import run
@@ -199,6 +199,8 @@ async def echo_handler(message: Message, peer: Peer) -> Message | None:
 
 def _message(kind: Kind, topic: str, body: bytes) -> Message:
     """What was typed, with the content type it looks like; sessions that agreed on another convert it."""
+    if not topic:
+        raise ConfigError("the topic must not be empty")
     return Message(kind, topic, body, content_type=_content_type(body))
 
 

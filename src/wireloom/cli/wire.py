@@ -8,6 +8,7 @@ import binascii
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -188,9 +189,9 @@ def _protocol(arguments: argparse.Namespace) -> tuple[Protocol, Settings]:
     return protocol, protocol.settings(values)
 
 
-def _input(path: Path | None) -> BinaryIO:
+def _input(path: Path | None) -> AbstractContextManager[BinaryIO]:
     if path is None or str(path) == "-":
-        return open(sys.stdin.fileno(), "rb", closefd=False)
+        return nullcontext(sys.stdin.buffer)
     return path.open("rb")
 
 

@@ -1,0 +1,114 @@
+"""`pub`, `sub`, `req` and `echo` against each other, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.certificates import Authority
+from tests.cli.running import COMMAND, ENVIRONMENT, started, wireloom
+
+
+@pytest.fixture(scope="module", params=["emp", "yamp", "yamp+ws"])
+def echo(request: pytest.FixtureRequest) -> Iterator[str]:
+    with started("echo", f"{request.param}://127.0.0.1:0") as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().removeprefix("listening on ").strip()
+
+
+def test_request_shows_the_body_of_the_answer(echo: str) -> None:
+    done = wireloom("req", echo, "math/add", '{"a": 1, "b": [2]}')
+    assert (done.code, done.errors) == (0, "")
+    assert json.loads(done.out) == {"a": 1, "b": [2]}
+
+
+def test_request_as_a_line_of_json(echo: str) -> None:
+    done = wireloom("req", echo, "x", '{"a":1}', "--json")
+    line = json.loads(done.lines[0])
+    assert (line["kind"], line["status"], json.loads(line["body"])) == ("response", "done", {"a": 1})
+
+
+def test_body_from_standard_input(echo: str) -> None:
+    assert json.loads(wireloom("req", echo, "x", "-", stdin=b'{"from": "stdin"}').out) == {"from": "stdin"}
+
+
+def test_events_come_back(echo: str) -> None:
+    words = [*COMMAND, "sub", echo, "a/#", "--local", "--count", "1", "--timeout", "5"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
+        # An echo sends events to whoever sent them, so this subscriber hears nothing and is stopped.
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=20)
+        assert (process.returncode, out, errors) == (130, b"", b"")
+
+
+def test_publish_with_and_without_acknowledgement(echo: str) -> None:
+    for words in (["a/b", "hello"], ["a/b", "hello", "--ack"], ["a/b"]):
+        done = wireloom("pub", echo, *words)
+        assert (done.code, done.out, done.errors) == (0, b"", "")
+    assert wireloom("pub", echo, "a/b", "--lines", "--ack", stdin=b"one\ntwo\n").code == 0
+
+
+def test_hub_carries_events_from_pub_to_sub(tmp_path: Path) -> None:
+    config = tmp_path / "hub.toml"
+    config.write_text('[[listener]]\nurl = "hsp://127.0.0.1:0"\nprofile = true\n')
+    with started("hub", "--config", config, "--data", tmp_path / "data") as hub:
+        assert hub.stdout is not None
+        lines = iter(hub.stdout.readline, "")
+        url = next(line for line in lines if "hsp://" in line).split()[-1]
+        next(line for line in lines if line.startswith("ready"))
+        with started("sub", url, "sensors/#", "--count", "3") as sub:
+            assert sub.stdout is not None
+            while sub.poll() is None:
+                assert wireloom("pub", url, "sensors/kitchen", '{"c": 21.5}', "--ack").code == 0
+                assert wireloom("pub", url, "elsewhere", "x", "--ack").code == 0
+            events = [json.loads(line) for line in sub.stdout]
+            assert sub.wait(20) == 0
+        assert len(events) == 3
+        assert {(event["topic"], event["body"]) for event in events} == {("sensors/kitchen", '{"c": 21.5}')}
+        assert all(event["kind"] == "event" for event in events)
+
+
+def test_tls_by_files(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server")
+    with started("echo", "emps://127.0.0.1:0", "--certificate", certificate, "--key", key) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("listening on ").strip()
+        assert wireloom("req", url, "x", "hi", "--ca", authority.path).out == b"hi\n"
+        assert wireloom("req", url, "x", "hi", "--insecure").out == b"hi\n"
+        refused = wireloom("req", url, "x", "hi")
+        assert refused.code == 2
+        assert "certificate is not trusted" in refused.errors and refused.errors.count("\n") == 1
+
+
+def test_errors_are_one_line(echo: str) -> None:
+    for words, complaint in (
+        (["req", "hsp://127.0.0.1:1", "x"], "cannot reach hsp://127.0.0.1:1: Connection refused"),
+        (["pub", "gopher://x", "a"], "unknown URL scheme 'gopher'; known: "),
+        (["pub", "localhost", "a"], "scheme://host:port"),
+        (["sub", echo, "a/#/b"], "'#' must be the last level"),
+        (["echo", echo], "something listens there already; stop it or choose another port"),
+        (["echo", "hsps://127.0.0.1:0"], "needs a certificate"),
+        (["req", echo, ""], "topic"),
+    ):
+        done = wireloom(*words)
+        assert done.code == 2, words
+        assert complaint in done.errors
+        assert done.errors.startswith("wireloom: ") and done.errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_echo_stops_quietly(number: signal.Signals) -> None:
+    with started("echo", "hsp://127.0.0.1:0") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        out, errors = process.communicate(timeout=20)
+        assert (process.returncode, out, errors) == (0, "", "")
