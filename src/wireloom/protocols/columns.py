@@ -174,10 +174,10 @@ def _copy_slices(
     data: NDArray[np.uint8], start: NDArray[np.int64], offsets: NDArray[np.int32], out: NDArray[np.uint8]
 ) -> None:
     for row in range(start.shape[0]):
-        source = start[row]
-        for position in range(offsets[row], offsets[row + 1]):
-            out[position] = data[source]
-            source += 1
+        source, target = np.uint64(start[row]), np.uint64(offsets[row])
+        # Unsigned positions cannot count from the end: without that check the loop becomes one block copy.
+        for position in range(np.uint64(offsets[row + 1]) - target):
+            out[target + np.uint64(position)] = data[source + np.uint64(position)]
 
 
 def gather(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64]) -> pa.Array:
