@@ -44,7 +44,7 @@ async def test_a_request_finds_its_provider_in_any_protocol(tmp_path: Path, aski
 
     async with hub_on(tmp_path, HUB) as hub:
         async with wireloom.connect(url_of(hub, providing), handler=handler) as provider:
-            await provider.request("$hub/provide", {"topic": "tea/#"})
+            await provider.provide("tea/#")
             async with wireloom.connect(url_of(hub, asking)) as client:
                 assert await client.request("tea/green", [1, 2]) == {"got": [1, 2]}
                 with pytest.raises(RequestFailed) as failed:
@@ -70,7 +70,7 @@ async def test_progress_and_cancel_cross_the_hub(tmp_path: Path) -> None:
 
     async with hub_on(tmp_path, HUB) as hub:
         async with wireloom.connect(url_of(hub, "yamp"), handler=handler) as provider:
-            await provider.request("$hub/provide", {"topic": "report"})
+            await provider.provide("report")
             async with wireloom.connect(url_of(hub, "yamp+ws")) as client:
                 async with client.request_progress("report", "go") as progress:
                     assert [step async for step in progress] == [0, 1, 2]
@@ -98,12 +98,12 @@ async def test_providers_share_the_load(tmp_path: Path) -> None:
             wireloom.connect(url_of(hub, "yamp"), handler=handler(1)) as other,
             wireloom.connect(url_of(hub, "yamp")) as client,
         ):
-            await one.request("$hub/provide", {"topic": "work"})
-            await other.request("$hub/provide", {"topic": "work"})
+            await one.provide("work")
+            await other.provide("work")
             for _ in range(10):
                 await client.request("work", None)
             assert seen == [5, 5]
-            await one.request("$hub/withdraw", {"topic": "work"})
+            await one.stop_providing("work")
             for _ in range(4):
                 await client.request("work", None)
             assert seen == [5, 9]
@@ -129,3 +129,20 @@ async def test_the_serializer_of_a_yamp_connection_is_known_in_every_segment(tmp
     events = [e for e in journaled(tmp_path) if e.message.topic == "$hub/publish/x" and e.message.kind is Kind.REQUEST]
     assert len({e.segment for e in events}) > 2
     assert {e.message.content_type for e in events} == {"application/msgpack"}
+
+
+async def test_a_provider_that_reconnects_provides_again(tmp_path: Path) -> None:
+    async def handler(message: Message, peer: wireloom.Peer) -> str:
+        return "here"
+
+    async with hub_on(tmp_path, HUB) as hub:
+        async with (
+            wireloom.connect(url_of(hub, "yamp"), handler=handler) as provider,
+            wireloom.connect(url_of(hub, "yamp")) as client,
+        ):
+            await provider.provide("work")
+            assert await client.request("work") == "here"
+            next(c for c in hub.connections.values() if hub.router.providers.patterns(c)).driver.abort()
+            await eventually(lambda: provider.reconnects == 1)
+            await eventually(lambda: bool(hub.router.providers.lookup("work")))
+            assert await client.request("work") == "here"

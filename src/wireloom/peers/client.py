@@ -23,7 +23,7 @@ from wireloom.peers.calls import Call
 from wireloom.peers.driver import Driver, fresh
 from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
-from wireloom.peers.peer import CONCURRENCY, DRAIN, QUEUE, SUBSCRIBE, TIMEOUT, Peer, operation
+from wireloom.peers.peer import CONCURRENCY, DRAIN, PROVIDE, QUEUE, SUBSCRIBE, TIMEOUT, Peer, operation
 from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import Role
 from wireloom.transports import TLS, Options
@@ -250,13 +250,15 @@ class Client(Peer):
         self.end(error)
 
     def _restore(self) -> None:
-        """A new connection knows nothing: ask again for subscriptions, and send what was not answered."""
+        """A new connection knows nothing: subscribe and provide again, and send what was not answered."""
         driver = self._driver
         assert driver is not None
         calls = self._calls.take_all()
         try:
             for pattern in self._announced:
                 self._dispatch(Call(operation(SUBSCRIBE, pattern), TIMEOUT), driver)
+            for topic in self._provided:
+                self._dispatch(Call(operation(PROVIDE, topic), TIMEOUT), driver)
             while calls:
                 self._dispatch(calls[0], driver)
                 calls.pop(0)

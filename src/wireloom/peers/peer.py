@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from wireloom.transports import Pipe
 
 SUBSCRIBE, UNSUBSCRIBE = HUB_PREFIX + "subscribe", HUB_PREFIX + "unsubscribe"
+PROVIDE, WITHDRAW = HUB_PREFIX + "provide", HUB_PREFIX + "withdraw"
 
 TIMEOUT = 30.0
 """Seconds a request waits for its answer unless told otherwise."""
@@ -70,6 +71,8 @@ class Peer:
         self._subscriptions: Subscriptions[Inbox[Message]] = Subscriptions()
         self._announced: dict[str, int] = {}
         """Patterns the other end was asked for, and how many subscriptions need each."""
+        self._provided: dict[str, None] = {}
+        """Topics this end answers requests for, as the other end, a hub, was told."""
         self._streams: list[Inbox[Message]] = []
         self._holds: set[str] = set()
         self._over: WireloomError | None = None
@@ -185,6 +188,21 @@ class Peer:
         steps: Inbox[Message] = self._inbox()
         message = self._message(Kind.REQUEST, topic, body, {**(attributes or {}), "progressive": "true"})
         return Progress(self, Call(message, timeout, steps))
+
+    async def provide(self, *topics: str) -> None:
+        """Tell a hub that requests for these topics (or patterns) come here, to the handler.
+
+        It is told again after a reconnect. Raises RequestFailed where the other end is no hub.
+        """
+        for topic in topics:
+            await self.ask(operation(PROVIDE, topic))
+            self._provided[topic] = None
+
+    async def stop_providing(self, *topics: str) -> None:
+        """Tell the hub that requests for these topics go elsewhere, or nowhere."""
+        for topic in topics:
+            self._provided.pop(topic, None)
+            await self.ask(operation(WITHDRAW, topic))
 
     def subscribe(self, pattern: str, *, local: bool = False) -> Subscription:
         """Events of topics that match a pattern, as an async iterator of messages.
