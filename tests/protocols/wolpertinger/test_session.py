@@ -27,6 +27,7 @@ from tests.protocols.wolpertinger.talk import (
     pair,
     results,
     said,
+    session,
 )
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed
 from wireloom.protocols.contract import Role, SessionState, decode_stream
@@ -788,3 +789,13 @@ def test_the_session_is_the_one_the_protocol_makes() -> None:
     frame = said(made.outgoing())[0]
     assert isinstance(frame, frames.Data)
     assert frame.message_id == 5
+
+
+def test_a_limit_of_the_transport_is_kept_by_splitting() -> None:
+    client = session(Role.CLIENT, gzip_from=0)
+    client.max_frame = 1000
+    client.connected(0.0)
+    client.send(request(value=("x" * 5000,)), 0.0)
+    lines = client.outgoing_frames()
+    assert len(lines) > 5
+    assert all(len(each) <= 1000 for each in lines)
