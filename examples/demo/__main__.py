@@ -19,7 +19,7 @@ from wireloom.pipeline.query import ask
 
 METERS, READINGS = len(TOPICS), 75_000
 FOLDER = Path("demo-data")
-FEEDS = {"emp": "weather/wind", "yamp": "billing/prices"}
+FEEDS = {"emp": "weather/wind", "yamp": "billing/prices", "wolpertinger": "billing/tariffs", "mesh": "alarms/door"}
 """Small feeds in the other protocols, each to a topic of its own."""
 
 
@@ -80,6 +80,8 @@ class Demo:
         tables = [
             f'[[listener]]\nurl = "{name}://127.0.0.1:{port}"\nprofile = true' for name, port in self.ports.items()
         ]
+        # Nobody has a key in this demo, so the mesh listener takes events that are not signed.
+        tables[list(self.ports).index("mesh")] += '\nsettings = { require = "any" }'
         numbers = ", ".join(f'{number} = "{topic}"' for number, topic in TOPICS.items())
         tables[0] += f"\ntopics = {{ {numbers} }}"
         config.write_text("\n".join([*tables, '[http]\nurl = "off"\n']))
@@ -181,11 +183,12 @@ class Demo:
                 self.seen += 1
 
     async def _feed(self, protocol: str, topic: str) -> None:
-        """A few acknowledged events in another protocol."""
+        """A few events in another protocol, acknowledged where it has a word for that."""
+        acknowledged = protocol != "mesh"
         async with wireloom.connect(self.url(protocol)) as hub:
             for number in range(100):
-                await hub.publish(topic, {"n": number}, ack=True)
-        self.screen.say(f"100 events to {topic} over {protocol}")
+                await hub.publish(topic, {"n": number}, ack=acknowledged)
+        self.screen.say(f"100 {'acknowledged ' if acknowledged else ''}events to {topic} over {protocol}")
 
     def _misbehave(self) -> None:
         """Somebody sends what is no hsp at all."""

@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)-7s %(message)s",
         stream=sys.stderr,
     )
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    for library in ("asyncio", "websockets", "slixmpp", "quic"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     try:
         import uvloop
     except ImportError:
