@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from wireloom.peers.peer import Peer
 
 LOG = logging.getLogger("wireloom.peers")
+_RESPONSE = Kind.RESPONSE
 PUBLISH = HUB_PREFIX + "publish/"
 
 Operation = Callable[[Message, "Peer"], object]
@@ -203,7 +204,7 @@ class Answers:
                 answer = result.with_(kind=kind, id=None, correlation_id=request.id, status=result.status or "done")
             else:
                 body, content_type = self._peer.encode(result)
-                answer = Message(Kind.RESPONSE, request.topic, body, None, request.id, "done", content_type)
+                answer = Message(_RESPONSE, request.topic, body, None, request.id, "done", content_type)
             driver.send(answer)
         except LimitExceeded as error:
             self._send(driver, _error(request, FAILED, str(error).encode()))

@@ -10,6 +10,8 @@ from wireloom.peers.driver import fresh
 from wireloom.peers.inbox import Inbox
 
 CANCELLED = "cancelled"
+_PROGRESS, _ERROR = Kind.PROGRESS, Kind.ERROR
+_NEVER = float("inf")
 
 
 class Call:
@@ -17,12 +19,17 @@ class Call:
 
     __slots__ = ("answer", "deadline", "id", "patience", "request", "steps")
 
-    def __init__(self, request: Message, patience: float | None, steps: Inbox[Message] | None = None) -> None:
-        loop = asyncio.get_running_loop()
+    def __init__(
+        self,
+        request: Message,
+        patience: float | None,
+        loop: asyncio.AbstractEventLoop,
+        steps: Inbox[Message] | None = None,
+    ) -> None:
         self.request = request
         self.id = ""
         self.patience = patience
-        self.deadline = float("inf") if patience is None else loop.time() + patience
+        self.deadline = _NEVER if patience is None else loop.time() + patience
         self.answer: asyncio.Future[Message] = loop.create_future()
         self.steps = steps
 
@@ -58,7 +65,7 @@ class Calls:
         """The request was sent under this id."""
         call.id = request_id
         self._waiting[request_id] = call
-        if call.deadline != float("inf"):
+        if call.deadline != _NEVER:
             self._watch(call.deadline)
 
     def settle(self, answer: Message) -> bool:
@@ -67,14 +74,14 @@ class Calls:
         call = self._waiting.get(request_id)
         if call is None:
             return False
-        if answer.kind is Kind.PROGRESS:
+        if answer.kind is _PROGRESS:
             if call.patience is not None:
                 call.deadline = self._loop.time() + call.patience
             if call.steps is not None:
                 call.steps.put(answer)
             return True
         self.remove(request_id)
-        if answer.kind is Kind.ERROR:
+        if answer.kind is _ERROR:
             call.fail(RequestFailed(answer.status or "error", answer.body))
         elif answer.status == CANCELLED:
             call.fail(RequestFailed(CANCELLED, answer.body))
@@ -144,6 +151,6 @@ class Calls:
             topic, patience = call.request.topic, call.patience
             why = self._explain()
             call.fail(RequestTimeout(f"no answer to the request for {topic!r} within {patience:g} s{why}"))
-        deadline = min((call.deadline for call in self._waiting.values()), default=float("inf"))
-        if deadline != float("inf"):
+        deadline = min((call.deadline for call in self._waiting.values()), default=_NEVER)
+        if deadline != _NEVER:
             self._watch(deadline)

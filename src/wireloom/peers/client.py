@@ -256,9 +256,9 @@ class Client(Peer):
         calls = self._calls.take_all()
         try:
             for pattern in self._announced:
-                self._dispatch(Call(operation(SUBSCRIBE, pattern), TIMEOUT), driver)
+                self._dispatch(Call(operation(SUBSCRIBE, pattern), TIMEOUT, self._loop), driver)
             for topic in self._provided:
-                self._dispatch(Call(operation(PROVIDE, topic), TIMEOUT), driver)
+                self._dispatch(Call(operation(PROVIDE, topic), TIMEOUT, self._loop), driver)
             while calls:
                 self._dispatch(calls[0], driver)
                 calls.pop(0)

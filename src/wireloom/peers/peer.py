@@ -45,6 +45,8 @@ DRAIN = 5.0
 FULL = "; input is not read because a queue of this end is full"
 
 _NUMBERS = count(1)
+# Looking up a member of an enum costs as much as a call, and these are needed for every message.
+_EVENT, _REQUEST, _CANCEL, _REDIRECT = Kind.EVENT, Kind.REQUEST, Kind.CANCEL, Kind.REDIRECT
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS, Kind.ACK))
 
 
@@ -66,6 +68,7 @@ class Peer:
         self.protocol = protocol
         self._queue = queue
         self._driver: Driver | None = None
+        self._loop = asyncio.get_running_loop()
         self._calls = Calls(self._give_up, lambda: FULL if self._holds else "")
         self._answers = Answers(self, handler, operations or {}, queue=queue, concurrency=concurrency)
         self._subscriptions: Subscriptions[Inbox[Message]] = Subscriptions()
@@ -77,7 +80,7 @@ class Peer:
         self._holds: set[str] = set()
         self._over: WireloomError | None = None
         """Why nothing can be sent ever again; None while there is hope."""
-        self._hopeless: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._hopeless: asyncio.Future[object] = self._loop.create_future()
         self._closing = False
         self._gone = asyncio.Event()
         self.unhandled = 0
@@ -119,12 +122,12 @@ class Peer:
         Without it this returns as soon as there is room for the next.
         """
         if ack:
-            await self.ask(self._message(Kind.REQUEST, PUBLISH + topic, body, attributes), timeout=timeout)
+            await self.ask(self._message(_REQUEST, PUBLISH + topic, body, attributes), timeout=timeout)
             return
         driver = self._driver
         if driver is None or not driver.is_open:
             driver = await self._ready(timeout)
-        driver.send(self._message(Kind.EVENT, topic, body, attributes))
+        driver.send(self._message(_EVENT, topic, body, attributes))
         if driver.is_crowded:
             await driver.drain()
 
@@ -141,11 +144,11 @@ class Peer:
         Raises RequestFailed when the peer says no, RequestTimeout when it says nothing, PeerClosed when the
         connection is lost. After a timeout or when this call is cancelled, the peer is told, where the protocol can.
         """
-        return self.decode(await self.ask(self._message(Kind.REQUEST, topic, body, attributes), timeout=timeout))
+        return self.decode(await self.ask(self._message(_REQUEST, topic, body, attributes), timeout=timeout))
 
     async def ask(self, message: Message, *, timeout: float | None = TIMEOUT) -> Message:  # noqa: ASYNC109
         """Send a request as it is, and return the answer as it came."""
-        call = Call(message, timeout)
+        call = Call(message, timeout, self._loop)
         driver = self._driver
         if driver is None or driver.writing_is_paused or not driver.is_open:
             driver = await self._room(timeout)
@@ -186,8 +189,8 @@ class Peer:
         `timeout` is the longest silence between two steps.
         """
         steps: Inbox[Message] = self._inbox()
-        message = self._message(Kind.REQUEST, topic, body, {**(attributes or {}), "progressive": "true"})
-        return Progress(self, Call(message, timeout, steps))
+        message = self._message(_REQUEST, topic, body, {**(attributes or {}), "progressive": "true"})
+        return Progress(self, Call(message, timeout, self._loop, steps))
 
     async def provide(self, *topics: str) -> None:
         """Tell a hub that requests for these topics (or patterns) come here, to the handler.
@@ -224,7 +227,7 @@ class Peer:
 
     def send_event(self, topic: str, body: object = None) -> None:
         """Send an event without waiting for room; see `is_slow`."""
-        self._current().send(self._message(Kind.EVENT, topic, body, None))
+        self._current().send(self._message(_EVENT, topic, body, None))
 
     @property
     def is_slow(self) -> bool:
@@ -293,7 +296,9 @@ class Peer:
 
     def decode(self, message: Message) -> object:
         """The value of a message's body; the inverse of `encode`."""
-        form = None if message.content_type is None else self.protocol.format_for(message.content_type)
+        if message.content_type is None:
+            return message.body
+        form = self.protocol.format_for(message.content_type)
         return message.value() if form is None else form.loads(message.body)
 
     # What the driver and its owner call
@@ -314,13 +319,13 @@ class Peer:
             wanted = True
             if kind in _ANSWERS:
                 wanted = self._calls.settle(message)
-            elif kind is Kind.REQUEST:
+            elif kind is _REQUEST:
                 self._answers.request(message, driver)
-            elif kind is Kind.EVENT:
+            elif kind is _EVENT:
                 wanted = self._take_event(message)
-            elif kind is Kind.CANCEL:
+            elif kind is _CANCEL:
                 self._answers.cancel(message, driver)
-            elif kind is Kind.REDIRECT:
+            elif kind is _REDIRECT:
                 self.redirected(message)
             if self._streams:
                 for stream in self._streams:
@@ -406,7 +411,7 @@ class Peer:
         self._subscriptions.remove(pattern, inbox)
         inbox.discard()
         if announced and self._forget(pattern) and self.connected:
-            call = Call(operation(UNSUBSCRIBE, pattern), TIMEOUT)
+            call = Call(operation(UNSUBSCRIBE, pattern), TIMEOUT, self._loop)
             try:
                 self._dispatch(call, self._current())
             except WireloomError:

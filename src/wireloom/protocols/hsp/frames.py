@@ -88,6 +88,9 @@ Frame = Data | DataAck | Ack | Ping | Pong | Error | ErrorUndef
 
 PING, PONG = Ping(), Pong()
 
+# Plain numbers for the busiest function: looking up a member of an enum costs as much as the rest of a small frame.
+_DATA, _DATA_ACK, _ACK, _PING, _PONG, _ERROR, _ERROR_UNDEF = (int(command) for command in Command)
+
 _HEAD_DATA = struct.Struct(">BHI")
 _HEAD_DATA_ACK = struct.Struct(">BIHI")
 _HEAD_ID = struct.Struct(">BI")
@@ -148,7 +151,7 @@ def decode(
     if available < 1:
         return None
     command = buffer[start]
-    if command == Command.DATA:
+    if command == _DATA:
         if available < _HEAD_DATA.size:
             return None
         _, type_, length = _HEAD_DATA.unpack_from(buffer, start)
@@ -157,24 +160,24 @@ def decode(
         return (
             None if len(buffer) < body + length else (Data(type_, bytes(buffer[body : body + length])), body + length)
         )
-    if command in (Command.DATA_ACK, Command.ERROR):
+    if command in (_DATA_ACK, _ERROR):
         if available < _HEAD_DATA_ACK.size:
             return None
         _, message_id, type_, length = _HEAD_DATA_ACK.unpack_from(buffer, start)
-        _check_length(length, max_payload, reply_to=message_id if command == Command.DATA_ACK else None)
+        _check_length(length, max_payload, reply_to=message_id if command == _DATA_ACK else None)
         body = start + _HEAD_DATA_ACK.size
         if len(buffer) < body + length:
             return None
-        frame = DataAck if command == Command.DATA_ACK else Error
+        frame = DataAck if command == _DATA_ACK else Error
         return frame(message_id, type_, bytes(buffer[body : body + length])), body + length
-    if command in (Command.ACK, Command.ERROR_UNDEF):
+    if command in (_ACK, _ERROR_UNDEF):
         if available < _HEAD_ID.size:
             return None
         _, message_id = _HEAD_ID.unpack_from(buffer, start)
-        return (Ack(message_id) if command == Command.ACK else ErrorUndef(message_id)), start + _HEAD_ID.size
-    if command == Command.PING:
+        return (Ack(message_id) if command == _ACK else ErrorUndef(message_id)), start + _HEAD_ID.size
+    if command == _PING:
         return PING, start + 1
-    if command == Command.PONG:
+    if command == _PONG:
         return PONG, start + 1
     raise ProtocolViolation("hsp.command.unknown", f"command {command}")
 
