@@ -106,19 +106,19 @@ def encode(frame: Frame) -> bytes:
     """
     match frame:
         case Data(type_, payload):
-            return _HEAD_DATA.pack(Command.DATA, type_, len(payload)) + payload
+            return _HEAD_DATA.pack(_DATA, type_, len(payload)) + payload
         case DataAck(message_id, type_, payload):
-            return _HEAD_DATA_ACK.pack(Command.DATA_ACK, message_id, type_, len(payload)) + payload
+            return _HEAD_DATA_ACK.pack(_DATA_ACK, message_id, type_, len(payload)) + payload
         case Error(message_id, type_, payload):
-            return _HEAD_DATA_ACK.pack(Command.ERROR, message_id, type_, len(payload)) + payload
+            return _HEAD_DATA_ACK.pack(_ERROR, message_id, type_, len(payload)) + payload
         case Ack(message_id):
-            return _HEAD_ID.pack(Command.ACK, message_id)
+            return _HEAD_ID.pack(_ACK, message_id)
         case ErrorUndef(message_id):
-            return _HEAD_ID.pack(Command.ERROR_UNDEF, message_id)
+            return _HEAD_ID.pack(_ERROR_UNDEF, message_id)
         case Ping():
-            return bytes((Command.PING,))
+            return bytes((_PING,))
         case Pong():
-            return bytes((Command.PONG,))
+            return bytes((_PONG,))
 
 
 def header_size(command: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message, NotSupported, ProtocolViolation
@@ -38,87 +39,56 @@ class HspSettings(Settings):
                 raise ConfigError(f"setting {name!r} is {getattr(self, name)}; it must be 0 or more seconds")
 
 
+# Looking up a member of an enum costs as much as making a message, and one of these is needed for each.
+_EVENT, _REQUEST, _RESPONSE, _ERROR = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Kind.ERROR
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
 def to_message(frame: frames.Frame, names: Names, direction: Direction | None) -> Message:
     """What a frame means."""
-    match frame:
-        case frames.Data(type_, payload):
-            topic, body, content_type = names.read(type_, payload)
-            return Message(
-                Kind.EVENT,
-                topic,
-                body,
-                None,
-                None,
-                None,
-                content_type,
-                {"type": str(type_)},
-                "hsp",
-                None,
-                None,
-                direction,
-            )
-        case frames.DataAck(message_id, type_, payload):
-            topic, body, content_type = names.read(type_, payload)
-            return Message(
-                Kind.REQUEST, topic, body, str(message_id), None, None, content_type,
-                {"type": str(type_)}, "hsp", None, None, direction,
-            )  # fmt: skip
-        case frames.Ack(message_id):
-            return Message(
-                Kind.RESPONSE,
-                correlation_id=str(message_id),
-                status="done",
-                protocol="hsp",
-                direction=direction,
-            )
-        case frames.Error(message_id, type_, payload):
-            return Message(
-                Kind.ERROR, body=payload, correlation_id=str(message_id), status=str(type_),
-                protocol="hsp", direction=direction,
-            )  # fmt: skip
-        case frames.ErrorUndef(message_id):
-            return Message(
-                Kind.ERROR,
-                correlation_id=str(message_id),
-                status=UNDEFINED,
-                protocol="hsp",
-                direction=direction,
-            )
-        case frames.Ping():
-            return Message(Kind.PING, protocol="hsp", direction=direction)
-        case frames.Pong():
-            return Message(Kind.PONG, protocol="hsp", direction=direction)
+    if isinstance(frame, frames.Ack):
+        answered = str(frame.message_id)
+        return Message(_RESPONSE, None, b"", None, answered, "done", None, _NONE, "hsp", None, None, direction)
+    if isinstance(frame, frames.DataAck | frames.Data):
+        topic, body, content_type = names.read(frame.type, frame.payload)
+        kind, id_ = (_REQUEST, str(frame.message_id)) if isinstance(frame, frames.DataAck) else (_EVENT, None)
+        attributes = {"type": str(frame.type)}
+        return Message(
+            kind, topic, body, id_, None, None, content_type, attributes, "hsp", None, None, direction
+        )  # fmt: skip
+    if isinstance(frame, frames.Error):
+        answered, code = str(frame.message_id), str(frame.type)
+        return Message(_ERROR, None, frame.payload, None, answered, code, None, _NONE, "hsp", None, None, direction)
+    if isinstance(frame, frames.ErrorUndef):
+        answered = str(frame.message_id)
+        return Message(_ERROR, None, b"", None, answered, UNDEFINED, None, _NONE, "hsp", None, None, direction)
+    kind = Kind.PING if isinstance(frame, frames.Ping) else Kind.PONG
+    return Message(kind, protocol="hsp", direction=direction)
 
 
 def to_frame(message: Message, names: Names, settings: HspSettings) -> frames.Frame:
     """The frame that says this; raises NotSupported where hsp has no word for it."""
-    frame: frames.Frame
-    match message.kind:
-        case Kind.EVENT | Kind.REQUEST:
-            type_, payload = _typed_payload(message, names)
-            _check_size(payload, settings)
-            if message.kind is Kind.EVENT:
-                return frames.Data(type_, payload)
-            return frames.DataAck(_number(message.id, "id", 32), type_, payload)
-        case Kind.RESPONSE:
-            return frames.Ack(_number(message.correlation_id, "correlation_id", 32))
-        case Kind.ERROR:
-            request = _number(message.correlation_id, "correlation_id", 32)
-            status = message.status or UNDEFINED
-            _check_size(message.body, settings)
-            if status.isascii() and status.isdecimal():
-                frame = frames.Error(request, _number(status, "status", 16), message.body)
-            elif message.body:
-                frame = frames.Error(request, 0, message.body)
-            else:
-                frame = frames.ErrorUndef(request)
-            return frame
-        case Kind.PING:
-            return frames.PING
-        case Kind.PONG:
-            return frames.PONG
-        case _:
-            raise NotSupported(f"hsp has no frame for a message of kind {message.kind}")
+    kind = message.kind
+    if kind is _RESPONSE:
+        return frames.Ack(_number(message.correlation_id, "correlation_id", 32))
+    if kind is _EVENT or kind is _REQUEST:
+        type_, payload = _typed_payload(message, names)
+        _check_size(payload, settings)
+        if kind is _EVENT:
+            return frames.Data(type_, payload)
+        return frames.DataAck(_number(message.id, "id", 32), type_, payload)
+    if kind is _ERROR:
+        request = _number(message.correlation_id, "correlation_id", 32)
+        status = message.status or UNDEFINED
+        _check_size(message.body, settings)
+        if status.isascii() and status.isdecimal():
+            return frames.Error(request, _number(status, "status", 16), message.body)
+        return frames.Error(request, 0, message.body) if message.body else frames.ErrorUndef(request)
+    if kind is Kind.PING:
+        return frames.PING
+    if kind is Kind.PONG:
+        return frames.PONG
+    raise NotSupported(f"hsp has no frame for a message of kind {kind}")
 
 
 def _check_size(payload: bytes, settings: HspSettings) -> None:

@@ -25,6 +25,11 @@ BULK_FROM = 512
 """Reads shorter than this are decoded frame by frame: a kernel call costs more than a few frames do."""
 
 
+_OPEN, _CLOSING, _CLOSED = SessionState.OPEN, SessionState.CLOSING, SessionState.CLOSED
+_REQUEST = Kind.REQUEST
+ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR))
+
+
 class HspSession(Session):
     """Client and server are alike in hsp; the role only names the direction."""
 
@@ -123,15 +128,14 @@ class HspSession(Session):
 
     def _accept(self, frame: frames.Frame) -> Message | None:
         """Check a frame against the conversation; returns what it says, None if nobody is to act on it."""
-        match frame:
-            case frames.DataAck(message_id=message_id):
-                if self.owes(message_id):
-                    raise reused(message_id)
-                self._owed.add(message_id)
-            case frames.Ping():
-                self._queue(frames.encode(frames.PONG))
-            case frames.Pong():
-                self._pong()
+        if isinstance(frame, frames.DataAck):
+            if self.owes(frame.message_id):
+                raise reused(frame.message_id)
+            self._owed.add(frame.message_id)
+        elif isinstance(frame, frames.Ping):
+            self._queue(frames.encode(frames.PONG))
+        elif isinstance(frame, frames.Pong):
+            self._pong()
         message = to_message(frame, self.names, self._receives)
         if message.correlation_id is not None:
             return message if self.settle(int(message.correlation_id)) else None
@@ -148,7 +152,9 @@ class HspSession(Session):
 
     def owes(self, message_id: int) -> bool:
         """Whether the peer waits for an answer to this id."""
-        return message_id in self._owed or any(run.owes_id(message_id) for run in self._bulk_owed)
+        if message_id in self._owed:
+            return True
+        return bool(self._bulk_owed) and any(run.owes_id(message_id) for run in self._bulk_owed)
 
     def owed_ids(self) -> set[int]:
         """Every id the peer waits on."""
@@ -217,7 +223,7 @@ class HspSession(Session):
 
     def deadline(self) -> float | None:
         """When a ping is due, or the pong is overdue."""
-        if self.state is not SessionState.OPEN or not self.settings.ping_interval:
+        if self.state is not _OPEN or not self.settings.ping_interval:
             return None
         if self._ping_sent is not None:
             return self._ping_sent + self.settings.pong_timeout
@@ -240,25 +246,24 @@ class HspSession(Session):
 
     def send(self, message: Message, now: float) -> Message:
         """Queue a message: `DATA`, `DATA_ACK`, or the answer to one."""
-        answer = message.kind in (Kind.RESPONSE, Kind.ERROR)
-        if self.state is SessionState.CLOSED or (self.state is SessionState.CLOSING and not answer):
+        state = self.state
+        if state is not _OPEN and (state is _CLOSED or (state is _CLOSING and message.kind not in ANSWERS)):
             raise PeerClosed("the hsp connection is closed")
-        if message.kind is Kind.REQUEST:
+        if message.kind is _REQUEST:
             message = message.with_(id=str(self._draw_id()))
         frame = to_frame(message, self._own_names, self.settings)
-        match frame:
-            case frames.DataAck(message_id=message_id):
-                self._waiting[message_id] = message
-                if is_map(message):
-                    self._learn(message.body)
-            case frames.Ping():
-                self._ping_sent = now if self._ping_sent is None else self._ping_sent
-            case frames.Pong():
-                raise NotSupported("an hsp session answers each PING itself; a PONG cannot be sent by hand")
-            case frames.Ack(message_id) | frames.Error(message_id) | frames.ErrorUndef(message_id):
-                self._discharge(message_id)
-                if message.kind is Kind.RESPONSE and message.body:
-                    self.count("hsp.response.body-dropped")
+        if isinstance(frame, frames.DataAck):
+            self._waiting[frame.message_id] = message
+            if is_map(message):
+                self._learn(message.body)
+        elif isinstance(frame, frames.Ack | frames.Error | frames.ErrorUndef):
+            self._discharge(frame.message_id)
+            if message.body and isinstance(frame, frames.Ack):
+                self.count("hsp.response.body-dropped")
+        elif isinstance(frame, frames.Ping):
+            self._ping_sent = now if self._ping_sent is None else self._ping_sent
+        elif isinstance(frame, frames.Pong):
+            raise NotSupported("an hsp session answers each PING itself; a PONG cannot be sent by hand")
         self._queue(frames.encode(frame))
         self._close_when_settled()
         return message
@@ -316,7 +321,7 @@ class HspSession(Session):
 
 def is_map(message: Message) -> bool:
     """Whether a message changes what numbers stand for."""
-    return message.kind is Kind.REQUEST and message.topic == MAP
+    return message.topic == MAP and message.kind is _REQUEST
 
 
 def reused(message_id: int) -> ProtocolViolation:
