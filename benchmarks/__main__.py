@@ -13,6 +13,10 @@ MEASURES = {
     "pipeline": "benchmarks.pipeline",
     "requests": "benchmarks.requests",
     "codecs": "benchmarks.codecs",
+    "mesh": "benchmarks.mesh_codec",
+    "mesh-udp": "benchmarks.mesh_udp",
+    "wolpertinger": "benchmarks.wolpertinger_calls",
+    "wolpertinger-codec": "benchmarks.wolpertinger_codec",
 }
 
 

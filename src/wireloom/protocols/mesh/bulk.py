@@ -102,58 +102,62 @@ class BatchReader:
     def read(self, data: bytes, ends: Sequence[int], now: float) -> Run:
         """The accepted packets of one read, and the refused ones."""
         bulk = MeshBulk(self._session, data)
-        table: list[list[int]] | None = None
-        if len(ends) >= KERNEL_FROM:
-            end = np.array(ends, np.int64)
-            start = np.concatenate((np.zeros(1, np.int64), end[:-1]))
-            table = scan.read_packets(np.frombuffer(data, np.uint8), start, end - start, self._limits).tolist()
         refused: list[Rejected] = []
-        kept: list[tuple[int, int]] = []
-        view = memoryview(data)
-        at = 0
-        for index, stop in enumerate(ends):
+        starts = (0, *ends[:-1])
+        usual = self._usual(data, starts, ends, now) if len(ends) >= KERNEL_FROM else {}
+        rows: dict[bytes, list[Row]] = {}
+        check, source, time = self._session.gate.check_usual, self._session.peer, now + self._session.epoch
+        kept: list[int] = []
+        for index, at in enumerate(starts):
+            stop = ends[index]
             try:
-                row = None if table is None else table[index]
-                if row is None or not row[scan.PLAIN] or not self._usual(bulk, view, at, stop, row, now):
-                    self._one(bulk, data, at, stop, now)
-                kept.append((at, stop))
+                shape = usual.get(index)
+                if shape is not None:
+                    name, size, node, key, tag, signature, message_id, signed_at, covered = shape
+                    authenticity = check(
+                        data[node : node + 16] if node >= 0 else None,
+                        data[key : key + 4] if key >= 0 else None,
+                        message_id,
+                        signed_at,
+                        data[tag : tag + 32] if tag >= 0 else None,
+                        data[signature : signature + 64] if signature >= 0 else None,
+                        data[at:covered],
+                        source,
+                        time,
+                    )
+                    if authenticity is not None:
+                        row = Row(at, stop, authenticity, node >= 0, True)
+                        title = data[name : name + size]
+                        if title in rows:
+                            rows[title].append(row)
+                        else:
+                            rows[title] = [row]
+                        kept.append(index)
+                        continue
+                self._one(bulk, data, at, stop, now)
+                kept.append(index)
             except ProtocolViolation as violation:
                 refused.append(self._session.refuse(violation, data[at:stop]))
-            at = stop
+        for title, found in rows.items():
+            name_text = title.decode()
+            bulk.rows[name_text] = sorted((*bulk.rows[name_text], *found)) if name_text in bulk.rows else found
         bulk.count = len(kept)
         if kept:
             self._session.heard(now)
-        accepted = data if not refused else b"".join(data[start:stop] for start, stop in kept)
+        accepted = data if not refused else b"".join(data[starts[index] : ends[index]] for index in kept)
         return Run(accepted, bulk=bulk if kept else None, refused=refused)
 
-    def _usual(self, bulk: MeshBulk, view: memoryview, at: int, stop: int, row: list[int], now: float) -> bool:
-        """An event of the usual shape, checked without taking it apart; False when it needs a closer look."""
-        tag, key, node = row[scan.HMAC], row[scan.KEY_ID], row[scan.NODE]
-        if row[scan.EVENT_TYPE] != EventType.EVENT or row[scan.SIGNATURE] >= 0:
-            return False
-        if tag >= 0 and (key < 0 or not row[scan.SORTED]):
-            return False
-        session = self._session
-        authenticity = session.gate.check_usual(
-            bytes(view[node : node + 16]) if node >= 0 else None,
-            bytes(view[key : key + 4]) if key >= 0 else b"",
-            row[scan.MESSAGE_ID],
-            row[scan.SIGNED_AT],
-            view[tag : tag + 32] if tag >= 0 else None,
-            view[at : row[scan.COVERED]],
-            session.peer,
-            now + session.epoch,
-        )
-        if authenticity is None:
-            return False
-        name = str(view[row[scan.NAME] : row[scan.NAME] + row[scan.NAME_SIZE]], "utf-8")
-        found = Row(at, stop, authenticity, node >= 0, True)
-        rows = bulk.rows.get(name)
-        if rows is None:
-            bulk.rows[name] = [found]
-        else:
-            rows.append(found)
-        return True
+    def _usual(
+        self, data: bytes, starts: Sequence[int], ends: Sequence[int], now: float
+    ) -> dict[int, tuple[int, int, int, int, int, int, int, int, int]]:
+        """What `Gate.check_usual` needs to know of each event that it may be asked about, by its number."""
+        start, end = np.array(starts, np.int64), np.array(ends, np.int64)
+        table = scan.read_packets(np.frombuffer(data, np.uint8), start, end - start, self._limits)
+        signed = (table[:, scan.HMAC] >= 0) | (table[:, scan.SIGNATURE] >= 0)
+        fit = (table[:, scan.PLAIN] == 1) & (table[:, scan.EVENT_TYPE] == EventType.EVENT)
+        fit &= ~signed | ((table[:, scan.SORTED] == 1) & (table[:, scan.KEY_ID] >= 0))
+        rows = np.flatnonzero(fit)
+        return dict(zip(rows.tolist(), zip(*table[rows][:, _NEEDED].T.tolist(), strict=True), strict=True))
 
     def _one(self, bulk: MeshBulk, data: bytes, at: int, stop: int, now: float) -> None:
         """Any packet, by the readable code."""
@@ -163,14 +167,15 @@ class BatchReader:
         if packet.event_type == EventType.EVENT:
             names = [field.value.decode() for field in accepted.opened.data if field.type == Type.STRING]
             if names:
-                row = Row(
-                    at,
-                    stop,
-                    accepted.authenticity,
-                    packet.get(Type.NODE_ID) is not None,
-                    not accepted.opened.locked,
-                )
+                named = packet.get(Type.NODE_ID) is not None
+                row = Row(at, stop, accepted.authenticity, named, not accepted.opened.locked)
                 bulk.rows.setdefault(names[0], []).append(row)
                 return
         messages, _ = session.accept(accepted, now)
         bulk.rest += messages
+
+
+_NEEDED = [
+    scan.NAME, scan.NAME_SIZE, scan.NODE, scan.KEY_ID, scan.HMAC, scan.SIGNATURE, scan.MESSAGE_ID, scan.SIGNED_AT,
+    scan.COVERED,
+]  # fmt: skip

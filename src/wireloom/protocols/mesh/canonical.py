@@ -8,13 +8,13 @@ Encryption Metadata by the same rule.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 
 from wireloom.protocols.mesh.frames import HEADER_SIZE, Field, Packet, Type, encode_fields, encode_header
 from wireloom.protocols.mesh.metadata import split_subfields
 
 _NOT_COVERED = frozenset((Type.HMAC, Type.SIGNATURE))
-_by_type = attrgetter("type")
+_by_type = itemgetter(0)
 
 
 def canonical_payload(fields: Iterable[Field]) -> bytes:
@@ -23,15 +23,17 @@ def canonical_payload(fields: Iterable[Field]) -> bytes:
     >>> canonical_payload([Field(0x14, b"n"), Field(1, b"b"), Field(1, b"a"), Field(0x10, b"h")]).hex()
     '01016201016114016e'
     """
-    covered = sorted((field for field in fields if field.type not in _NOT_COVERED), key=_by_type)
-    return encode_fields(
-        Field(field.type, _canonical_metadata(field.value)) if field.type == Type.ENCRYPTION_METADATA else field
-        for field in covered
-    )
+    covered = [
+        Field(type_, _canonical_metadata(value)) if type_ == Type.ENCRYPTION_METADATA else Field(type_, value)
+        for type_, value in fields
+        if type_ not in _NOT_COVERED
+    ]
+    covered.sort(key=_by_type)
+    return encode_fields(covered)
 
 
 def _canonical_metadata(value: bytes) -> bytes:
-    subfields = sorted(split_subfields(value), key=itemgetter(0))
+    subfields = sorted(split_subfields(value), key=_by_type)
     return b"".join(bytes((type_, len(content))) + content for type_, content in subfields)
 
 

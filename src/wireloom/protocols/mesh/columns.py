@@ -18,7 +18,7 @@ from wireloom.protocols.contract import URGENT, Settings
 from wireloom.protocols.mesh import crypto, frames, scan, security
 from wireloom.protocols.mesh.messages import JSON, TEXT, to_message
 from wireloom.protocols.mesh.settings import MeshSettings
-from wireloom.protocols.mesh.trust import TrustStore
+from wireloom.protocols.mesh.trust import TrustedKey, TrustStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -315,28 +315,37 @@ def _verdicts(
     trust: TrustStore,
     limits: frames.Limits = frames.DEFAULT_LIMITS,
 ) -> list[security.Verdict]:
-    """HMACs of the usual packets straight from the buffer, everything else by the readable code."""
+    """Usual packets that name their key straight from the buffer, everything else by the readable code."""
     found: list[security.Verdict] = []
-    buffer = np.ascontiguousarray(data).data
-    keys: dict[tuple[bytes, bytes], crypto.HmacKey | None] = {}
-    for at, length, row in zip(offset.tolist(), size.tolist(), table.tolist(), strict=True):
-        tag = row[scan.HMAC]
-        if row[scan.PLAIN] and row[scan.SIGNATURE] < 0:
-            if tag < 0:
-                found.append(_NONE)
+    raw = data.tobytes()
+    keys: dict[bytes, TrustedKey | None] = {}
+    names = (scan.PLAIN, scan.SORTED, scan.NODE, scan.KEY_ID, scan.HMAC, scan.SIGNATURE, scan.COVERED)
+    columns = [table[:, name].tolist() for name in names]
+    for at, length, plain, ordered, node, key_id, tag, signature, covered in zip(
+        offset.tolist(), size.tolist(), *columns, strict=True
+    ):
+        if plain and tag < 0 and signature < 0:
+            found.append(_NONE)
+            continue
+        if plain and ordered and key_id >= 0:
+            name = raw[node : node + 16] + raw[key_id : key_id + 4]
+            if name not in keys:
+                keys[name] = trust.key(name[:16], name[16:])
+            key = keys[name]
+            if key is not None and _holds(key, raw, tag, signature, raw[at:covered]):
+                found.append(_VERIFIED)
                 continue
-            if row[scan.SORTED] and row[scan.KEY_ID] >= 0:
-                name = (
-                    bytes(buffer[row[scan.NODE] : row[scan.NODE] + 16]),
-                    bytes(buffer[row[scan.KEY_ID] : row[scan.KEY_ID] + 4]),
-                )
-                if name not in keys:
-                    entry = trust.key(*name)
-                    secret = None if entry is None else entry.hmac_secret
-                    keys[name] = None if secret is None else crypto.hmac_key(secret)
-                key = keys[name]
-                if key is not None and key.verify(buffer[tag : tag + 32], buffer[at : row[scan.COVERED]]):
-                    found.append(_VERIFIED)
-                    continue
-        found.append(security.check(frames.decode(buffer[at : at + length], limits), trust))
+        found.append(security.check(frames.decode(raw[at : at + length], limits), trust))
     return found
+
+
+def _holds(key: TrustedKey, raw: bytes, tag: int, signature: int, covered: bytes) -> bool:
+    """Whether HMAC and Signature, as far as they are there, are those of this key."""
+    if tag >= 0 and (
+        key.hmac_secret is None or not crypto.hmac_key(key.hmac_secret).verify(raw[tag : tag + 32], covered)
+    ):
+        return False
+    return signature < 0 or (
+        key.ed25519_public is not None
+        and crypto.verify_signature(key.ed25519_public, raw[signature : signature + 64], covered)
+    )

@@ -9,9 +9,10 @@ same for thousands.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, IntFlag
+from enum import IntEnum
+from typing import NamedTuple
 
 from wireloom.model import LimitExceeded, NotSupported, ProtocolViolation
 from wireloom.protocols.mesh.metadata import METADATA_CLAUSES, Metadata, decode_metadata
@@ -56,7 +57,7 @@ class EventType(IntEnum):
     EVENT = 3
 
 
-class Flag(IntFlag):
+class Flag(IntEnum):
     """The bits of the flags byte; the others are reserved."""
 
     URGENT = 1
@@ -101,13 +102,13 @@ SIZES = {
     Type.AUTH_KEY_ID: 4,
 }
 _SIZE_OF: dict[int, int] = {int(type_): size for type_, size in SIZES.items()}
+_TEXTS = frozenset((Type.STRING, Type.JSON))
 _BEFORE_HMAC = frozenset((*DATA_TYPES, Type.PUBLIC_KEY, Type.AUTH_KEY_ID))
 _LAST = {Type.PUBLIC_KEY: 256, Type.AUTH_KEY_ID: 257, Type.HMAC: 258, Type.SIGNATURE: 259}
 _RANK = tuple(_LAST.get(type_, type_) for type_ in range(256))  # type: ignore[call-overload]
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """One TLV as it is on the wire."""
 
     type: int
@@ -130,9 +131,9 @@ class Packet:
         >>> Packet(1, EventType.EVENT, 0, (Field(Type.NODE_ID, bytes(16)),)).get(Type.NODE_ID) == bytes(16)
         True
         """
-        for field in self.fields:
-            if field.type == type_:
-                return field.value
+        for found, value in self.fields:
+            if found == type_:
+                return value
         return None
 
     @property
@@ -171,7 +172,7 @@ def encode_fields(fields: Iterable[Field]) -> bytes:
     >>> encode_fields([Field(Type.STRING, b"hi"), Field(Type.INTEGER, bytes(4))]).hex()
     '01026869020400000000'
     """
-    return b"".join(bytes((field.type, len(field.value))) + field.value for field in fields)
+    return b"".join([b"%c%c%b" % (type_, len(value), value) for type_, value in fields])
 
 
 def encode_header(packet: Packet, payload_length: int) -> bytes:
@@ -268,16 +269,15 @@ def _check_fields(packet: Packet, limits: Limits) -> None:
     """Every rule about fields that can be told without keys."""
     fields = packet.fields
     seen: set[int] = set()
-    for field in fields:
-        type_ = field.type
+    for type_, value in fields:
         if type_ in SINGLETONS:
             if type_ in seen:
                 raise ProtocolViolation("mesh.tlv.duplicate", f"field 0x{type_:02x} occurs twice")
             seen.add(type_)
         wanted = _SIZE_OF.get(type_)
-        if wanted is not None and len(field.value) != wanted:
+        if wanted is not None and len(value) != wanted:
             raise ProtocolViolation(
-                "mesh.field.length", f"field 0x{type_:02x} has {len(field.value)} bytes instead of {wanted}"
+                "mesh.field.length", f"field 0x{type_:02x} has {len(value)} bytes instead of {wanted}"
             )
     _check_order(fields)
     if Type.ENCRYPTION_METADATA in seen:
@@ -301,32 +301,32 @@ def _check_fields(packet: Packet, limits: Limits) -> None:
 
 
 def _check_order(fields: tuple[Field, ...]) -> None:
-    last = len(fields) - 1
-    for index, field in enumerate(fields):
-        if field.type == Type.SIGNATURE and index != last:
-            raise ProtocolViolation("mesh.order.signature-last", f"field 0x{fields[index + 1].type:02x} follows it")
-    for index, field in enumerate(fields):
-        if field.type == Type.HMAC:
-            for later in fields[index + 1 :]:
-                if later.type in _BEFORE_HMAC:
-                    raise ProtocolViolation("mesh.order.hmac", f"field 0x{later.type:02x} after HMAC")
-            if fields[last].type == Type.SIGNATURE and index != last - 1:
-                raise ProtocolViolation("mesh.order.hmac", "HMAC is not immediately before Signature")
+    types = [field.type for field in fields]
+    if Type.SIGNATURE in types and types[-1] != Type.SIGNATURE:
+        after = types[types.index(Type.SIGNATURE) + 1]
+        raise ProtocolViolation("mesh.order.signature-last", f"field 0x{after:02x} follows it")
+    if Type.HMAC in types:
+        later = types[types.index(Type.HMAC) + 1 :]
+        for type_ in later:
+            if type_ in _BEFORE_HMAC:
+                raise ProtocolViolation("mesh.order.hmac", f"field 0x{type_:02x} after HMAC")
+        if types[-1] == Type.SIGNATURE and len(later) != 1:
+            raise ProtocolViolation("mesh.order.hmac", "HMAC is not immediately before Signature")
 
 
-def check_text(fields: Iterable[Field]) -> None:
+def check_text(fields: Sequence[Field]) -> None:
     """Strings and JSON must be UTF-8; a long one may be cut inside a character, so whole values are looked at."""
-    for field in join(fields):
-        if field.type in (Type.STRING, Type.JSON):
+    for type_, value in join(fields):
+        if type_ in _TEXTS:
             try:
-                field.value.decode()
+                value.decode()
             except UnicodeDecodeError as error:
-                raise ProtocolViolation("mesh.field.utf8", f"field 0x{field.type:02x}: {error.reason}") from None
+                raise ProtocolViolation("mesh.field.utf8", f"field 0x{type_:02x}: {error.reason}") from None
 
 
-def check_name(fields: Iterable[Field]) -> None:
+def check_name(fields: Sequence[Field]) -> None:
     """An Event has a String, which is its name."""
-    if not any(field.type == Type.STRING for field in fields):
+    if Type.STRING not in [field.type for field in fields]:
         raise ProtocolViolation("mesh.event.name", "there is no String field")
 
 
@@ -341,12 +341,14 @@ def split(type_: int, value: bytes) -> list[Field]:
     return [Field(type_, value[at : at + MAX_VALUE]) for at in range(0, len(value) + 1, MAX_VALUE)]
 
 
-def join(fields: Iterable[Field]) -> list[Field]:
+def join(fields: Sequence[Field]) -> Sequence[Field]:
     """Whole values: a field of 255 bytes goes on in the next one if that has the same type.
 
     >>> [len(field.value) for field in join(split(Type.BINARY, bytes(510)))]
     [510]
     """
+    if not any(len(field.value) == MAX_VALUE for field in fields):
+        return fields
     whole: list[Field] = []
     open_type, pieces = -1, [b""]
     for field in fields:

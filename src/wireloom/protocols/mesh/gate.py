@@ -86,7 +86,8 @@ class Gate:
         if opened.forged:
             raise ProtocolViolation(DECRYPTION, "the key is known and the tag is wrong")
         node_id = packet.get(Type.NODE_ID)
-        self.remember(source if node_id is None else node_id, proof.key_id, packet.message_id, packet.signed_at, now)
+        name = (source if node_id is None else node_id, proof.key_id, packet.message_id)
+        self._once(name, packet.signed_at, now)
         if verdict.authenticity is not Authenticity.NONE:
             self.budget.welcome(source, now)
             if verdict.authenticity is Authenticity.SELF_SIGNED:
@@ -96,38 +97,62 @@ class Gate:
     def check_usual(
         self,
         node_id: bytes | None,
-        key_id: bytes,
+        key_id: bytes | None,
         message_id: int,
         signed_at: int,
-        tag: memoryview | None,
-        covered: memoryview,
+        tag: bytes | None,
+        signature: bytes | None,
+        covered: bytes,
         source: str,
         now: float,
     ) -> Authenticity | None:
-        """The same as `check` for a packet that is plain and unsigned, or has an HMAC and names its key.
+        """The same as `check` for a packet that is plain, and either unsigned or names its key and shows none.
 
         `tag` is the HMAC and `covered` are the canonical bytes. None: this packet needs `check`.
         """
         settings = self.settings
         if node_id == self.own or not now - settings.replay_window <= signed_at <= now + settings.clock_skew:
             return None
-        if tag is None:
+        if tag is None and signature is None:
             if self.policy is not Require.ANY:
                 return None
-            if not self.replay.add((source if node_id is None else node_id, b"", message_id), float(signed_at), now):
-                raise ProtocolViolation(REPLAY, f"message {message_id:08x} was seen before")
+            name: tuple[bytes | str, bytes, int] = (source if node_id is None else node_id, b"", message_id)
+            self._once(name, signed_at, now)
             return Authenticity.NONE
-        assert node_id is not None
+        if node_id is None or key_id is None:
+            return None
         if self._file is not None:
             self._file.refresh(now)
         key = self.trust.key(node_id, key_id)
-        if key is None or key.hmac_secret is None:
+        if key is None:
             return None
-        if not crypto.hmac_key(key.hmac_secret).verify(tag, covered):
-            raise ProtocolViolation(security.FORGED, "the HMAC is wrong")
-        if not self.replay.add((node_id, key_id, message_id), float(signed_at), now):
+        if tag is not None:
+            if key.hmac_secret is None:
+                return None
+            if signature is None:
+                if not crypto.hmac_key(key.hmac_secret).verify(tag, covered):
+                    raise ProtocolViolation(security.FORGED, "the HMAC is wrong")
+                self._once((node_id, key_id, message_id), signed_at, now)
+                return Authenticity.VERIFIED
+        public = key.ed25519_public
+        if public is None or signature is None:
+            return None
+        name = (node_id, public, message_id)
+        if self.replay.seen(name, now):
             raise ProtocolViolation(REPLAY, f"message {message_id:08x} was seen before")
+        if not self.budget.take(source, now):
+            raise ProtocolViolation(VERIFICATIONS, f"more than {self.budget.rate:g} signatures a second")
+        if tag is not None and not crypto.hmac_key(key.hmac_secret or b"").verify(tag, covered):
+            raise ProtocolViolation(security.FORGED, "the HMAC is wrong")
+        if not crypto.verify_signature(public, signature, covered):
+            raise ProtocolViolation(security.FORGED, "the Signature is wrong")
+        self._once(name, signed_at, now)
+        self.budget.welcome(source, now)
         return Authenticity.VERIFIED
+
+    def _once(self, name: tuple[bytes | str, bytes, int], signed_at: int, now: float) -> None:
+        if not self.replay.add(name, float(signed_at), now):
+            raise ProtocolViolation(REPLAY, f"message {name[2]:08x} was seen before")
 
     def look(self, packet: Packet, source: str, now: float) -> None:
         """Raise ProtocolViolation as `check` would, but remember nothing: the packet will come again."""
@@ -170,11 +195,6 @@ class Gate:
             raise ProtocolViolation(STALE, f"{now - signed_at:.0f} s old")
         if signed_at > now + self.settings.clock_skew:
             raise ProtocolViolation(FUTURE, f"{signed_at - now:.0f} s ahead")
-
-    def remember(self, node: bytes | str, key_id: bytes, message_id: int, signed_at: int, now: float) -> None:
-        """The packet is authentic: it must not come again."""
-        if not self.replay.add((node, key_id, message_id), float(signed_at), now):
-            raise ProtocolViolation(REPLAY, f"message {message_id:08x} was seen before")
 
     def _learn(self, packet: Packet) -> None:
         """Keep a key that a packet brought itself, for later packets that only name it; the first one stays."""

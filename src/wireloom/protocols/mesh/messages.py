@@ -307,7 +307,7 @@ class FieldsFormat:
 
     def loads(self, data: bytes) -> list[object]:
         """The values of fields; those of unknown types as bytes."""
-        return [_value(field) for field in join(decode_fields(data))]
+        return [_value(field) for field in join(list(decode_fields(data)))]
 
 
 def _typed(value: object) -> tuple[int, bytes]:

@@ -7,7 +7,7 @@ There is a cap for each node and one in all; the oldest go first, and each that 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 REPLAY_WINDOW = 300.0
 CLOCK_SKEW_ALLOWANCE = 120.0
@@ -34,7 +34,8 @@ class ReplayCache:
         self.evicted = 0
         """Entries that had to go while their packet could still be replayed."""
         self._until: OrderedDict[Key, float] = OrderedDict()
-        self._nodes: dict[bytes | str, OrderedDict[Key, None]] = {}
+        self._nodes: dict[bytes | str, deque[Key]] = {}
+        """The same entries by node; both stand in the order they came."""
 
     def __len__(self) -> int:
         return len(self._until)
@@ -52,27 +53,25 @@ class ReplayCache:
             if until > now:
                 return False
             self._forget(key)
-        self._expire(now)
+        # Two that are over for each that is added: so the cache shrinks, and no call takes long.
+        for _ in range(2):
+            oldest = next(iter(entries), None)
+            if oldest is None or entries[oldest] > now:
+                # One dated ahead may keep those behind it a little longer.
+                break
+            self._forget(oldest)
         own = self._nodes.get(key[0])
-        if own is None:
-            own = self._nodes[key[0]] = OrderedDict()
-        elif len(own) >= self.cap_per_node:
-            self._evict(next(iter(own)), now)
-            own = self._nodes.setdefault(key[0], OrderedDict())
+        if own is not None and len(own) >= self.cap_per_node:
+            self._evict(own[0], now)
         if len(entries) >= self.cap:
             self._evict(next(iter(entries)), now)
-            own = self._nodes.setdefault(key[0], OrderedDict())
-        entries[key] = max(now, packet_time) + self.window
-        own[key] = None
+        entries[key] = (now if now > packet_time else packet_time) + self.window
+        own = self._nodes.get(key[0])
+        if own is None:
+            self._nodes[key[0]] = deque((key,))
+        else:
+            own.append(key)
         return True
-
-    def _expire(self, now: float) -> None:
-        # Entries stand in the order they came; one dated ahead may keep a few behind it a little longer.
-        for _ in range(2):
-            oldest = next(iter(self._until), None)
-            if oldest is None or self._until[oldest] > now:
-                return
-            self._forget(oldest)
 
     def _evict(self, key: Key, now: float) -> None:
         if self._until[key] > now:
@@ -82,6 +81,9 @@ class ReplayCache:
     def _forget(self, key: Key) -> None:
         del self._until[key]
         own = self._nodes[key[0]]
-        del own[key]
+        if own[0] == key:
+            own.popleft()
+        else:
+            own.remove(key)
         if not own:
             del self._nodes[key[0]]

@@ -51,7 +51,8 @@ def sign_packet(packet: Packet, identity: Identity, *, with_public_key: bool = F
         proofs[Type.HMAC] = crypto.hmac_key(identity.hmac_secret).digest(covered)
     if identity.ed25519_private is not None:
         proofs[Type.SIGNATURE] = crypto.sign(identity.ed25519_private, covered)
-    return replace(packet, fields=tuple(replace(f, value=proofs.get(f.type, f.value)) for f in packet.fields))
+    fields = [Field(type_, proofs.get(type_, value)) for type_, value in packet.fields]
+    return replace(packet, fields=tuple(fields))
 
 
 _OURS = frozenset((Type.NODE_ID, Type.AUTH_KEY_ID, Type.PUBLIC_KEY, Type.HMAC, Type.SIGNATURE))
