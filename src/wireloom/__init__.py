@@ -1,8 +1,4 @@
-"""Wireloom: five lightweight messaging protocols, one API.
-
-    async with wireloom.connect("yamp://127.0.0.1:5043") as peer:
-        await peer.publish("sensors/kitchen", {"c": 21.5})
-"""
+"""Wireloom: five lightweight messaging protocols, one API. `connect` and `serve` are where to start."""
 
 from wireloom.model import (
     Authenticity,
