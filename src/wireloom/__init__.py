@@ -1,4 +1,10 @@
-"""Wireloom: five lightweight messaging protocols, one API. `connect` and `serve` are where to start."""
+"""Wireloom: five lightweight messaging protocols, one API.
+
+```python
+async with wireloom.connect("yamp://127.0.0.1:5043") as peer:
+    await peer.publish("sensors/kitchen", {"c": 21.5})
+```
+"""
 
 from wireloom.model import (
     Authenticity,
