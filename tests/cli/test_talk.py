@@ -12,6 +12,7 @@ import pytest
 
 from tests.certificates import Authority
 from tests.cli.running import COMMAND, ENVIRONMENT, started, wireloom
+from wireloom import connect
 
 
 @pytest.fixture(scope="module", params=["emp", "yamp", "yamp+ws"])
@@ -37,10 +38,19 @@ def test_body_from_standard_input(echo: str) -> None:
     assert json.loads(wireloom("req", echo, "x", "-", stdin=b'{"from": "stdin"}').out) == {"from": "stdin"}
 
 
-def test_events_come_back(echo: str) -> None:
-    words = [*COMMAND, "sub", echo, "a/#", "--local", "--count", "1", "--timeout", "5"]
+async def test_echo_sends_events_back_to_who_sent_them(echo: str) -> None:
+    async with connect(echo) as sender, connect(echo) as other:
+        async with sender.subscribe("a/#", local=True) as back, other.messages() as elsewhere:
+            await sender.publish("a/b", {"n": 1})
+            event = await anext(back)
+            assert (event.topic, sender.decode(event)) == ("a/b", {"n": 1})
+            await other.request("x")
+            assert (await anext(elsewhere)).kind == "response", "nobody else hears it"
+
+
+def test_interrupted_sub_is_quiet(echo: str) -> None:
+    words = [*COMMAND, "sub", echo, "a/#", "--local"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
-        # An echo sends events to whoever sent them, so this subscriber hears nothing and is stopped.
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1.0)
         process.send_signal(signal.SIGINT)

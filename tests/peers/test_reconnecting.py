@@ -123,17 +123,6 @@ async def test_resent_request_still_times_out(proxy: FaultProxy, service: Servic
         service.open.set()
 
 
-async def test_subscriptions_are_made_again(proxy: FaultProxy) -> None:
-    server_url = proxy._target.url
-    async with wireloom.connect(proxy.url, reconnect=FAST) as peer, peer.subscribe("a/#") as events:
-        proxy.cut()
-        await until(lambda: peer.reconnects == 1)
-        await peer.request("x")  # answered after the subscription, so it is in force
-        async with wireloom.connect(server_url):
-            pass
-        assert not events._inbox.closed
-
-
 async def test_subscription_goes_on_over_a_new_connection() -> None:
     async with (
         wireloom.serve("hsp://127.0.0.1:0") as server,
