@@ -169,10 +169,13 @@ def test_where_blocks_end_the_rest_of_the_segment_is_one_reject(tmp_path: Path) 
     size = path.stat().st_size
     with path.open("ab") as file:
         file.write(b"\0" * 20)
+    times = set()
     for positions in ([], [0.3, 0.5, 0.99]):
         messages, rejects = decode(cut(whole(tmp_path), positions))
         assert len(messages) == 2
         assert [(r["clause"], r["offset"], r["size"]) for r in rejects] == [("journal.damaged", size, 20)]
+        times.add(rejects[0]["time"])
+    assert len(times) == 1
 
 
 def test_a_file_that_is_no_segment_is_named(tmp_path: Path) -> None:

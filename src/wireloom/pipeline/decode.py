@@ -102,12 +102,12 @@ def decode_range(part: Range) -> DecodedRange:
 
 def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects) -> pa.Table:
     try:
-        journal_blocks.check_head(data.data[:limit])
+        first = journal_blocks.check_head(data.data[:limit])
     except journal_blocks.BlockFault as fault:
         raise JournalError(f"{part.file}: no journal segment: {fault}; name the folder of a journal") from None
     found = blocks.find_runs(data, part, limit)
     for damage in found.damages:
-        rejects.add_damage(data, damage, found.index)
+        rejects.add_damage(data, damage, _block_time_us(data, first, limit))
     if part.refused:
         rejects.add_refused(data, found.index)
         return _empty(MESSAGES)
@@ -137,6 +137,17 @@ def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects)
     if not tables:
         return _empty(MESSAGES)
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
+
+
+def _block_time_us(data: NDArray[np.uint8], at: int, limit: int) -> int:
+    """The time in the packet block at `at`, whatever else of it is damaged; 0 where nothing is left of it.
+
+    Always the same for one segment, however it is cut into ranges.
+    """
+    if limit - at < 20:
+        return 0
+    high, low = data[at + 12 : at + 20].view("<u4").tolist()
+    return (high << 32 | low) // 1000
 
 
 def _end(index: BlockIndex) -> int:
@@ -352,12 +363,10 @@ class _Rejects:
             int(runs.file_offset(np.array([start]))[0]),
         )
 
-    def add_damage(self, data: NDArray[np.uint8], damage: blocks.Damage, index: BlockIndex) -> None:
-        """A stretch of the segment; its time is that of the last block before it that is known."""
-        earlier = index.time_ns[index.offset < damage.offset]
+    def add_damage(self, data: NDArray[np.uint8], damage: blocks.Damage, segment_us: int) -> None:
+        """A stretch of the segment; its own time is lost, so it gets that of the segment's first block."""
         kept = data[damage.offset : damage.offset + min(damage.size, KEPT_BYTES)].tobytes()
-        time_us = int(earlier[-1]) // 1000 if len(earlier) else 0
-        self._row(time_us, None, None, None, blocks.DAMAGED, damage.reason, kept, damage.size, damage.offset)
+        self._row(segment_us, None, None, None, blocks.DAMAGED, damage.reason, kept, damage.size, damage.offset)
 
     def add_refused(self, data: NDArray[np.uint8], index: BlockIndex) -> None:
         """What the hub refused: the bytes and, beside them, why."""
