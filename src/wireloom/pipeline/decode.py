@@ -8,6 +8,7 @@ follows, and it must not matter which runs happen to be decoded together.
 from __future__ import annotations
 
 import mmap
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -146,8 +147,8 @@ def _block_time_us(data: NDArray[np.uint8], at: int, limit: int) -> int:
     """
     if limit - at < 20:
         return 0
-    high, low = data[at + 12 : at + 20].view("<u4").tolist()
-    return (high << 32 | low) // 1000
+    high, low = struct.unpack_from("<II", data.data, at + 12)
+    return int(high << 32 | low) // 1000
 
 
 def _end(index: BlockIndex) -> int:
