@@ -19,6 +19,7 @@ TITLES = {
     "nats": "nats-py through nats-server",
     "zmq": "pyzmq asyncio",
 }
+KINDS = ("bare", "websockets", "grpc", "zmq", "emp", "hsp", "yamp")
 COUNTS = {1: 5_000, 64: 30_000}
 SLOW = {"grpc": 5, "nats": 2}
 """Peers that get through fewer requests in the same time."""
@@ -47,7 +48,7 @@ def run() -> list[Result]:
     with contextlib.ExitStack() as stack:
         nats_port = stack.enter_context(servers.nats())
         stack.enter_context(echo("nats", str(nats_port)))
-        ports = {kind: stack.enter_context(echo(kind)) for kind in ("bare", "websockets", "grpc", "zmq", "emp", "yamp")}
+        ports = {kind: stack.enter_context(echo(kind)) for kind in KINDS}
         ports["nats"] = nats_port
 
         def pair(scheme: str, peer: str, in_flight: int, goal: float) -> Result:
@@ -63,8 +64,9 @@ def run() -> list[Result]:
 
         for peer, goals in GOALS.items():
             for in_flight, goal in zip((1, 64), goals, strict=True):
-                results.append(pair("yamp", peer, in_flight, goal))
-        results += [pair("emp", "bare", n, g) for n, g in zip((1, 64), GOALS["bare"], strict=True)]
+                results.append(pair("emp", peer, in_flight, goal))
+        for scheme in ("hsp", "yamp"):
+            results += [pair(scheme, "bare", n, g) for n, g in zip((1, 64), GOALS["bare"], strict=True)]
     print("\n| requests | p50 µs | p99 µs |\n|---|---|---|")
     for name, figures in LATENCIES.items():
         p50, p99 = (statistics.median(column) for column in zip(*figures, strict=True))
