@@ -217,6 +217,30 @@ def test_an_expired_entry_that_goes_is_not_counted_as_evicted() -> None:
     assert cache.evicted == 0
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(0, 200)), max_size=80),
+    st.integers(1, 4),
+    st.integers(1, 6),
+)
+def test_the_caps_hold_whatever_comes(steps: list[tuple[int, int, int]], per_node: int, cap: int) -> None:
+    cache, now = ReplayCache(cap=cap, cap_per_node=per_node), 0.0
+    for number, node, step in steps:
+        now += step
+        cache.add(key(number, bytes([node]) * 16), now, now)
+        assert len(cache) <= cap
+        assert all(len(own) <= per_node for own in cache._nodes.values())
+        assert sorted(cache._until) == sorted(each for own in cache._nodes.values() for each in own)
+
+
+def test_what_is_over_is_forgotten_in_time() -> None:
+    cache = ReplayCache()
+    for number in range(5000):
+        cache.add(key(number), 0, 0)
+    for number in range(10):
+        cache.add(key(10_000 + number), 1000, 1000 + number)
+    assert len(cache) == 10
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 100), st.integers(0, 120)), max_size=60))
 def test_the_cache_agrees_with_a_plain_dictionary(steps: list[tuple[int, int, int, int]]) -> None:
     cache, model, now = ReplayCache(window=300), dict[tuple[bytes, bytes, int], float](), 0.0

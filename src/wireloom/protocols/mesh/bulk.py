@@ -98,6 +98,7 @@ class BatchReader:
     def __init__(self, session: MeshSession) -> None:
         self._session = session
         self._limits = session.settings.limits
+        scan.warm()
 
     def read(self, data: bytes, ends: Sequence[int], now: float) -> Run:
         """The accepted packets of one read, and the refused ones."""
@@ -105,8 +106,10 @@ class BatchReader:
         refused: list[Rejected] = []
         starts = (0, *ends[:-1])
         usual = self._usual(data, starts, ends, now) if len(ends) >= KERNEL_FROM else {}
-        rows: dict[bytes, list[Row]] = {}
-        check, source, time = self._session.gate.check_usual, self._session.peer, now + self._session.epoch
+        rows: dict[bytes, list[tuple[int, int, Authenticity, bool, bool]]] = {}
+        gate, source, time = self._session.gate, self._session.peer, now + self._session.epoch
+        check = gate.check_usual
+        gate.refresh(time)
         kept: list[int] = []
         for index, at in enumerate(starts):
             stop = ends[index]
@@ -126,12 +129,10 @@ class BatchReader:
                         time,
                     )
                     if authenticity is not None:
-                        row = Row(at, stop, authenticity, node >= 0, True)
                         title = data[name : name + size]
-                        if title in rows:
-                            rows[title].append(row)
-                        else:
-                            rows[title] = [row]
+                        if title not in rows:
+                            rows[title] = []
+                        rows[title].append((at, stop, authenticity, node >= 0, True))
                         kept.append(index)
                         continue
                 self._one(bulk, data, at, stop, now)
@@ -140,7 +141,7 @@ class BatchReader:
                 refused.append(self._session.refuse(violation, data[at:stop]))
         for title, found in rows.items():
             name_text = title.decode()
-            bulk.rows[name_text] = sorted((*bulk.rows[name_text], *found)) if name_text in bulk.rows else found
+            bulk.rows[name_text] = sorted((*bulk.rows.get(name_text, ()), *map(Row._make, found)))
         bulk.count = len(kept)
         if kept:
             self._session.heard(now)

@@ -76,6 +76,11 @@ class Gate:
         """The trust file, where the store comes from one."""
         return self._file
 
+    def refresh(self, now: float) -> None:
+        """Look whether the trust file has changed; `check` does so by itself, `check_usual` does not."""
+        if self._file is not None:
+            self._file.refresh(now)
+
     def check(self, packet: Packet, source: str, now: float) -> Accepted:
         """Accept a packet, or raise ProtocolViolation with the reason. `now` is seconds since 1970."""
         proof = self._before_verifying(packet, source, now)
@@ -113,45 +118,59 @@ class Gate:
         settings = self.settings
         if node_id == self.own or not now - settings.replay_window <= signed_at <= now + settings.clock_skew:
             return None
-        if tag is None and signature is None:
-            if self.policy is not Require.ANY:
-                return None
-            name: tuple[bytes | str, bytes, int] = (source if node_id is None else node_id, b"", message_id)
-            self._once(name, signed_at, now)
-            return Authenticity.NONE
-        if node_id is None or key_id is None:
-            return None
-        if self._file is not None:
-            self._file.refresh(now)
-        key = self.trust.key(node_id, key_id)
-        if key is None:
-            return None
+        if signature is not None:
+            return self._check_signed(node_id, key_id, message_id, signed_at, tag, signature, covered, source, now)
         if tag is not None:
-            if key.hmac_secret is None:
+            if node_id is None or key_id is None:
                 return None
-            if signature is None:
-                if not crypto.hmac_key(key.hmac_secret).verify(tag, covered):
-                    raise ProtocolViolation(security.FORGED, "the HMAC is wrong")
-                self._once((node_id, key_id, message_id), signed_at, now)
-                return Authenticity.VERIFIED
-        public = key.ed25519_public
-        if public is None or signature is None:
+            key = self.trust.hmac_keys.get(node_id + key_id)
+            if key is None:
+                return None
+            if not key.verify(tag, covered):
+                raise ProtocolViolation(security.FORGED, "the HMAC is wrong")
+            if not self.replay.add((node_id, key_id, message_id), signed_at, now):
+                raise ProtocolViolation(REPLAY, f"message {message_id:08x} was seen before")
+            return Authenticity.VERIFIED
+        if self.policy is not Require.ANY:
             return None
-        name = (node_id, public, message_id)
+        self._once((source if node_id is None else node_id, b"", message_id), signed_at, now)
+        return Authenticity.NONE
+
+    def _check_signed(
+        self,
+        node_id: bytes | None,
+        key_id: bytes | None,
+        message_id: int,
+        signed_at: int,
+        tag: bytes | None,
+        signature: bytes,
+        covered: bytes,
+        source: str,
+        now: float,
+    ) -> Authenticity | None:
+        key = None if node_id is None or key_id is None else self.trust.key(node_id, key_id)
+        if (
+            node_id is None
+            or key is None
+            or key.ed25519_public is None
+            or (tag is not None and key.hmac_secret is None)
+        ):
+            return None
+        name = (node_id, key.ed25519_public, message_id)
         if self.replay.seen(name, now):
             raise ProtocolViolation(REPLAY, f"message {message_id:08x} was seen before")
         if not self.budget.take(source, now):
             raise ProtocolViolation(VERIFICATIONS, f"more than {self.budget.rate:g} signatures a second")
         if tag is not None and not crypto.hmac_key(key.hmac_secret or b"").verify(tag, covered):
             raise ProtocolViolation(security.FORGED, "the HMAC is wrong")
-        if not crypto.verify_signature(public, signature, covered):
+        if not crypto.verify_signature(key.ed25519_public, signature, covered):
             raise ProtocolViolation(security.FORGED, "the Signature is wrong")
         self._once(name, signed_at, now)
         self.budget.welcome(source, now)
         return Authenticity.VERIFIED
 
     def _once(self, name: tuple[bytes | str, bytes, int], signed_at: int, now: float) -> None:
-        if not self.replay.add(name, float(signed_at), now):
+        if not self.replay.add(name, signed_at, now):
             raise ProtocolViolation(REPLAY, f"message {name[2]:08x} was seen before")
 
     def look(self, packet: Packet, source: str, now: float) -> None:
@@ -171,8 +190,7 @@ class Gate:
         elif node_id == self.own:
             raise ProtocolViolation(OWN, "our own packet came back")
         self.check_time(packet.signed_at, now)
-        if self._file is not None:
-            self._file.refresh(now)
+        self.refresh(now)
         proof = security.find_keys(packet, self.trust, self._learned_keys)
         if proof.clause is not None:
             raise ProtocolViolation(proof.clause, proof.detail)

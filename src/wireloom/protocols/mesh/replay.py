@@ -12,6 +12,8 @@ from collections import OrderedDict, deque
 REPLAY_WINDOW = 300.0
 CLOCK_SKEW_ALLOWANCE = 120.0
 
+EXPIRED_AT_ONCE = 1000
+
 Key = tuple[bytes | str, bytes, int]
 """NODE ID (or, where there is none, the source's address), key, Message ID."""
 
@@ -31,6 +33,7 @@ class ReplayCache:
         self.window = window
         self.cap = cap
         self.cap_per_node = cap_per_node
+        self._look_again = 0.0
         self.evicted = 0
         """Entries that had to go while their packet could still be replayed."""
         self._until: OrderedDict[Key, float] = OrderedDict()
@@ -53,13 +56,8 @@ class ReplayCache:
             if until > now:
                 return False
             self._forget(key)
-        # Two that are over for each that is added: so the cache shrinks, and no call takes long.
-        for _ in range(2):
-            oldest = next(iter(entries), None)
-            if oldest is None or entries[oldest] > now:
-                # One dated ahead may keep those behind it a little longer.
-                break
-            self._forget(oldest)
+        if entries and now >= self._look_again:
+            self._expire(now)
         own = self._nodes.get(key[0])
         if own is not None and len(own) >= self.cap_per_node:
             self._evict(own[0], now)
@@ -72,6 +70,16 @@ class ReplayCache:
         else:
             own.append(key)
         return True
+
+    def _expire(self, now: float) -> None:
+        """Forget some that are over: enough for the cache to shrink, and not so many that it takes long."""
+        for _ in range(EXPIRED_AT_ONCE):
+            oldest = next(iter(self._until), None)
+            if oldest is None or self._until[oldest] > now:
+                # Not before that. One dated ahead may keep those behind it a little longer.
+                self._look_again = now + 1.0
+                return
+            self._forget(oldest)
 
     def _evict(self, key: Key, now: float) -> None:
         if self._until[key] > now:

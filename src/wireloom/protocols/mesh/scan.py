@@ -7,6 +7,8 @@ Whatever is not of that shape, bad packets included, is left to the readable cod
 
 from __future__ import annotations
 
+from functools import cache
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -250,3 +252,11 @@ def read_packets(
     table = np.empty((len(offset), WIDTH), np.int64)
     take_apart(data, offset, size, limits.max_payload, limits.max_fields, table)
     return table
+
+
+@cache
+def warm() -> None:
+    """Compile or load the kernels, so that the first packets do not wait for it."""
+    data = np.zeros(HEADER_SIZE, np.uint8)
+    _, offset, size = find_packets(data, np.zeros(1, np.int64), np.full(1, HEADER_SIZE, np.int64))
+    read_packets(data, offset, size, Limits())

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wireloom.model import ConfigError
+from wireloom.protocols.mesh.crypto import HmacKey, hmac_key
 
 EXAMPLE = '[{"node_id": "<32 hex digits>", "auth_key_id": "<8 hex digits>", "ed25519_public": "<64 hex digits>"}]'
 
@@ -52,6 +53,8 @@ class TrustStore:
 
     def __init__(self, keys: Iterable[TrustedKey] = (), encryption_keys: Mapping[bytes, bytes] | None = None) -> None:
         self._nodes: dict[bytes, dict[bytes, TrustedKey]] = {}
+        self.hmac_keys: dict[bytes, HmacKey] = {}
+        """The keys for HMAC, ready to use, by NODE ID and Auth Key ID one after the other."""
         self.encryption_keys: dict[bytes, bytes] = dict(encryption_keys or {})
         for key in keys:
             self.add(key)
@@ -59,12 +62,17 @@ class TrustStore:
     def add(self, key: TrustedKey) -> None:
         """Trust a key; one with the same node and key id is replaced."""
         self._nodes.setdefault(key.node_id, {})[key.auth_key_id] = key
+        self.hmac_keys.pop(key.node_id + key.auth_key_id, None)
+        if key.hmac_secret is not None:
+            self.hmac_keys[key.node_id + key.auth_key_id] = hmac_key(key.hmac_secret)
 
     def remove(self, node_id: bytes, auth_key_id: bytes | None = None) -> int:
         """Trust a key no longer, or none of a node's; returns how many that were."""
         keys = self._nodes.get(node_id, {})
         gone = [auth_key_id] if auth_key_id is not None else list(keys)
         removed = sum(keys.pop(each, None) is not None for each in gone)
+        for each in gone:
+            self.hmac_keys.pop(node_id + each, None)
         if not keys:
             self._nodes.pop(node_id, None)
         return removed
