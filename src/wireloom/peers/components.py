@@ -362,12 +362,13 @@ def _answer(called: _Method, result: object) -> Message:
         value = give(result, called.returns)
     except BodyError as error:
         raise failed(ErrorCode.UNSUPPORTED_DATATYPE) from error
-    return _with_value(Message(Kind.RESPONSE), value)
+    return _response(value)
 
 
-def _with_value(message: Message, value: Value) -> Message:
-    return message.with_(
-        body=values.dumps(values.to_json(value)),
+def _response(value: Value) -> Message:
+    return Message(
+        Kind.RESPONSE,
+        body=messages.typed_value(value),
         content_type=messages.JSON,
         attributes={"types": values.signature((value,))},
     )
@@ -401,7 +402,7 @@ def _request(component: str, method: str, arguments: tuple[object, ...], returns
     attributes = {"component": component, "types": values.signature(given)}
     if returns is None:
         attributes["response"] = messages.NO_RESPONSE
-    body = values.dumps([values.to_json(each) for each in given])
+    body = messages.typed_parameters(given)
     return Message(Kind.REQUEST, f"{component}.{method}", body, content_type=messages.JSON, attributes=attributes)
 
 

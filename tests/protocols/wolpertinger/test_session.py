@@ -62,6 +62,24 @@ def test_every_message_is_confirmed_when_it_was_received() -> None:
     assert server.outgoing() == b"result:0;message_id:17;\n"
 
 
+def test_the_confirmation_of_an_answer_goes_out_with_what_is_said_next_or_soon_by_itself() -> None:
+    client = opened(Role.CLIENT, unique=7)
+    first = client.send(request(), 0.0)
+    client.outgoing()
+    client.receive(line(Response("Test", first.id or ""), 1), 1.0)
+    assert client.outgoing() == b""
+    assert client.deadline() == 1.01
+    client.send(request(), 1.0)
+    assert client.outgoing().startswith(b"result:0;message_id:1;\nmessage_id:8;")
+    client.receive(line(Error("Test", 1), 2), 2.0)
+    assert client.outgoing_frames() == []
+    client.expire(2.01)
+    assert client.outgoing_frames() == [b"result:0;message_id:2;\n"]
+    client.receive(line(Error("Test", 1), 3), 3.0)
+    client.close(3.0)
+    assert client.outgoing() == b"result:0;message_id:3;\n"
+
+
 def test_a_confirmation_is_not_confirmed() -> None:
     server = opened()
     for data in (b"result:0;message_id:1;\n", b"result:5;message_id:1;\n", b"result:x;message_id:1;\n"):
@@ -382,6 +400,7 @@ def test_an_answer_to_an_unknown_call_is_confirmed_and_ignored() -> None:
     run = client.receive(line(Response("Test", CALL_ID), 1) + line(Error("Test", 1, CALL_ID), 2), 0.0)
     assert not run.messages
     assert run.count == 2
+    client.expire(0.1)
     assert results(client.outgoing()) == [(1, 0), (2, 0)]
     assert client.counters == {"wolpertinger.response.unknown-call": 2}
 

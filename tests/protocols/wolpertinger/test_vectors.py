@@ -156,4 +156,5 @@ def test_a_session_takes_the_recorded_answers_as_the_recorded_caller_did() -> No
         (done, "done"), (done, "done"), (done, "done"), (done, "done"), (Kind.ACK, "0"), (done, "done"),
         (error, "502"), (error, "201"), (error, "303"), (error, "304"),
     ]  # fmt: skip
+    client.expire(2.0)
     assert results(written + client.outgoing()) == [(number, 0) for number in range(1, 10)]

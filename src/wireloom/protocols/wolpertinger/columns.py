@@ -59,7 +59,11 @@ class WolpertingerColumns(ColumnDecoder):
             status=pa.array([m.status for m in messages], text),
             content_type=pa.array([m.content_type for m in messages], text),
             body=pa.array([m.body for m in messages], pa.binary()),
-            attributes=pa.array([list(m.attributes.items()) for m in messages], pa.map_(text, text)),
+            attributes=pa.MapArray.from_arrays(
+                np.cumsum([0, *[len(m.attributes) for m in messages]], dtype=np.int32),
+                pa.array([key for m in messages for key in m.attributes], text),
+                pa.array([value for m in messages for value in m.attributes.values()], text),
+            ),
             authenticity=pa.array([str(m.authenticity) for m in messages], text),
             rejects=rejects,
             consumed=consumed,

@@ -60,6 +60,8 @@ def encode(frame: Frame) -> bytes:
     >>> encode(Confirmation(1, 0))
     b'result:0;message_id:1;\\n'
     """
+    if not frame.others and isinstance(frame, Confirmation):
+        return b"result:%d;message_id:%d;\n" % (frame.result, frame.message_id)
     others = "".join([f"{key}:{value};" for key, value in frame.others])
     if isinstance(frame, Confirmation):
         return f"result:{frame.result};message_id:{frame.message_id};{others}\n".encode()

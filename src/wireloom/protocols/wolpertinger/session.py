@@ -129,7 +129,7 @@ class WolpertingerSession(Transmission):
                 status,
                 None,
                 protocol=messages.NAME,
-                direction=self.inbound,
+                direction=self._direction,
             )
         )
 
@@ -177,7 +177,7 @@ class WolpertingerSession(Transmission):
         self._reading.messages.append(message)
 
     def _message(self, document: Document, whole: Data, wire: int) -> Message:
-        return messages.of_document(document, whole, wire, self.inbound, self.settings.profile)
+        return messages.of_document(document, whole, wire, self._direction, self.settings.profile)
 
     def _take_call(self, call: Call, message: Message | None, whole: Data, wire: int, now: float) -> None:
         component = call.component.lower()
@@ -297,7 +297,15 @@ class WolpertingerSession(Transmission):
             raise NotSupported(f"a wolpertinger session does not send a message of kind {kind}")
         self._check_room()
         if kind is not Kind.ERROR:
-            message = message.with_(id=self._draw_call_id())
+            message = Message(
+                kind,
+                message.topic,
+                message.body,
+                self._draw_call_id(),
+                content_type=message.content_type,
+                attributes=message.attributes,
+                protocol=messages.NAME,
+            )
         if self._is_large(message):
             self._send_large(message, now)
             return message
@@ -444,6 +452,7 @@ class WolpertingerSession(Transmission):
 
     def _close_when_settled(self) -> None:
         if self.state is SessionState.CLOSING and not self._owed and not self._is_busy:
+            self._confirm_now()
             self.state = SessionState.CLOSED
 
     def close(self, now: float, reason: str = "") -> None:

@@ -8,6 +8,7 @@ messages keep their order.
 from __future__ import annotations
 
 import abc
+import binascii
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 
 LARGE = 16 * 1024
 """Bytes of a message from which on reading or writing it is slow work."""
+_SOON = 0.01
+"""Seconds that the confirmation of an answer may wait for company."""
+_MANY = 64
+"""Confirmations that wait together, at most."""
 BYTES = 64 * 1024 * 1024
 """Unconfirmed bytes above which nothing more is sent."""
 
@@ -77,12 +82,16 @@ class Transmission(Session):
     def __init__(self, role: Role, settings: WolpertingerSettings, *, unique: int = 0) -> None:
         super().__init__(role)
         self.settings = settings
+        self._direction = role.sends.opposite
         self._cipher: Cipher | None = None
         self._tail: list[bytes] = []
         """The beginning of a line."""
         self._tail_size = 0
         self._skipping = False
         self._out: list[bytes] = []
+        self._soon: list[bytes] = []
+        """Confirmations that go out with whatever is said next, or by themselves when they are due."""
+        self._soon_due = 0.0
         self._late: deque[tuple[float, bytes]] = deque()
         """Answers that wait for their time, so that all failures take as long."""
         self._seen = Seen(settings.remember)
@@ -218,33 +227,43 @@ class Transmission(Session):
 
     def _open(self, whole: Data, wire: int, raw: bytes, now: float) -> None:
         """Read a whole message: here, or elsewhere if it is large. `raw` is its last line."""
-        cipher, settings, direction = self._cipher, self.settings, self.inbound
+        if not self._may_offload or len(whole.payload) < LARGE:
+            try:
+                document = layer1.unpack(whole, self.settings, self._cipher)
+            except Refused as refused:
+                self._refuse(refused, raw, now)
+            else:
+                self._accept(document, None, whole, wire, raw, now)
+            return
+        cipher, settings, direction = self._cipher, self.settings, self._direction
 
         def read() -> object:
             try:
                 document = layer1.unpack(whole, settings, cipher)
-                if not large:
-                    return document, None
                 return document, messages.of_document(document, whole, wire, direction, settings.profile)
             except Refused as refused:
                 return refused
 
-        large = self._may_offload and len(whole.payload) >= LARGE
-        if not large:
-            self._opened(read(), whole, wire, raw, now)
-            return
+        def opened(result: object, _: float) -> None:
+            if isinstance(result, Refused):
+                self._refuse(result, raw, now)
+            else:
+                assert isinstance(result, tuple)
+                document, message = result
+                self._accept(document, message, whole, wire, raw, now)
+
         self._blocked = []
         # The time of arrival counts: what is wrong is answered as late as if it had been found at once.
-        self._jobs.append(_Job(read, lambda result, _: self._opened(result, whole, wire, raw, now), reads=True))
+        self._jobs.append(_Job(read, opened, reads=True))
 
-    def _opened(self, result: object, whole: Data, wire: int, raw: bytes, now: float) -> None:
-        if isinstance(result, Refused):
-            self._refuse(result, raw, now)
-            return
-        assert isinstance(result, tuple)
-        document, message = result
+    def _accept(
+        self, document: Document, message: Message | None, whole: Data, wire: int, raw: bytes, now: float
+    ) -> None:
         self._seen.add(whole.message_id, now)
-        self._confirm(whole.message_id, ResultCode.SUCCESS)
+        if isinstance(document, Call):
+            self._confirm(whole.message_id, ResultCode.SUCCESS)
+        else:
+            self._confirm_soon(whole.message_id, now)
         self._reading.count += 1
         self._reading.kept.append(raw)
         self._take(document, message, whole, wire, now)
@@ -279,6 +298,19 @@ class Transmission(Session):
 
     def _confirm(self, message_id: int, result: ResultCode) -> None:
         self._queue(frames.encode(Confirmation(message_id, int(result))))
+
+    def _confirm_soon(self, message_id: int, now: float) -> None:
+        """Confirm an answer together with the next thing that is said: nobody waits for this confirmation."""
+        if not self._soon:
+            self._soon_due = now + _SOON
+        self._soon.append(frames.encode(Confirmation(message_id, 0)))
+        self.sent += 1
+        if len(self._soon) >= _MANY:
+            self._confirm_now()
+
+    def _confirm_now(self) -> None:
+        self._out[:0] = self._soon
+        self._soon.clear()
 
     def _confirmed(self, frame: Confirmation, now: float) -> None:
         self._reading.count += 1
@@ -355,12 +387,16 @@ class Transmission(Session):
         out = self._out
         if not out:
             return b""
+        if self._soon:
+            self._confirm_now()
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
         return data
 
     def outgoing_frames(self) -> Sequence[bytes]:
         """The same, a line each."""
+        if self._soon and self._out:
+            self._confirm_now()
         out, self._out = self._out, []
         return out
 
@@ -413,6 +449,8 @@ class Transmission(Session):
 
     def _transmission_deadline(self) -> float | None:
         due = self._unconfirmed.deadline
+        if self._soon and (due is None or self._soon_due < due):
+            due = self._soon_due
         if self._late and (due is None or self._late[0][0] < due):
             due = self._late[0][0]
         if self._assembly.open:
@@ -423,6 +461,8 @@ class Transmission(Session):
 
     def _expire_transmission(self, now: float) -> None:
         """Send late answers, give up half messages, resend what was not confirmed."""
+        if self._soon and self._soon_due <= now:
+            self._confirm_now()
         while self._late and self._late[0][0] <= now:
             self._queue(self._late.popleft()[1])
         before = self._assembly.dropped
@@ -442,4 +482,8 @@ class Transmission(Session):
 
 def encode(document: Document, message_id: int, settings: WolpertingerSettings, cipher: Cipher | None) -> list[bytes]:
     """A document as lines."""
-    return [frames.encode(piece) for piece in layer1.pack(layer2.write(document), message_id, settings, cipher)]
+    xml = layer2.write(document)
+    if cipher is None and (len(xml) < settings.gzip_from or not settings.gzip_from) and len(xml) < settings.split // 2:
+        # What most messages are: small and plain, one line.
+        return [b"message_id:%d;%b" % (message_id, binascii.b2a_base64(xml))]
+    return [frames.encode(piece) for piece in layer1.pack(xml, message_id, settings, cipher)]

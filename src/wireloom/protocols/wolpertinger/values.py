@@ -21,6 +21,8 @@ import json
 import math
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
+from json.encoder import encode_basestring
 from typing import NamedTuple
 from uuid import UUID
 
@@ -205,6 +207,8 @@ def signature(values: tuple[Value, ...]) -> str:
     >>> signature((Value("string", "a"), Value("list", (Value("int32", 1), Value("int32", 2)))))
     'string,list(int32*2)'
     """
+    if len(values) == 1 and not isinstance(values[0].data, tuple):
+        return values[0].type
     parts: list[str] = []
     last, times = "", 0
     for value in values:
@@ -221,12 +225,21 @@ def signature(values: tuple[Value, ...]) -> str:
 _TOKEN = re.compile(r"(list\()|([A-Za-z0-9]+)|(\))|\*([0-9]{1,7})|(,)")
 
 
+@lru_cache(maxsize=1024)
+def _parse_short(text: str) -> tuple[Signature, ...]:
+    return _parse(text)
+
+
 def parse_signature(text: str) -> tuple[Signature, ...]:
     """The types a signature names. Raises ValueError where it is none.
 
     >>> parse_signature("string,list(int32*2)")[1].inner
     (Signature(name='int32', inner=None), Signature(name='int32', inner=None))
     """
+    return _parse_short(text) if len(text) < 100 else _parse(text)
+
+
+def _parse(text: str) -> tuple[Signature, ...]:
     open_lists: list[list[Signature]] = [[]]
     position, total, fresh = 0, 0, True
     while position < len(text):
@@ -328,9 +341,25 @@ def to_python(value: Value) -> object:
     return Structured(name, str(data)) if name in STRUCTURED else data
 
 
-def dumps(values: type_of_json) -> bytes:
+def dumps(value: type_of_json) -> bytes:
     """JSON as it stands in bodies."""
-    return _ENCODER.encode(values).encode("utf-8", "surrogatepass")
+    return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
+
+def json_text(value: Value) -> str:
+    """The value as JSON text: what `dumps` makes of `to_json`, in one go.
+
+    >>> json_text(Value("list", (Value("string", 'a"b'), Value("boolean", True), Value("double", 1.5))))
+    '["a\\"b",true,1.5]'
+    """
+    data = value.data
+    if isinstance(data, str):
+        return encode_basestring(data)
+    if isinstance(data, tuple):
+        return f"[{','.join(map(json_text, data))}]"
+    if isinstance(data, bool):
+        return "true" if data else "false"
+    return repr(data)
