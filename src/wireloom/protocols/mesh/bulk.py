@@ -6,8 +6,8 @@ get them unchanged, signed by whoever wrote them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,16 +25,9 @@ KERNEL_FROM = 8
 """Reads of fewer datagrams are taken apart by the readable code: a kernel call costs more than a few packets do."""
 
 
-class Row(NamedTuple):
-    """An accepted event: where it is, and what may be done with it."""
-
-    start: int
-    end: int
-    authenticity: Authenticity
-    relayed: bool
-    """It has a NODE ID, so it may be passed on."""
-    delivered: bool
-    """It can be read here, so it may be given to peers of other protocols."""
+Row = tuple[int, int, Authenticity, bool, bool]
+"""An accepted event: where it begins and ends; what is known about its sender; whether it may be passed on (it has a
+NODE ID); whether it may be given to peers of other protocols (it can be read here)."""
 
 
 class MeshBulk(Bulk):
@@ -56,13 +49,17 @@ class MeshBulk(Bulk):
     def messages(self, topic: str | None = None) -> list[Message]:
         """The events of one name, or of all."""
         rows = self.rows.get(topic, []) if topic is not None else [row for each in self.rows.values() for row in each]
-        return [self._message(row) for row in sorted(rows) if row.delivered]
+        return [
+            self._message(start, end, authenticity)
+            for start, end, authenticity, _, delivered in sorted(rows)
+            if delivered
+        ]
 
-    def _message(self, row: Row) -> Message:
+    def _message(self, start: int, end: int, authenticity: Authenticity) -> Message:
         settings = self._session.settings
-        packet = frames.decode(self._data[row.start : row.end], settings.limits)
+        packet = frames.decode(self._data[start:end], settings.limits)
         opened = open_packet(packet, self._session.gate.trust.encryption_keys, settings.max_plain)
-        return to_message(packet, Direction.DGRAM, row.authenticity, opened=opened)
+        return to_message(packet, Direction.DGRAM, authenticity, opened=opened)
 
     def count_of(self, topic: str) -> int:
         """How many events of one name there are."""
@@ -70,7 +67,7 @@ class MeshBulk(Bulk):
 
     def forward(self, topic: str) -> bytes:
         """The packets of one name as they came, urgent ones first; without NODE ID they are not passed on."""
-        packets = [self._data[row.start : row.end] for row in self.rows.get(topic, ()) if row.relayed]
+        packets = [self._data[start:end] for start, end, _, relayed, _ in self.rows.get(topic, ()) if relayed]
         if any(map(frames.is_urgent, packets)):
             packets.sort(key=lambda packet: not frames.is_urgent(packet))
         return b"".join(packets)
@@ -103,62 +100,72 @@ class BatchReader:
     def read(self, data: bytes, ends: Sequence[int], now: float) -> Run:
         """The accepted packets of one read, and the refused ones."""
         bulk = MeshBulk(self._session, data)
-        refused: list[Rejected] = []
-        starts = (0, *ends[:-1])
-        usual = self._usual(data, starts, ends, now) if len(ends) >= KERNEL_FROM else {}
-        rows: dict[bytes, list[tuple[int, int, Authenticity, bool, bool]]] = {}
-        gate, source, time = self._session.gate, self._session.peer, now + self._session.epoch
-        check = gate.check_usual
-        gate.refresh(time)
-        kept: list[int] = []
-        for index, at in enumerate(starts):
-            stop = ends[index]
+        starts = [0, *ends[:-1]]
+        refused: dict[int, Rejected] = {}
+        rest: Iterable[int] = range(len(ends))
+        if len(ends) >= KERNEL_FROM:
+            rest = self._usual(bulk, data, starts, ends, refused, now)
+        for index in rest:
+            at, stop = starts[index], ends[index]
             try:
-                shape = usual.get(index)
-                if shape is not None:
-                    name, size, node, key, tag, signature, message_id, signed_at, covered = shape
-                    authenticity = check(
-                        data[node : node + 16] if node >= 0 else None,
-                        data[key : key + 4] if key >= 0 else None,
-                        message_id,
-                        signed_at,
-                        data[tag : tag + 32] if tag >= 0 else None,
-                        data[signature : signature + 64] if signature >= 0 else None,
-                        data[at:covered],
-                        source,
-                        time,
-                    )
-                    if authenticity is not None:
-                        title = data[name : name + size]
-                        if title not in rows:
-                            rows[title] = []
-                        rows[title].append((at, stop, authenticity, node >= 0, True))
-                        kept.append(index)
-                        continue
                 self._one(bulk, data, at, stop, now)
-                kept.append(index)
             except ProtocolViolation as violation:
-                refused.append(self._session.refuse(violation, data[at:stop]))
-        for title, found in rows.items():
-            name_text = title.decode()
-            bulk.rows[name_text] = sorted((*bulk.rows.get(name_text, ()), *map(Row._make, found)))
-        bulk.count = len(kept)
-        if kept:
+                refused[index] = self._session.refuse(violation, data[at:stop])
+        bulk.count = len(ends) - len(refused)
+        if bulk.count:
             self._session.heard(now)
-        accepted = data if not refused else b"".join(data[starts[index] : ends[index]] for index in kept)
-        return Run(accepted, bulk=bulk if kept else None, refused=refused)
+        if refused:
+            kept = [
+                data[at:stop] for index, (at, stop) in enumerate(zip(starts, ends, strict=True)) if index not in refused
+            ]
+            return Run(
+                b"".join(kept), bulk=bulk if kept else None, refused=[refused[index] for index in sorted(refused)]
+            )
+        return Run(data, bulk=bulk)
 
     def _usual(
-        self, data: bytes, starts: Sequence[int], ends: Sequence[int], now: float
-    ) -> dict[int, tuple[int, int, int, int, int, int, int, int, int]]:
-        """What `Gate.check_usual` needs to know of each event that it may be asked about, by its number."""
+        self,
+        bulk: MeshBulk,
+        data: bytes,
+        starts: Sequence[int],
+        ends: Sequence[int],
+        refused: dict[int, Rejected],
+        now: float,
+    ) -> list[int]:
+        """Take the events of the usual shape without taking them apart; returns the numbers of all other packets."""
+        session = self._session
         start, end = np.array(starts, np.int64), np.array(ends, np.int64)
         table = scan.read_packets(np.frombuffer(data, np.uint8), start, end - start, self._limits)
         signed = (table[:, scan.HMAC] >= 0) | (table[:, scan.SIGNATURE] >= 0)
         fit = (table[:, scan.PLAIN] == 1) & (table[:, scan.EVENT_TYPE] == EventType.EVENT)
         fit &= ~signed | ((table[:, scan.SORTED] == 1) & (table[:, scan.KEY_ID] >= 0))
-        rows = np.flatnonzero(fit)
-        return dict(zip(rows.tolist(), zip(*table[rows][:, _NEEDED].T.tolist(), strict=True), strict=True))
+        rest = np.flatnonzero(~fit).tolist()
+        columns = table if fit.all() else table[fit]
+        node, key_id, tag, signature, message_id, signed_at, covered, name, name_end = (
+            columns[:, scan.NODE].tolist(), columns[:, scan.KEY_ID].tolist(), columns[:, scan.HMAC].tolist(),
+            columns[:, scan.SIGNATURE].tolist(), columns[:, scan.MESSAGE_ID].tolist(),
+            columns[:, scan.SIGNED_AT].tolist(), columns[:, scan.COVERED].tolist(), columns[:, scan.NAME].tolist(),
+            (columns[:, scan.NAME] + columns[:, scan.NAME_SIZE]).tolist(),
+        )  # fmt: skip
+        begins, stops = start[fit].tolist(), end[fit].tolist()
+        shapes = zip(begins, node, key_id, tag, signature, message_id, signed_at, covered, strict=True)
+        outcomes = session.gate.check_usual(data, shapes, session.peer, now + session.epoch)
+        rows: dict[bytes, list[Row]] = {}
+        numbers = np.flatnonzero(fit).tolist()
+        for number, outcome, at, stop, first, last, named in zip(
+            numbers, outcomes, begins, stops, name, name_end, node, strict=True
+        ):
+            if outcome is None:
+                rest.append(number)
+            elif isinstance(outcome, ProtocolViolation):
+                refused[number] = session.refuse(outcome, data[at:stop])
+            else:
+                title = data[first:last]
+                if title not in rows:
+                    rows[title] = []
+                rows[title].append((at, stop, outcome, named >= 0, True))
+        bulk.rows = {title.decode(): found for title, found in rows.items()}
+        return sorted(rest)
 
     def _one(self, bulk: MeshBulk, data: bytes, at: int, stop: int, now: float) -> None:
         """Any packet, by the readable code."""
@@ -169,14 +176,8 @@ class BatchReader:
             names = [field.value.decode() for field in accepted.opened.data if field.type == Type.STRING]
             if names:
                 named = packet.get(Type.NODE_ID) is not None
-                row = Row(at, stop, accepted.authenticity, named, not accepted.opened.locked)
+                row = (at, stop, accepted.authenticity, named, not accepted.opened.locked)
                 bulk.rows.setdefault(names[0], []).append(row)
                 return
         messages, _ = session.accept(accepted, now)
         bulk.rest += messages
-
-
-_NEEDED = [
-    scan.NAME, scan.NAME_SIZE, scan.NODE, scan.KEY_ID, scan.HMAC, scan.SIGNATURE, scan.MESSAGE_ID, scan.SIGNED_AT,
-    scan.COVERED,
-]  # fmt: skip

@@ -8,6 +8,7 @@ Message IDs (they are remembered after authentication) nor make us verify more s
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from wireloom.model import Authenticity, ProtocolViolation
@@ -47,6 +48,15 @@ class Accepted:
     authenticity: Authenticity
 
 
+Shape = tuple[int, int, int, int, int, int, int, int]
+"""A packet of the usual shape: where it begins; where NODE ID, Auth Key ID, HMAC and Signature are (-1 for none); its
+Message ID and time; and where its canonical bytes end."""
+
+
+def _replay(message_id: int) -> ProtocolViolation:
+    return ProtocolViolation(REPLAY, f"message {message_id:08x} was seen before")
+
+
 class Gate:
     """Everything that is remembered about packets received."""
 
@@ -77,7 +87,7 @@ class Gate:
         return self._file
 
     def refresh(self, now: float) -> None:
-        """Look whether the trust file has changed; `check` does so by itself, `check_usual` does not."""
+        """Look whether the trust file has changed."""
         if self._file is not None:
             self._file.refresh(now)
 
@@ -92,7 +102,8 @@ class Gate:
             raise ProtocolViolation(DECRYPTION, "the key is known and the tag is wrong")
         node_id = packet.get(Type.NODE_ID)
         name = (source if node_id is None else node_id, proof.key_id, packet.message_id)
-        self._once(name, packet.signed_at, now)
+        if not self.replay.add(name, packet.signed_at, now):
+            raise _replay(packet.message_id)
         if verdict.authenticity is not Authenticity.NONE:
             self.budget.welcome(source, now)
             if verdict.authenticity is Authenticity.SELF_SIGNED:
@@ -100,46 +111,56 @@ class Gate:
         return Accepted(packet, opened, verdict.authenticity)
 
     def check_usual(
-        self,
-        node_id: bytes | None,
-        key_id: bytes | None,
-        message_id: int,
-        signed_at: int,
-        tag: bytes | None,
-        signature: bytes | None,
-        covered: bytes,
-        source: str,
-        now: float,
-    ) -> Authenticity | None:
-        """The same as `check` for a packet that is plain, and either unsigned or names its key and shows none.
+        self, data: bytes, shapes: Iterable[Shape], source: str, now: float
+    ) -> list[Authenticity | ProtocolViolation | None]:
+        """The same as `check` for many packets that are plain, and either unsigned or name their key and show none.
 
-        `tag` is the HMAC and `covered` are the canonical bytes. None: this packet needs `check`.
+        For each of them: what is known about its sender, why it is refused, or None when it needs `check`.
         """
-        settings = self.settings
-        if node_id == self.own or not now - settings.replay_window <= signed_at <= now + settings.clock_skew:
-            return None
-        if signature is not None:
-            return self._check_signed(node_id, key_id, message_id, signed_at, tag, signature, covered, source, now)
-        if tag is not None:
-            if node_id is None or key_id is None:
-                return None
-            key = self.trust.hmac_keys.get(node_id + key_id)
-            if key is None:
-                return None
-            if not key.verify(tag, covered):
-                raise ProtocolViolation(security.FORGED, "the HMAC is wrong")
-            if not self.replay.add((node_id, key_id, message_id), signed_at, now):
-                raise ProtocolViolation(REPLAY, f"message {message_id:08x} was seen before")
-            return Authenticity.VERIFIED
-        if self.policy is not Require.ANY:
-            return None
-        self._once((source if node_id is None else node_id, b"", message_id), signed_at, now)
-        return Authenticity.NONE
+        self.refresh(now)
+        settings, own, any_goes = self.settings, self.own, self.policy is Require.ANY
+        oldest, newest = now - settings.replay_window, now + settings.clock_skew
+        keys, add = self.trust.hmac_keys, self.replay.add
+        found: list[Authenticity | ProtocolViolation | None] = []
+        verified, unsigned = Authenticity.VERIFIED, Authenticity.NONE
+        outcome: Authenticity | ProtocolViolation | None
+        for start, node, key_id, tag, signature, message_id, signed_at, covered in shapes:
+            node_id = data[node : node + 16] if node >= 0 else None
+            outcome = None
+            if node_id == own or not oldest <= signed_at <= newest:
+                pass
+            elif signature >= 0:
+                outcome = self._check_signed(
+                    data[node : node + 16],
+                    data[key_id : key_id + 4],
+                    message_id,
+                    signed_at,
+                    data[tag : tag + 32] if tag >= 0 else None,
+                    data[signature : signature + 64],
+                    data[start:covered],
+                    source,
+                    now,
+                )
+            elif tag >= 0 and node_id is not None:
+                name = data[key_id : key_id + 4]
+                key = keys.get(node_id + name)
+                if key is not None:
+                    if not key.verify(data[tag : tag + 32], data[start:covered]):
+                        outcome = ProtocolViolation(security.FORGED, "the HMAC is wrong")
+                    elif add((node_id, name, message_id), signed_at, now):
+                        outcome = verified
+                    else:
+                        outcome = _replay(message_id)
+            elif any_goes:
+                seen_as = source if node_id is None else node_id
+                outcome = unsigned if add((seen_as, b"", message_id), signed_at, now) else _replay(message_id)
+            found.append(outcome)
+        return found
 
     def _check_signed(
         self,
-        node_id: bytes | None,
-        key_id: bytes | None,
+        node_id: bytes,
+        key_id: bytes,
         message_id: int,
         signed_at: int,
         tag: bytes | None,
@@ -147,31 +168,22 @@ class Gate:
         covered: bytes,
         source: str,
         now: float,
-    ) -> Authenticity | None:
-        key = None if node_id is None or key_id is None else self.trust.key(node_id, key_id)
-        if (
-            node_id is None
-            or key is None
-            or key.ed25519_public is None
-            or (tag is not None and key.hmac_secret is None)
-        ):
+    ) -> Authenticity | ProtocolViolation | None:
+        key = self.trust.key(node_id, key_id)
+        if key is None or key.ed25519_public is None or (tag is not None and key.hmac_secret is None):
             return None
         name = (node_id, key.ed25519_public, message_id)
         if self.replay.seen(name, now):
-            raise ProtocolViolation(REPLAY, f"message {message_id:08x} was seen before")
+            return _replay(message_id)
         if not self.budget.take(source, now):
-            raise ProtocolViolation(VERIFICATIONS, f"more than {self.budget.rate:g} signatures a second")
+            return ProtocolViolation(VERIFICATIONS, f"more than {self.budget.rate:g} signatures a second")
         if tag is not None and not crypto.hmac_key(key.hmac_secret or b"").verify(tag, covered):
-            raise ProtocolViolation(security.FORGED, "the HMAC is wrong")
+            return ProtocolViolation(security.FORGED, "the HMAC is wrong")
         if not crypto.verify_signature(key.ed25519_public, signature, covered):
-            raise ProtocolViolation(security.FORGED, "the Signature is wrong")
-        self._once(name, signed_at, now)
+            return ProtocolViolation(security.FORGED, "the Signature is wrong")
+        self.replay.add(name, signed_at, now)
         self.budget.welcome(source, now)
         return Authenticity.VERIFIED
-
-    def _once(self, name: tuple[bytes | str, bytes, int], signed_at: int, now: float) -> None:
-        if not self.replay.add(name, signed_at, now):
-            raise ProtocolViolation(REPLAY, f"message {name[2]:08x} was seen before")
 
     def look(self, packet: Packet, source: str, now: float) -> None:
         """Raise ProtocolViolation as `check` would, but remember nothing: the packet will come again."""
@@ -202,7 +214,7 @@ class Gate:
         if proof.public is not None and node_id is not None:
             # A copy by another way is the usual case in a mesh: it is recognised before it costs a verification.
             if self.replay.seen((node_id, proof.key_id, packet.message_id), now):
-                raise ProtocolViolation(REPLAY, f"message {packet.message_id:08x} was seen before")
+                raise _replay(packet.message_id)
             if not self.budget.take(source, now):
                 raise ProtocolViolation(VERIFICATIONS, f"more than {self.budget.rate:g} signatures a second")
         return proof
