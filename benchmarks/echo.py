@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 
 import uvloop
@@ -36,6 +37,8 @@ async def ours(scheme: str) -> int:
 
 async def websockets() -> int:
     from websockets.asyncio.server import ServerConnection, serve
+
+    logging.getLogger("websockets").setLevel(logging.CRITICAL)
 
     async def handler(connection: ServerConnection) -> None:
         async for message in connection:
