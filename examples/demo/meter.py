@@ -6,6 +6,7 @@ Run as `python -m examples.demo.meter URL NUMBER COUNT`; prints how many reading
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 
@@ -33,4 +34,6 @@ async def send_readings(url: str, meter: int, count: int) -> None:
 
 
 if __name__ == "__main__":
+    # Real meters are machines of their own; here they must not take the processor from hub and Spark.
+    os.nice(10)
     asyncio.run(send_readings(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
