@@ -190,3 +190,19 @@ def test_a_hub_without_configuration_listens_for_mesh_on_loopback_and_accepts_an
     assert [(each.url, each.settings.policy) for each in listeners] == [  # type: ignore[attr-defined]
         ("mesh://127.0.0.1:5041", mesh.Require.ANY)
     ]
+
+
+async def test_urgent_events_go_ahead_of_others_in_the_hubs_queue(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, OPEN) as hub:
+        async with wireloom.connect(url_of(hub, "mesh")) as node, node.subscribe("#") as events:
+            connection = next(iter(hub.connections.values()))
+            connection.writing_paused()
+            for topic, urgent in (("slow/1", "0"), ("fast/1", "1"), ("slow/2", "0"), ("fast/2", "1")):
+                connection.deliver(Message(Kind.EVENT, topic, attributes={"urgent": urgent}))
+            author = Author(MeshSettings(), mesh.Identity(b"n" * 16))
+            passed = [author.write(Message(Kind.EVENT, t, attributes={"urgent": u}), time.time())[0]
+                      for t, u in (("slow/3", "0"), ("fast/3", "1"))]  # fmt: skip
+            connection.deliver_frames(b"".join(passed), 2)
+            connection.writing_resumed()
+            topics = [(await anext(events)).topic for _ in range(6)]
+    assert topics == ["fast/1", "fast/2", "fast/3", "slow/1", "slow/2", "slow/3"]
