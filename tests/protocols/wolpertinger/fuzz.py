@@ -21,7 +21,6 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from tests.agreement import assert_columns_agree, rows_of_decoder
@@ -98,7 +97,7 @@ def lines(draw: random.Random, pool: list[bytes]) -> list[bytes]:
     pieces = layer1.split(whole, draw.choice((100, 1000, 10**6)), 10**6)
     if len(pieces) > 1:
         if draw.random() < 0.2:
-            pieces[0] = replace(pieces[0], fragment_count=draw.randrange(1, 6000), fragment_index=0)
+            pieces[0] = pieces[0]._replace(fragment_count=draw.randrange(1, 6000), fragment_index=0)
         if draw.random() < 0.2:
             pieces.pop(draw.randrange(len(pieces)))
         draw.shuffle(pieces)

@@ -162,7 +162,7 @@ def test_a_piece_whose_metadata_differs_ends_the_message(change: dict[str, objec
     pieces = pieces_of(1, "x", 3)
     assembly.add(pieces[0])
     with pytest.raises(Refused) as caught:
-        assembly.add(replace(pieces[1], **change))  # type: ignore[arg-type]
+        assembly.add(pieces[1]._replace(**change))  # type: ignore[arg-type]
     assert (caught.value.clause, caught.value.result) == ("wolpertinger.fragment.differs", 3)
     assert not assembly.open
     assert not assembly.pending

@@ -8,10 +8,13 @@ encrypted connection, if whoever made the state knows it (`WolpertingerSession.s
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from wireloom.model import Message
 from wireloom.protocols.columns import KIND_CODES, ColumnDecoder, Columns, Reject, Spans
 from wireloom.protocols.contract import Decoded, Settings, decode_stream
 from wireloom.protocols.wolpertinger import frames
@@ -21,15 +24,12 @@ from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 
 
 class WolpertingerColumns(ColumnDecoder):
-    """One Python object a message."""
+    """One Python object a message, and none of them kept."""
 
     def decode(self, spans: Spans, settings: Settings) -> Columns:
         """Decode span by span; spans of one stream share their decoder's state."""
-        import pyarrow as pa
-
         own = cast(WolpertingerSettings, settings)
-        rows: list[tuple[int, int, Decoded]] = []
-        rejects: list[Reject] = []
+        rows, rejects = _Rows(), []
         consumed = spans.end.copy()
         states = [stream.state for stream in spans.streams]
         data = spans.data.tobytes()
@@ -41,30 +41,68 @@ class WolpertingerColumns(ColumnDecoder):
             for found in decode_stream(decoder, data[start:end], final=False):
                 at = start + found.offset
                 if isinstance(found, Decoded):
-                    rows.append((index, at, found))
+                    rows.add(index, at, found.size, found.message)
                 else:
                     rejects.append(Reject(index, at, len(found.data), found.clause, found.detail))
             consumed[index] = start + decoder.offset
             states[number] = freeze(decoder, secret=b"aes_key" in states[number])
-        messages = [found.message for _, _, found in rows]
+        return rows.columns(rejects, consumed, states)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The fields of messages, column by column."""
+
+    span: list[int] = field(default_factory=list)
+    offset: list[int] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
+    texts: list[tuple[str | None, ...]] = field(default_factory=list)
+    """Topic, id, correlation id, status, content type, authenticity."""
+    body: list[bytes] = field(default_factory=list)
+    ends: list[int] = field(default_factory=lambda: [0])
+    """Where the attributes of each row end among those of all."""
+    keys: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+
+    def add(self, span: int, offset: int, size: int, message: Message) -> None:
+        """One message."""
+        self.span.append(span)
+        self.offset.append(offset)
+        self.size.append(size)
+        self.kind.append(KIND_CODES[message.kind])
+        self.texts.append(
+            (
+                message.topic, message.id, message.correlation_id, message.status, message.content_type,
+                message.authenticity.value,
+            )
+        )  # fmt: skip
+        self.body.append(message.body)
+        self.keys += message.attributes
+        self.values += message.attributes.values()
+        self.ends.append(len(self.keys))
+
+    def columns(self, rejects: list[Reject], consumed: NDArray[np.int64], states: list[bytes]) -> Columns:
+        """All of them as arrays."""
+        import pyarrow as pa
+
         text = pa.string()
+        names = [pa.array(column, text) for column in zip(*self.texts, strict=True)] or [pa.array([], text)] * 6
         return Columns(
-            span=np.array([index for index, _, _ in rows], np.int32),
-            offset=np.array([at for _, at, _ in rows], np.int64),
-            size=np.array([found.size for _, _, found in rows], np.int64),
-            kind=np.array([KIND_CODES[m.kind] for m in messages], np.uint8),
-            topic=pa.array([m.topic for m in messages], text),
-            message_id=pa.array([m.id for m in messages], text),
-            correlation_id=pa.array([m.correlation_id for m in messages], text),
-            status=pa.array([m.status for m in messages], text),
-            content_type=pa.array([m.content_type for m in messages], text),
-            body=pa.array([m.body for m in messages], pa.binary()),
+            span=np.array(self.span, np.int32),
+            offset=np.array(self.offset, np.int64),
+            size=np.array(self.size, np.int64),
+            kind=np.array(self.kind, np.uint8),
+            topic=names[0],
+            message_id=names[1],
+            correlation_id=names[2],
+            status=names[3],
+            content_type=names[4],
+            body=pa.array(self.body, pa.binary()),
             attributes=pa.MapArray.from_arrays(
-                np.cumsum([0, *[len(m.attributes) for m in messages]], dtype=np.int32),
-                pa.array([key for m in messages for key in m.attributes], text),
-                pa.array([value for m in messages for value in m.attributes.values()], text),
+                np.array(self.ends, np.int32), pa.array(self.keys, text), pa.array(self.values, text)
             ),
-            authenticity=pa.array([str(m.authenticity) for m in messages], text),
+            authenticity=names[5],
             rejects=rejects,
             consumed=consumed,
             state=states,

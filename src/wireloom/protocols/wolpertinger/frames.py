@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from wireloom.model import NotSupported
 from wireloom.protocols.wolpertinger.refusal import Refused, ResultCode
@@ -20,8 +20,7 @@ MAX_ID = 2**32 - 1
 NEWLINE = 0x0A
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(NamedTuple):
     """A message of the layer above, or a piece of one. The payload is base64 text, as on the wire."""
 
     message_id: int
@@ -35,8 +34,7 @@ class Data:
     """Keys the specification does not define, and `signature`, which it leaves open."""
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmation:
+class Confirmation(NamedTuple):
     """A message has been received, or could not be taken."""
 
     message_id: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import binascii
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from wireloom.model import LimitExceeded
 from wireloom.protocols.wolpertinger.frames import Data, decode_base64, unreadable
@@ -67,7 +67,7 @@ def split(whole: Data, size: int, most: int) -> list[Data]:
     if count > most:
         raise LimitExceeded(f"a message in {count} pieces; max_fragments is {most}")
     return [
-        replace(whole, payload=payload[at * size : (at + 1) * size], fragment_index=at, fragment_count=count)
+        whole._replace(payload=payload[at * size : (at + 1) * size], fragment_index=at, fragment_count=count)
         for at in range(count)
     ]
 
@@ -129,7 +129,7 @@ class Assembly:
             return None
         self._forget(frame.message_id)
         payload = b"".join([kept.pieces[at] for at in range(count)])
-        return replace(kept.first, payload=payload, fragment_index=0), kept.wire
+        return kept.first._replace(payload=payload, fragment_index=0), kept.wire
 
     def expire(self, now: float) -> None:
         """Give up what has been incomplete for too long."""

@@ -35,6 +35,7 @@ OPERATIONS = {name: HUB_PREFIX + name.lower() for name in ("Subscribe", "Unsubsc
 _METHODS = {topic: name for name, topic in OPERATIONS.items()}
 CARRIERS = ("Publish", "Event", "Request")
 """Methods of `Hub` that take topic, content type and body."""
+_PLAIN = Data(0, b"")[2:]
 _SAFE = frozenset(values.SCALARS)
 FOREIGN = "metadata."
 """Attributes of keys that the specification does not define begin with this."""
@@ -123,19 +124,20 @@ def of_document(document: Document, whole: Data, wire: int, direction: Direction
 
 
 def _of_call(call: Call, attributes: dict[str, str], direction: Direction | None, profile: bool) -> Message:
-    if profile and call.component.lower() == "hub":
+    component, method, parameters = call.component, call.method, call.parameters
+    if profile and component.lower() == "hub":
         special = _of_hub_call(call, attributes, direction)
         if special is not None:
             return special
-    topic = f"{call.component}.{call.method}"
-    attributes["types"] = values.signature(call.parameters)
-    if "." in call.method or not _is_method(topic):
-        attributes["component"] = call.component
-    if is_heartbeat(call):
+    topic = f"{component}.{method}"
+    attributes["types"] = values.signature(parameters)
+    if "." in method or not _is_method(topic):
+        attributes["component"] = component
+    if method == "Heartbeat" and is_heartbeat(call):
         return Message(
             Kind.PROGRESS, topic, b"", call.call_id, None, "progress", None, attributes, NAME, None, None, direction
         )
-    body = typed_parameters(call.parameters)
+    body = typed_parameters(parameters)
     return Message(Kind.REQUEST, topic, body, call.call_id, None, None, JSON, attributes, NAME, None, None, direction)
 
 
@@ -226,6 +228,8 @@ def _text(body: bytes) -> str | None:
 
 def _metadata(whole: Data, wire: int) -> dict[str, str]:
     attributes = {"message_id": str(whole.message_id)}
+    if whole[2:] == _PLAIN:
+        return attributes
     if whole.gzip is not None:
         attributes["gzip"] = str(whole.gzip)
     if whole.encryption is not None:

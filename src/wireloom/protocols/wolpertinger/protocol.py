@@ -36,6 +36,7 @@ class WolpertingerDecoder(Decoder):
         super().__init__()
         self._direction = direction
         self._settings = settings
+        self._max_line = settings.max_line
         self.cipher = known_cipher(settings)
         self.assembly = layer1.Assembly(settings)
         self._line = 0
@@ -47,14 +48,12 @@ class WolpertingerDecoder(Decoder):
 
     def decode_one(self, buffer: bytearray, start: int) -> tuple[object, int] | None:
         """The next line's frame."""
-        base = self.offset - start
-        limit = self._settings.max_line
-        self._line = len(buffer)
         if start == len(buffer):
             return None
         if self.skipping:
             raise ProtocolViolation("wolpertinger.line.too-long", "the rest of a line that is too long")
-        end = frames.line_end(buffer, start, limit, self._searched - base)
+        base = self.offset - start
+        end = frames.line_end(buffer, start, self._max_line, self._searched - base)
         if end is None:
             self._searched = base + len(buffer)
             return None
@@ -65,10 +64,13 @@ class WolpertingerDecoder(Decoder):
         """The frame's meaning; None for a piece that others must follow."""
         if isinstance(frame, frames.Confirmation):
             return messages.of_confirmation(frame, self._direction)
-        whole = self.assembly.add(cast(frames.Data, frame), wire=self._line - self._taken)
-        if whole is None:
-            return None
-        return read(*whole, self._settings, self.cipher, self._direction)
+        data, wire = cast(frames.Data, frame), self._line - self._taken
+        if data.fragment_count is not None:
+            whole = self.assembly.add(data, wire=wire)
+            if whole is None:
+                return None
+            data, wire = whole
+        return read(data, wire, self._settings, self.cipher, self._direction)
 
     def _after_violation(self, violation: ProtocolViolation) -> None:
         """Skip the bad line; of one that is too long, what is there of it."""
