@@ -347,12 +347,12 @@ def error_code(message: Message) -> int:
     if message.body:
         known = _STATUSES.get(status)
         if known is not None:
-            return known
+            return int(known)
         if not status.isdecimal() or status.startswith("5"):
-            return ErrorCode.UNSPECIFIED
+            return int(ErrorCode.UNSPECIFIED)
     number = status.removeprefix("-")
     if not (number.isascii() and number.isdecimal() and len(number) < 11 and -(2**31) <= int(status) < 2**31):
-        return ErrorCode.UNSPECIFIED
+        return int(ErrorCode.UNSPECIFIED)
     return int(status)
 
 

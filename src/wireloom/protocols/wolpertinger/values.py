@@ -353,7 +353,7 @@ def json_text(value: Value) -> str:
     """The value as JSON text: what `dumps` makes of `to_json`, in one go.
 
     >>> json_text(Value("list", (Value("string", 'a"b'), Value("boolean", True), Value("double", 1.5))))
-    '["a\\"b",true,1.5]'
+    '["a\\\\"b",true,1.5]'
     """
     data = value.data
     if isinstance(data, str):
