@@ -70,6 +70,9 @@ class Exchanges:
         if message.kind is not Kind.PROGRESS:
             self._forget(exchange)
             self._hub.metrics.requests.add(1, exchange.requester.name, message.status or str(message.kind))
+        else:
+            # A provider that tells of its progress has the time anew.
+            exchange.deadline = self._hub.now() + self._timeout
         back = Message(
             message.kind,
             exchange.request.topic,

@@ -98,6 +98,16 @@ async def test_a_slow_provider_keeps_the_caller_waiting_by_heartbeats(tmp_path: 
                 assert await client.call("Calculator", "Slow", 1.0, timeout=0.5) == "done"
 
 
+async def test_heartbeats_of_a_provider_give_it_more_time(tmp_path: Path) -> None:
+    text = HUB + "[limits]\nrequest_timeout = 1.0\n"
+    async with hub_on(tmp_path, text) as hub:
+        url = url_of(hub, "wolpertinger")
+        async with wireloom.connect(url, handler=Components(Calculator()), settings={"heartbeat": 0.2}) as provider:
+            await provider.request("$hub/provide", {"topic": "Calculator.Slow"})
+            async with wireloom.connect(url_of(hub, "yamp")) as client:
+                assert await client.request("Calculator.Slow", [2.5]) == "done"
+
+
 async def test_the_journal_keeps_every_line_and_tells_what_it_said(tmp_path: Path) -> None:
     async with hub_on(tmp_path, HUB) as hub:
         url = url_of(hub, "wolpertinger")
