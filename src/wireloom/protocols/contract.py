@@ -242,10 +242,10 @@ class SessionState(StrEnum):
 
 
 class Renumbered(NamedTuple):
-    """Up to `end` in a run's data, and for its first `count` messages, other numbers were in force."""
+    """Up to `end` in a run's data, and for its first `messages` messages, other numbers were in force."""
 
     end: int
-    count: int
+    messages: int
     topics: Mapping[int, str]
 
 
