@@ -46,6 +46,8 @@ soak: $(READY) system ## the slow tests: many kills, long runs
 
 fuzz: $(READY) ## a million random and mutated inputs per protocol
 	$(BIN)/python -m tests.fuzzing all 1000000
+	$(BIN)/python -m tests.protocols.mesh.fuzz 1000000
+	$(BIN)/python -m tests.protocols.wolpertinger.fuzz 1000000
 
 clean: ## remove everything that was built
 	rm -rf .venv .build demo-data .mypy_cache .ruff_cache .hypothesis .import_linter_cache
