@@ -228,8 +228,10 @@ def test_the_caps_hold_whatever_comes(steps: list[tuple[int, int, int]], per_nod
         now += step
         cache.add(key(number, bytes([node]) * 16), now, now)
         assert len(cache) <= cap
-        assert all(len(own) <= per_node for own in cache._nodes.values())
-        assert sorted(cache._until) == sorted(each for own in cache._nodes.values() for each in own)
+        assert all(len(own.until) <= per_node for own in cache._nodes.values())
+        assert all(list(own.until) == list(own.order) for own in cache._nodes.values())
+        assert len(cache) == sum(len(own.until) for own in cache._nodes.values())
+        assert len(cache._order) == len(cache) + sum(own.gone for own in cache._nodes.values())
 
 
 def test_what_is_over_is_forgotten_in_time() -> None:

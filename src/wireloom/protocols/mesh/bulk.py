@@ -6,6 +6,7 @@ get them unchanged, signed by whoever wrote them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -138,32 +139,28 @@ class BatchReader:
         table = scan.read_packets(np.frombuffer(data, np.uint8), start, end - start, self._limits)
         signed = (table[:, scan.HMAC] >= 0) | (table[:, scan.SIGNATURE] >= 0)
         fit = (table[:, scan.PLAIN] == 1) & (table[:, scan.EVENT_TYPE] == EventType.EVENT)
-        fit &= ~signed | ((table[:, scan.SORTED] == 1) & (table[:, scan.KEY_ID] >= 0))
+        fit &= ~signed | ((table[:, scan.SORTED] == 1) & (table[:, scan.KEY_ID] >= 0) & (table[:, scan.PUBLIC] < 0))
         rest = np.flatnonzero(~fit).tolist()
-        columns = table if fit.all() else table[fit]
-        node, key_id, tag, signature, message_id, signed_at, covered, name, name_end = (
-            columns[:, scan.NODE].tolist(), columns[:, scan.KEY_ID].tolist(), columns[:, scan.HMAC].tolist(),
-            columns[:, scan.SIGNATURE].tolist(), columns[:, scan.MESSAGE_ID].tolist(),
-            columns[:, scan.SIGNED_AT].tolist(), columns[:, scan.COVERED].tolist(), columns[:, scan.NAME].tolist(),
-            (columns[:, scan.NAME] + columns[:, scan.NAME_SIZE]).tolist(),
-        )  # fmt: skip
+        columns = table if not rest else table[fit]
         begins, stops = start[fit].tolist(), end[fit].tolist()
-        shapes = zip(begins, node, key_id, tag, signature, message_id, signed_at, covered, strict=True)
+        shapes = zip(begins, *(columns[:, name].tolist() for name in _SHAPE), strict=True)
         outcomes = session.gate.check_usual(data, shapes, session.peer, now + session.epoch)
+        first = columns[:, scan.NAME]
+        last = (first + columns[:, scan.NAME_SIZE]).tolist()
+        named = (columns[:, scan.NODE] >= 0).tolist()
         rows: dict[bytes, list[Row]] = {}
-        numbers = np.flatnonzero(fit).tolist()
-        for number, outcome, at, stop, first, last, named in zip(
-            numbers, outcomes, begins, stops, name, name_end, node, strict=True
-        ):
-            if outcome is None:
-                rest.append(number)
-            elif isinstance(outcome, ProtocolViolation):
-                refused[number] = session.refuse(outcome, data[at:stop])
+        for row in zip(begins, stops, outcomes, named, first.tolist(), last, strict=True):
+            at, stop, outcome, relayed, title_at, title_end = row
+            if isinstance(outcome, Authenticity):
+                title = data[title_at:title_end]
+                if title in rows:
+                    rows[title].append((at, stop, outcome, relayed, True))
+                else:
+                    rows[title] = [(at, stop, outcome, relayed, True)]
+            elif outcome is None:
+                rest.append(bisect_right(ends, at))
             else:
-                title = data[first:last]
-                if title not in rows:
-                    rows[title] = []
-                rows[title].append((at, stop, outcome, named >= 0, True))
+                refused[bisect_right(ends, at)] = session.refuse(outcome, data[at:stop])
         bulk.rows = {title.decode(): found for title, found in rows.items()}
         return sorted(rest)
 
@@ -181,3 +178,6 @@ class BatchReader:
                 return
         messages, _ = session.accept(accepted, now)
         bulk.rest += messages
+
+
+_SHAPE = (scan.NODE, scan.KEY_ID, scan.HMAC, scan.SIGNATURE, scan.MESSAGE_ID, scan.SIGNED_AT, scan.COVERED)

@@ -319,15 +319,15 @@ def _verdicts(
     found: list[security.Verdict] = []
     raw = data.tobytes()
     keys: dict[bytes, TrustedKey | None] = {}
-    names = (scan.PLAIN, scan.SORTED, scan.NODE, scan.KEY_ID, scan.HMAC, scan.SIGNATURE, scan.COVERED)
+    names = (scan.PLAIN, scan.SORTED, scan.NODE, scan.KEY_ID, scan.PUBLIC, scan.HMAC, scan.SIGNATURE, scan.COVERED)
     columns = [table[:, name].tolist() for name in names]
-    for at, length, plain, ordered, node, key_id, tag, signature, covered in zip(
+    for at, length, plain, ordered, node, key_id, public, tag, signature, covered in zip(
         offset.tolist(), size.tolist(), *columns, strict=True
     ):
         if plain and tag < 0 and signature < 0:
             found.append(_NONE)
             continue
-        if plain and ordered and key_id >= 0:
+        if plain and ordered and key_id >= 0 and public < 0:
             name = raw[node : node + 16] + raw[key_id : key_id + 4]
             if name not in keys:
                 keys[name] = trust.key(name[:16], name[16:])

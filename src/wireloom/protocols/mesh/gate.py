@@ -16,7 +16,7 @@ from wireloom.protocols.mesh import crypto, security
 from wireloom.protocols.mesh.budget import Budget
 from wireloom.protocols.mesh.encryption import DECRYPTION, Opened, open_packet
 from wireloom.protocols.mesh.frames import Packet, Type
-from wireloom.protocols.mesh.replay import ReplayCache
+from wireloom.protocols.mesh.replay import ReplayCache, Seen
 from wireloom.protocols.mesh.settings import MeshSettings, Require
 from wireloom.protocols.mesh.trust import TrustedKey, TrustStore
 from wireloom.protocols.mesh.watched import Watched, load_trust_file
@@ -118,16 +118,18 @@ class Gate:
         For each of them: what is known about its sender, why it is refused, or None when it needs `check`.
         """
         self.refresh(now)
-        settings, own, any_goes = self.settings, self.own, self.policy is Require.ANY
+        self.replay.expire(now)
+        settings, any_goes = self.settings, self.policy is Require.ANY
         oldest, newest = now - settings.replay_window, now + settings.clock_skew
-        keys, add = self.trust.hmac_keys, self.replay.add
+        add, none = self.replay.add_number, (None, None, 0)
+        senders: dict[bytes | str, tuple[crypto.HmacKey | None, Seen | None, int]] = {}
+        """By NODE ID and Auth Key ID as they stand in the packet: the key, and where its packets are remembered."""
         found: list[Authenticity | ProtocolViolation | None] = []
         verified, unsigned = Authenticity.VERIFIED, Authenticity.NONE
         outcome: Authenticity | ProtocolViolation | None
         for start, node, key_id, tag, signature, message_id, signed_at, covered in shapes:
-            node_id = data[node : node + 16] if node >= 0 else None
             outcome = None
-            if node_id == own or not oldest <= signed_at <= newest:
+            if not oldest <= signed_at <= newest:
                 pass
             elif signature >= 0:
                 outcome = self._check_signed(
@@ -141,21 +143,40 @@ class Gate:
                     source,
                     now,
                 )
-            elif tag >= 0 and node_id is not None:
-                name = data[key_id : key_id + 4]
-                key = keys.get(node_id + name)
-                if key is not None:
+            elif tag >= 0:
+                name = (
+                    data[node : node + 22]
+                    if key_id == node + 18
+                    else data[node : node + 18] + data[key_id : key_id + 4]
+                )
+                if name not in senders:
+                    senders[name] = self._sender(name[:16], name[18:])
+                key, seen, offset = senders[name]
+                if key is not None and seen is not None:
                     if not key.verify(data[tag : tag + 32], data[start:covered]):
                         outcome = ProtocolViolation(security.FORGED, "the HMAC is wrong")
-                    elif add((node_id, name, message_id), signed_at, now):
+                    elif add(seen, offset + message_id, signed_at, now):
                         outcome = verified
                     else:
                         outcome = _replay(message_id)
             elif any_goes:
-                seen_as = source if node_id is None else node_id
-                outcome = unsigned if add((seen_as, b"", message_id), signed_at, now) else _replay(message_id)
+                author = data[node : node + 16] if node >= 0 else source
+                if author not in senders:
+                    own = author == self.own
+                    senders[author] = none if own else (None, (known := self.replay.node(author)), known.offset(b""))
+                _, seen, offset = senders[author]
+                if seen is not None:
+                    outcome = unsigned if add(seen, offset + message_id, signed_at, now) else _replay(message_id)
             found.append(outcome)
         return found
+
+    def _sender(self, node_id: bytes, key_id: bytes) -> tuple[crypto.HmacKey | None, Seen | None, int]:
+        """The key for a node's HMACs, and where its packets are remembered; nothing for those who need `check`."""
+        key = self.trust.hmac_keys.get(node_id + key_id)
+        if key is None or node_id == self.own:
+            return None, None, 0
+        seen = self.replay.node(node_id)
+        return key, seen, seen.offset(key_id)
 
     def _check_signed(
         self,
@@ -169,7 +190,7 @@ class Gate:
         source: str,
         now: float,
     ) -> Authenticity | ProtocolViolation | None:
-        key = self.trust.key(node_id, key_id)
+        key = None if node_id == self.own else self.trust.key(node_id, key_id)
         if key is None or key.ed25519_public is None or (tag is not None and key.hmac_secret is None):
             return None
         name = (node_id, key.ed25519_public, message_id)
@@ -181,7 +202,8 @@ class Gate:
             return ProtocolViolation(security.FORGED, "the HMAC is wrong")
         if not crypto.verify_signature(key.ed25519_public, signature, covered):
             return ProtocolViolation(security.FORGED, "the Signature is wrong")
-        self.replay.add(name, signed_at, now)
+        seen = self.replay.node(node_id)
+        self.replay.add_number(seen, seen.offset(key.ed25519_public) + message_id, signed_at, now)
         self.budget.welcome(source, now)
         return Authenticity.VERIFIED
 

@@ -7,15 +7,36 @@ There is a cap for each node and one in all; the oldest go first, and each that 
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 
 REPLAY_WINDOW = 300.0
 CLOCK_SKEW_ALLOWANCE = 120.0
-
 EXPIRED_AT_ONCE = 1000
+LOOK_EVERY = 1.0
 
 Key = tuple[bytes | str, bytes, int]
 """NODE ID (or, where there is none, the source's address), key, Message ID."""
+
+
+class Seen:
+    """What was seen of one node, oldest first.
+
+    Packets are numbered: the Message ID, plus an offset for each key that the node has used.
+    """
+
+    __slots__ = ("gone", "name", "offsets", "order", "until")
+
+    def __init__(self, name: bytes | str) -> None:
+        self.name = name
+        self.until: dict[int, float] = {}
+        self.order: deque[int] = deque()
+        self.offsets: dict[bytes, int] = {}
+        self.gone = 0
+        """How many of this node's places in the order of all nodes stand for nothing any more."""
+
+    def offset(self, key: bytes) -> int:
+        """What to add to a Message ID, so that packets of different keys have different numbers."""
+        return self.offsets.setdefault(key, len(self.offsets) << 32)
 
 
 class ReplayCache:
@@ -33,65 +54,98 @@ class ReplayCache:
         self.window = window
         self.cap = cap
         self.cap_per_node = cap_per_node
-        self._look_again = 0.0
         self.evicted = 0
         """Entries that had to go while their packet could still be replayed."""
-        self._until: OrderedDict[Key, float] = OrderedDict()
-        self._nodes: dict[bytes | str, deque[Key]] = {}
-        """The same entries by node; both stand in the order they came."""
+        self._nodes: dict[bytes | str, Seen] = {}
+        self._order: deque[Seen] = deque()
+        """Whose turn it is to lose its oldest entry: a place for each entry, in the order they came."""
+        self._count = 0
+        self._empty: set[bytes | str] = set()
+        self._look_again = 0.0
 
     def __len__(self) -> int:
-        return len(self._until)
+        return self._count
 
     def seen(self, key: Key, now: float) -> bool:
         """Whether a packet is in the cache."""
-        until = self._until.get(key)
-        return until is not None and until > now
+        node = self._nodes.get(key[0])
+        if node is None:
+            return False
+        return node.until.get(node.offset(key[1]) + key[2], now) > now
 
     def add(self, key: Key, packet_time: float, now: float) -> bool:
         """Remember a packet; False when it was seen before."""
-        entries = self._until
-        until = entries.get(key)
+        self.expire(now)
+        node = self.node(key[0])
+        return self.add_number(node, node.offset(key[1]) + key[2], packet_time, now)
+
+    def node(self, name: bytes | str) -> Seen:
+        """What was seen of a node; in force until the next `expire`."""
+        self._empty.discard(name)
+        found = self._nodes.get(name)
+        if found is None:
+            found = self._nodes[name] = Seen(name)
+        return found
+
+    def add_number(self, node: Seen, number: int, packet_time: float, now: float) -> bool:
+        """The same as `add`, for those who have many packets of one node and called `expire` before."""
+        entries = node.until
+        until = entries.get(number)
         if until is not None:
             if until > now:
                 return False
-            self._forget(key)
-        if entries and now >= self._look_again:
-            self._expire(now)
-        own = self._nodes.get(key[0])
-        if own is not None and len(own) >= self.cap_per_node:
-            self._evict(own[0], now)
-        if len(entries) >= self.cap:
-            self._evict(next(iter(entries)), now)
-        entries[key] = (now if now > packet_time else packet_time) + self.window
-        own = self._nodes.get(key[0])
-        if own is None:
-            self._nodes[key[0]] = deque((key,))
-        else:
-            own.append(key)
+            node.order.remove(number)
+            node.gone += 1
+            self._forget(node, number)
+        if len(entries) >= self.cap_per_node:
+            node.gone += 1
+            self._evict(node, now)
+        if self._count >= self.cap:
+            self._evict(self._next(), now)
+        entries[number] = (now if now > packet_time else packet_time) + self.window
+        node.order.append(number)
+        self._order.append(node)
+        self._count += 1
         return True
 
-    def _expire(self, now: float) -> None:
-        """Forget some that are over: enough for the cache to shrink, and not so many that it takes long."""
+    def expire(self, now: float) -> None:
+        """Forget what is over: enough for the cache to shrink, and not so much that it takes long."""
+        if now < self._look_again:
+            return
+        for name in self._empty:
+            if not self._nodes[name].until:
+                del self._nodes[name]
+        self._empty.clear()
         for _ in range(EXPIRED_AT_ONCE):
-            oldest = next(iter(self._until), None)
-            if oldest is None or self._until[oldest] > now:
+            if not self._count:
+                break
+            node = self._next()
+            oldest = node.order[0]
+            if node.until[oldest] > now:
                 # Not before that. One dated ahead may keep those behind it a little longer.
-                self._look_again = now + 1.0
-                return
-            self._forget(oldest)
-
-    def _evict(self, key: Key, now: float) -> None:
-        if self._until[key] > now:
-            self.evicted += 1
-        self._forget(key)
-
-    def _forget(self, key: Key) -> None:
-        del self._until[key]
-        own = self._nodes[key[0]]
-        if own[0] == key:
-            own.popleft()
+                self._order.appendleft(node)
+                break
+            self._forget(node, node.order.popleft())
         else:
-            own.remove(key)
-        if not own:
-            del self._nodes[key[0]]
+            return
+        self._look_again = now + LOOK_EVERY
+
+    def _next(self) -> Seen:
+        """The node whose oldest entry is the oldest of all; its place in the order is taken out."""
+        while True:
+            node = self._order.popleft()
+            if not node.gone:
+                return node
+            node.gone -= 1
+
+    def _evict(self, node: Seen, now: float) -> None:
+        oldest = node.order.popleft()
+        if node.until[oldest] > now:
+            self.evicted += 1
+        self._forget(node, oldest)
+
+    def _forget(self, node: Seen, number: int) -> None:
+        del node.until[number]
+        self._count -= 1
+        if not node.until:
+            self._empty.add(node.name)
