@@ -13,6 +13,7 @@ from tests.protocols.mesh.strategies import BOTH, NODE, TRUST, WITH_HMAC, datagr
 from wireloom.model import Authenticity, BodyError, Direction, Kind, LimitExceeded, Message, NotSupported
 from wireloom.protocols.contract import Decoded, Rejected, decode_stream
 from wireloom.protocols.mesh import MESH, frames
+from wireloom.protocols.mesh.capabilities import make_capabilities
 from wireloom.protocols.mesh.frames import EventType, Field, Packet, Type
 from wireloom.protocols.mesh.messages import FIELDS, FIELDS_FORMAT, to_message
 from wireloom.protocols.mesh.security import sign_packet
@@ -267,3 +268,13 @@ def test_recognise_knows_packets_and_their_beginnings() -> None:
     assert MESH.recognise(data[:20], Direction.DGRAM)
     assert not MESH.recognise(b"GET / HTTP/1.1\r\nHost: a\r\n", Direction.DGRAM)
     assert not MESH.recognise(data + b"x", Direction.DGRAM)
+
+
+def test_the_example_of_the_hub_profile_is_what_we_read_and_write() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "hub-profile.md").read_text()
+    example = page[page.index("## mesh") : page.index("## yamp")].rpartition("```\n")[0].rpartition("```\n")[2]
+    words = (word for line in example.splitlines() for word in line.split("      ")[0].split())
+    data = bytes.fromhex("".join(word for word in words if len(word) % 2 == 0 and set(word) <= set("0123456789abcdef")))
+    packet = frames.decode(data)
+    assert packet.event_type == EventType.HELLO
+    assert packet.get(Type.BINARY) == make_capabilities(["sensors/#"])

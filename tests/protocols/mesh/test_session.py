@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -389,6 +391,23 @@ def test_a_message_id_is_not_drawn_twice_within_the_window() -> None:
     assert [author.draw_id(0.0), author.draw_id(419.0), author.draw_id(421.0)] == [5, 6, 5]
 
 
+def test_message_ids_come_from_the_systems_random_numbers() -> None:
+    assert inspect.signature(Author).parameters["random"].default is secrets.token_bytes
+    author = Author(MeshSettings(), Identity(NODE))
+    drawn = [author.draw_id(0.0) for _ in range(2000)]
+    assert len(set(drawn)) == 2000
+    assert all(any(number >> bit & 1 for number in drawn) for bit in range(32))
+
+
+@pytest.mark.parametrize("flags", ["248", "255"])
+def test_what_we_send_has_no_reserved_bits(flags: str) -> None:
+    author = Author(MeshSettings(), Identity(NODE))
+    packet = author.write(Message(Kind.EVENT, "a", attributes={"flags": flags}), EPOCH)[0]
+    assert not packet[5] & frames.RESERVED_FLAGS
+    with pytest.raises(NotSupported):
+        MESH.encode(Message(Kind.EVENT, "a", attributes={"flags": flags}), MESH.settings())
+
+
 def test_an_event_created_earlier_carries_the_time_of_signing() -> None:
     author = Author(MeshSettings(), WITH_HMAC)
     packet = frames.decode(author.write(Message(Kind.EVENT, "a", attributes={"timestamp": "100"}), 900.0)[0])
@@ -507,3 +526,21 @@ def test_an_encrypted_event_with_a_readable_name_is_passed_on_but_not_delivered(
     run = bulk_run(server, [packet])
     assert run.bulk is not None
     assert (run.bulk.topics(), run.bulk.messages("a"), run.bulk.forward("a")) == (["a"], [], packet)
+
+
+def test_a_public_key_in_sorted_place_takes_precedence_in_bulk_reads_too(tmp_path: Path) -> None:
+    """Public Key before NODE ID is the canonical order, which reads of many packets take a short way with."""
+    trusted = Identity(NODE, b"key1", ed25519_private=b"t" * 32)
+    thief = replace(trusted, ed25519_private=b"x" * 32)
+    values = files(tmp_path, Identity(b"n" * 16), TrustStore([trusted.trusted_key()]))
+    packets = []
+    for number in range(20):
+        packet = Packet(number, EventType.EVENT, int(EPOCH), (Field(Type.STRING, b"a"),))
+        signed = sign_packet(packet, thief if number % 2 else trusted, with_public_key=True)
+        ordered = sorted(signed.fields[:-1], key=lambda field: field.type)
+        packets.append(frames.encode(replace(signed, fields=(*ordered, signed.fields[-1]))))
+    server = session(Role.SERVER, bulk=True, **values)
+    server.connected(0.0)
+    run = bulk_run(server, packets)
+    assert run.count == 10
+    assert {each.clause for each in run.refused} == {"mesh.key-mismatch"}
