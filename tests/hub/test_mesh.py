@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import wireloom
+from tests.certificates import Authority
 from tests.hub.running import eventually, hub_on, journaled, records, url_of
 from wireloom import mesh
 from wireloom.hub import Hub
@@ -206,3 +207,19 @@ async def test_urgent_events_go_ahead_of_others_in_the_hubs_queue(tmp_path: Path
             connection.writing_resumed()
             topics = [(await anext(events)).topic for _ in range(6)]
     assert topics == ["fast/1", "fast/2", "fast/3", "slow/1", "slow/2", "slow/3"]
+
+
+async def test_the_hub_listens_over_quic(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("hub")
+    listener = (
+        '[[listener]]\nurl = "meshs://127.0.0.1:0"\nprofile = true\nsettings = { require = "any" }\n'
+        f'tls = {{ certificate = "{certificate}", key = "{key}" }}\n'
+    )
+    async with hub_on(tmp_path, listener + OPEN) as hub:
+        async with wireloom.connect(url_of(hub, "meshs"), tls=wireloom.TLS(ca=authority.path)) as secret:
+            async with wireloom.connect(url_of(hub)) as other, other.subscribe("a") as events:
+                await secret.publish("a", 1)
+                assert (await anext(events)).value() == 1
+    opened = [block.details for block in records(tmp_path, "opened") if block.details["protocol"] == "mesh"]
+    assert [details["tls"] for details in opened] == ["TLSv1.3"]

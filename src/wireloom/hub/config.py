@@ -103,6 +103,8 @@ class ListenerConfig:
     settings: Settings
     topics: Mapping[int, str] = field(default_factory=dict)
     tls: ssl.SSLContext | None = None
+    certificates: TLS | None = None
+    """What `tls` was made from, for transports that do TLS on their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
         settings = protocol.settings(values)
     except ConfigError as error:
         raise _Wrong("settings", str(error)) from None
+    context = _tls(table.get("tls"), scheme)
+    certificates = table.get("tls")
     return ListenerConfig(
         text,
         protocol,
@@ -176,7 +180,8 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
         url.address(scheme.port),
         settings,
         _topics(table.get("topics", {})),
-        _tls(table.get("tls"), scheme),
+        context,
+        TLS(**certificates) if isinstance(certificates, dict) else None,
     )
 
 

@@ -114,7 +114,12 @@ class Hub:
             return refusal is None
 
         try:
-            options = Options(tls=listener.tls, admit=admit, max_sources=self.config.limits.max_connections)
+            options = Options(
+                tls=listener.tls,
+                certificates=listener.certificates,
+                admit=admit,
+                max_sources=self.config.limits.max_connections,
+            )
             opened = await transport(listener.scheme.transport).listen(listener.address, owner, options)
         except OSError as error:
             raise ConfigError(
