@@ -223,3 +223,17 @@ async def test_the_hub_listens_over_quic(tmp_path: Path) -> None:
                 assert (await anext(events)).value() == 1
     opened = [block.details for block in records(tmp_path, "opened") if block.details["protocol"] == "mesh"]
     assert [details["tls"] for details in opened] == ["TLSv1.3"]
+
+
+@pytest.mark.parametrize("name", ["", "#", "a/+", "$hub/subscribe", "$hub/undeliverable", "a//b", "x" * 400, "\n"])
+async def test_any_event_name_is_journaled_and_harms_nobody(tmp_path: Path, name: str) -> None:
+    author = Author(MeshSettings(), mesh.Identity(b"n" * 16))
+    async with hub_on(tmp_path, OPEN) as hub:
+        async with wireloom.connect(url_of(hub)) as other, other.subscribe("after") as events:
+            for count in (1, 20):
+                speak(hub, *(author.write(Message(Kind.EVENT, name), time.time())[0] for _ in range(count))).close()
+            speak(hub, author.write(Message(Kind.EVENT, "after", b"1"), time.time())[0]).close()
+            assert (await anext(events)).body == b"1"
+            await eventually(lambda: hub.metrics.received.value("mesh") == 22)
+        assert len(hub.router.subscriptions) <= 1
+    assert [e.message.topic for e in journaled(tmp_path) if e.message.protocol == "mesh"].count(name) == 21

@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 import json
 import secrets
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.protocols.mesh.strategies import NODE, TRUST, WITH_HMAC
 from wireloom.model import Authenticity, Direction, Kind, LimitExceeded, Message, NotSupported, PeerClosed
 from wireloom.protocols.contract import Role, Run, SessionState
 from wireloom.protocols.mesh import MESH, MeshSettings, frames
-from wireloom.protocols.mesh.author import Author
+from wireloom.protocols.mesh.author import Author, MessageIds
 from wireloom.protocols.mesh.capabilities import make_capabilities, parse_capabilities
 from wireloom.protocols.mesh.frames import EventType, Field, Packet, Type
 from wireloom.protocols.mesh.identity import Identity
@@ -382,20 +383,24 @@ def test_a_new_key_file_is_used_without_a_restart(tmp_path: Path) -> None:
 # The author
 
 
-def counted(numbers: list[int]) -> Callable[[int], bytes]:
-    return lambda size: numbers.pop(0).to_bytes(size)
-
-
 def test_a_message_id_is_not_drawn_twice_within_the_window() -> None:
-    author = Author(MeshSettings(), Identity(NODE), random=counted([5, 5, 5, 6, 5]))
-    assert [author.draw_id(0.0), author.draw_id(419.0), author.draw_id(421.0)] == [5, 6, 5]
+    ids = MessageIds()
+    assert len({next(ids) for _ in range(20_000)}) == 20_000
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.binary(min_size=36, max_size=36))
+def test_message_ids_are_a_permutation_so_none_comes_twice(one: int, two: int, seed: bytes) -> None:
+    ids = MessageIds(lambda size: seed[:size])
+    assert (ids.permute(one) == ids.permute(two)) is (one == two)
+    assert 0 <= ids.permute(one) < 2**32
 
 
 def test_message_ids_come_from_the_systems_random_numbers() -> None:
     assert inspect.signature(Author).parameters["random"].default is secrets.token_bytes
-    author = Author(MeshSettings(), Identity(NODE))
-    drawn = [author.draw_id(0.0) for _ in range(2000)]
-    assert len(set(drawn)) == 2000
+    assert inspect.signature(MessageIds).parameters["random"].default is secrets.token_bytes
+    one, two = MessageIds(), MessageIds()
+    drawn = [next(one) for _ in range(2000)]
+    assert drawn != [next(two) for _ in range(2000)]
     assert all(any(number >> bit & 1 for number in drawn) for bit in range(32))
 
 

@@ -6,8 +6,8 @@ used twice within the window.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,6 +20,38 @@ from wireloom.protocols.mesh.messages import to_packet
 from wireloom.protocols.mesh.security import sign_packet
 from wireloom.protocols.mesh.settings import MeshSettings, ShowKey
 from wireloom.protocols.mesh.watched import Watched, load_key_file
+
+ROUNDS = 10
+
+
+class MessageIds:
+    """Message IDs in an order that nobody can guess, none of them twice until all 2^32 were used.
+
+    Remembering which ids were used within the window would take more memory the faster a node sends. So they are a
+    counter, put through a permutation that a random key chooses: a Feistel network with a keyed hash in each round.
+
+    >>> ids = MessageIds()
+    >>> len({next(ids) for _ in range(1000)})
+    1000
+    """
+
+    def __init__(self, random: Callable[[int], bytes] = secrets.token_bytes) -> None:
+        key = random(32)
+        self._rounds = [hashlib.blake2s(key=key, digest_size=2, salt=bytes((number,))) for number in range(ROUNDS)]
+        self._counter = int.from_bytes(random(4))
+
+    def __next__(self) -> int:
+        self._counter = (self._counter + 1) & 0xFFFFFFFF
+        return self.permute(self._counter)
+
+    def permute(self, number: int) -> int:
+        """Where the permutation takes a number of 32 bits."""
+        left, right = number >> 16, number & 0xFFFF
+        for keyed in self._rounds:
+            mixed = keyed.copy()
+            mixed.update(right.to_bytes(2))
+            left, right = right, left ^ int.from_bytes(mixed.digest())
+        return left << 16 | right
 
 
 class Author:
@@ -41,22 +73,7 @@ class Author:
         self.identity = identity or settings.identity()
         self._random = random
         self._limits = settings.limits
-        self._used: set[int] = set()
-        self._order: deque[tuple[float, int]] = deque()
-
-    def draw_id(self, now: float) -> int:
-        """A random Message ID that was not used within the window."""
-        order, used = self._order, self._used
-        while order and order[0][0] <= now:
-            used.discard(order.popleft()[1])
-        while True:
-            drawn = int.from_bytes(self._random(4))
-            if drawn not in used:
-                break
-        used.add(drawn)
-        # A packet may be dated ahead by the skew, and is remembered for the window after that.
-        order.append((now + self.settings.replay_window + self.settings.clock_skew, drawn))
-        return drawn
+        self._ids = MessageIds(random)
 
     def write(self, message: Message, now: float) -> tuple[bytes, int]:
         """A message as a packet, and its Message ID; `now` is seconds since 1970.
@@ -67,7 +84,7 @@ class Author:
         kept = {k: v for k, v in message.attributes.items() if k in _KEPT or k.startswith("field-")}
         # How it is wrapped is for our own settings to say.
         kept["flags"] = str(int(kept.get("flags", "0")) & Flag.URGENT) if kept.get("flags", "0").isdecimal() else "0"
-        packet = to_packet(message.with_(id=None, attributes=kept), message_id=self.draw_id(now), timestamp=int(now))
+        packet = to_packet(message.with_(id=None, attributes=kept), message_id=next(self._ids), timestamp=int(now))
         fields = packet.fields
         if message.kind is not Kind.PING and packet.timestamp != int(now) and self.identity.signs:
             fields = (*fields, Field(Type.TIMESTAMP, int(now).to_bytes(8)))
@@ -75,13 +92,13 @@ class Author:
 
     def hello(self, capabilities: bytes, now: float) -> tuple[bytes, int]:
         """A Hello, and its Message ID."""
-        packet = Packet(self.draw_id(now), EventType.HELLO, int(now), tuple(frames.split(Type.BINARY, capabilities)))
+        packet = Packet(next(self._ids), EventType.HELLO, int(now), tuple(frames.split(Type.BINARY, capabilities)))
         return self.finish(packet, now), packet.message_id
 
     def heartbeat(self, now: float) -> bytes:
         """A Heartbeat."""
         stamp = Field(Type.TIMESTAMP, int(now).to_bytes(8))
-        return self.finish(Packet(self.draw_id(now), EventType.HEARTBEAT, int(now), (stamp,)), now)
+        return self.finish(Packet(next(self._ids), EventType.HEARTBEAT, int(now), (stamp,)), now)
 
     def finish(self, packet: Packet, now: float) -> bytes:
         """Wrap and sign as the settings say."""

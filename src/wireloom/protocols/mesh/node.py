@@ -133,7 +133,7 @@ class MeshNode:
         self._resends: list[tuple[float, int, int, bytes, tuple[str, ...]]] = []
         self._serial = count()
         self._greeted: dict[str, float] = {}
-        """Links whose plain Hello we have answered, and when."""
+        """Links that we greeted without being asked, or whose plain Hello we answered, and when."""
         self._unanswered: dict[str, tuple[int, float]] = {}
         """Our last Hello by link, until it is answered: its Message ID, and when to say it again."""
         self._beat_due = 0.0
@@ -331,11 +331,7 @@ class MeshNode:
         neighbour.capabilities, neighbour.profile = message.body, said
         if said is None:
             # Nothing tells whether this is an answer. Answering each would go on for ever between two of a kind.
-            last = self._greeted.get(link)
-            if last is None or now - last >= self.settings.heartbeat_interval:
-                if len(self._greeted) > 4 * self.max_neighbours:
-                    self._greeted.clear()
-                self._greeted[link] = now
+            if self._may_greet(link, now, self.settings.heartbeat_interval):
                 self._say_hello(link, now, packet.message_id)
         elif said.answers is None:
             self._say_hello(link, now, packet.message_id)
@@ -343,6 +339,16 @@ class MeshNode:
             if self._unanswered.get(link, (None, 0.0))[0] == said.answers:
                 del self._unanswered[link]
             self._meet(said.peers, now)
+
+    def _may_greet(self, link: str, now: float, interval: float) -> bool:
+        """Whether it is long enough since we greeted this link of our own accord."""
+        last = self._greeted.get(link)
+        if last is not None and now - last < interval:
+            return False
+        if len(self._greeted) > 4 * self.max_neighbours:
+            self._greeted.clear()
+        self._greeted[link] = now
+        return True
 
     def _meet(self, links: Sequence[str], now: float) -> None:
         """Greet those whom somebody named, until we know half as many as we may; the other half may come to us."""
@@ -357,9 +363,7 @@ class MeshNode:
         neighbour = self.neighbours.get(accepted.packet.get(Type.NODE_ID) or b"")
         if neighbour is None:
             # It knows us and we do not know it (any more): greet it.
-            last = self._greeted.get(link)
-            if last is None or now - last >= self.settings.hello_interval:
-                self._greeted[link] = now
+            if self._may_greet(link, now, self.settings.hello_interval):
                 self._say_hello(link, now)
             return
         neighbour.link, neighbour.heard = link, now

@@ -144,6 +144,8 @@ class MeshSession(Session):
             self._hello_due = None
             last = self._answered.get(node_id)
             if last is None or now - last >= self.settings.heartbeat_interval:
+                if len(self._answered) >= GREETINGS_KEPT:
+                    self._answered.clear()
                 self._answered[node_id] = now
                 self._hello(now, message_id, wait=False)
             return self._settle(self._greeting, now)
