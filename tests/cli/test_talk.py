@@ -122,3 +122,32 @@ def test_echo_stops_quietly(number: signal.Signals) -> None:
         process.send_signal(number)
         out, errors = process.communicate(timeout=20)
         assert (process.returncode, out, errors) == (0, "", "")
+
+
+@pytest.mark.parametrize("topic", ["sensors/+", "#", "a/+/b"])
+@pytest.mark.parametrize("words", [[], ["--ack"], ["--lines"]])
+def test_publishing_to_a_pattern_is_refused(topic: str, words: list[str]) -> None:
+    done = wireloom("pub", "hsp://127.0.0.1:1", topic, *words)
+    assert done.code == 2
+    assert done.errors == f"wireloom: {topic!r} is a pattern, which is for `wireloom sub`: publish to one topic\n"
+
+
+def test_an_error_of_a_peer_shows_its_code_and_reason() -> None:
+    with started("echo", "yamp://127.0.0.1:0") as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("listening on ").strip()
+        done = wireloom("req", url, "$hub/nothing")
+        assert done.code == 0, "echo answers everything but what the server itself knows"
+        done = wireloom("req", url, "$hub/subscribe", "[]")
+        assert (done.code, done.out) == (2, b"")
+        assert done.errors.startswith("wireloom: request failed with 400: the body must be JSON such as")
+
+
+def test_nobody_there_says_what_to_do() -> None:
+    done = wireloom("req", "hsp://127.0.0.1:1", "x")
+    assert (done.code, len(done.errors.splitlines())) == (2, 1)
+    assert "cannot reach hsp://127.0.0.1:1" in done.errors
+    assert "nothing listens there; start the server, or check host and port in the URL" in done.errors
+    done = wireloom("req", "hsp://no-such-host.invalid", "x")
+    assert done.code == 2
+    assert "check the name in the URL" in done.errors

@@ -49,7 +49,7 @@ async def test_a_request_finds_its_provider_in_any_protocol(tmp_path: Path, aski
                 assert await client.request("tea/green", [1, 2]) == {"got": [1, 2]}
                 with pytest.raises(RequestFailed) as failed:
                     await client.request("tea/green", "no")
-                assert b"short and stout" in failed.value.body
+                assert (failed.value.code, failed.value.body) == ("418", b"short and stout")
                 with pytest.raises(RequestFailed, match="nobody provides 'coffee'"):
                     await client.request("coffee", None)
 

@@ -133,7 +133,7 @@ async def test_handler_fails_a_request_on_purpose(url: str) -> None:
     async with wireloom.serve(url, handler) as server, wireloom.connect(server.url) as peer:
         with pytest.raises(RequestFailed, match="already there") as caught:
             await peer.request("x")
-        assert caught.value.body == b"already there"
+        assert (caught.value.code, caught.value.body) == ("409", b"already there")
 
 
 async def test_handler_that_crashes_answers_with_an_error_and_goes_on(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -101,11 +100,21 @@ async def test_corrupt_changes_bytes_and_keeps_their_number(proxy: FaultProxy) -
 
 async def test_delay_makes_bytes_wait(proxy: FaultProxy) -> None:
     reader, writer = await dial(proxy)
-    proxy.to_server.delay = 0.05
-    started = time.monotonic()
+    waited: list[float] = []
+    over = asyncio.Event()
+
+    async def sleep(delay: float) -> None:
+        waited.append(delay)
+        await over.wait()
+
+    proxy.to_server.delay, proxy.to_server.sleep = 3600.0, sleep
     writer.write(b"x")
-    await reader.readexactly(1)
-    assert time.monotonic() - started >= 0.05
+    reading = asyncio.ensure_future(reader.readexactly(1))
+    while not waited:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert waited == [3600.0] and proxy.to_server.passed == 0 and not reading.done()
+    over.set()
+    assert await reading == b"x"
     writer.close()
 
 

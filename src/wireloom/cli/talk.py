@@ -116,6 +116,8 @@ def _peer(arguments: argparse.Namespace) -> Client:
 
 async def publish(arguments: argparse.Namespace) -> int:
     """Publish one body, or each line of standard input."""
+    if any(level in ("+", "#") for level in arguments.topic.split("/")):
+        raise ConfigError(f"{arguments.topic!r} is a pattern, which is for `wireloom sub`: publish to one topic")
     async with _peer(arguments) as peer:
         if arguments.lines:
             async for line in _lines():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import secrets
+import socket
 import ssl
 from collections.abc import Generator, Iterator, Mapping
 from typing import Self
@@ -314,4 +316,11 @@ def _reason(error: OSError) -> str:
     """What went wrong, without the clutter of the operating system's texts."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message}); name its authority with TLS(ca=...)"
-    return error.strerror or str(error) or type(error).__name__
+    text = error.strerror or str(error) or type(error).__name__
+    if isinstance(error, socket.gaierror):
+        return f"{text}: no such host is known; check the name in the URL"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{text}: nothing listens there; start the server, or check host and port in the URL"
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT):
+        return f"{text}: check the address, and that a firewall lets this machine reach it"
+    return text

@@ -9,6 +9,7 @@ import asyncio
 import random
 import socket
 import struct
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -33,6 +34,8 @@ class Faults:
     stalled: bool = False
     """Let nothing pass; the sender feels it as back-pressure."""
     random: random.Random = field(default_factory=lambda: random.Random(0), repr=False)
+    sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep, repr=False)
+    """How the delay passes; a test of its own can bring a clock of its own."""
     passed: int = 0
     """Bytes that passed so far."""
 
@@ -196,7 +199,7 @@ class _Link:
     async def _pass(self, piece: bytes, writer: asyncio.StreamWriter, faults: Faults) -> None:
         while faults.stalled:  # noqa: ASYNC110  # a plain attribute is easier to switch in a test than an event
             await asyncio.sleep(0.005)
-        await asyncio.sleep(faults.delay)
+        await faults.sleep(faults.delay)
         if faults.cut_after is not None:
             piece, faults.cut_after = piece[: faults.cut_after], faults.cut_after - len(piece)
         faults.passed += len(piece)

@@ -800,3 +800,69 @@ def test_nothing_a_peer_sends_makes_a_session_raise(data: bytes, role: Role, gre
         assert bytes(run.data) + made.refused == data
         assert isinstance(said(made)[-1], frames.Close)
     made.end_of_input(0.0)
+
+
+# Errors with a code (hub profile)
+
+
+def failing(serializer: str, error: Message) -> tuple[bytes, Message]:
+    """The body an error has on the wire, and what the requester gets."""
+    client, server = pair(serializer=serializer)
+    sent = client.send(Message(Kind.REQUEST, "a/b"), 0.0)
+    (asked,) = server.receive(client.outgoing(), 0.0).messages
+    server.send(error.with_(correlation_id=asked.id), 0.0)
+    data = server.outgoing()
+    frame, _ = frames.decode(data, 0) or pytest.fail("half a frame")
+    assert isinstance(frame, frames.Response) and frame.type is ResponseType.ERROR
+    (received,) = client.receive(data, 0.0).messages
+    assert (received.kind, received.correlation_id) == (Kind.ERROR, sent.id)
+    return frame.body, received
+
+
+@pytest.mark.parametrize("serializer", ["json", "msgpack", "cbor", "bson"])
+@pytest.mark.parametrize(
+    ("body", "content_type"), [(b"no such table", "text/plain"), (b"", None), (b"\xff\x00", None), (b'{"id": 7}', None)]
+)
+def test_an_error_keeps_its_code_and_reason(serializer: str, body: bytes, content_type: str | None) -> None:
+    _, received = failing(serializer, Message(Kind.ERROR, body=body, status="404", content_type=content_type))
+    assert (received.status, received.body) == ("404", body)
+
+
+def test_an_error_with_a_code_is_an_object_of_the_agreed_serializer() -> None:
+    body, _ = failing("json", Message(Kind.ERROR, body=b"no", status="404", content_type="text/plain"))
+    assert body == b'{"code":"404","reason":"no"}'
+    body, received = failing(
+        "cbor", Message(Kind.ERROR, body=b'{"left": 3}', status="429", content_type="application/json")
+    )
+    assert formats.body_format("cbor").loads(body) == {"code": "429", "reason": {"left": 3}}
+    assert received.status == "429"
+    assert formats.body_format("cbor").loads(received.body) == {"left": 3}
+
+
+@pytest.mark.parametrize("serializer", ["xml", "protobuf", "flatbuffers", "raw"])
+def test_a_serializer_without_plain_values_carries_the_reason_alone(serializer: str) -> None:
+    body, received = failing(serializer, Message(Kind.ERROR, body=b"no", status="404"))
+    assert (body, received.body, received.status) == (b"no", b"no", "error")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "expected"),
+    [
+        (b"[1]", "error", b"[1]"),
+        (b'{"error": "no"}', "error", b'{"error": "no"}'),
+        (b'{"code": 7, "text": "no"}', "7", b'{"code": 7, "text": "no"}'),
+        (b'{"code": 7}', "7", b""),
+        (b'{"code": true}', "error", b'{"code": true}'),
+        (b'{"code": null, "reason": "x"}', "error", b'{"code": null, "reason": "x"}'),
+        (b'{"code": "1", "reason_base64": "%"}', "1", b'{"code": "1", "reason_base64": "%"}'),
+        (b"not json", "error", b"not json"),
+        (b"", "error", b""),
+    ],
+)
+def test_errors_of_peers_that_know_nothing_of_codes(body: bytes, status: str, expected: bytes) -> None:
+    client = opened(Role.CLIENT)
+    sent = client.send(Message(Kind.REQUEST, "a/b"), 0.0)
+    uid = uuid.UUID(sent.id or "").bytes
+    (received,) = hears(client, frames.Response(UID, "a/b", uid, ResponseType.ERROR, body)).messages
+    assert received.status == status
+    assert received.body == expected

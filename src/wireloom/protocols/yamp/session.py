@@ -27,7 +27,7 @@ from wireloom.model import (
     WireloomError,
 )
 from wireloom.protocols.contract import HUB_PREFIX, Role, Run, Session, SessionState
-from wireloom.protocols.yamp import formats, frames
+from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import (
     SERIALIZER,
@@ -209,7 +209,9 @@ class YampSession(Session):
                     raise frames.violation("yamp.redirect.url", f"{url!r} is not <protocol>://<host>:<port>[/uri]")
                 self._closed("redirect", url)
         message = to_message(frame, self._receives, self.content_type)
-        return _operation(message) if message.kind is Kind.REQUEST else message
+        if message.kind is Kind.REQUEST:
+            return _operation(message)
+        return errors.read_code(message) if message.kind is Kind.ERROR else message
 
     def _agree(self, theirs: frames.Handshake) -> None:
         """The handshake: a server echoes what it supports, a client wants its own back."""
@@ -409,6 +411,8 @@ class YampSession(Session):
         if message.kind is Kind.PROGRESS and not owed.progressive:
             self.count("yamp.progress.unrequested")
             return message
+        if message.kind is Kind.ERROR:
+            message = errors.with_code(message, self.content_type)
         sent = self._queue(message, owed.uri, now)
         if message.kind is not Kind.PROGRESS:
             del self._owed[request_uid]
