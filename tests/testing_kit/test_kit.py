@@ -110,7 +110,7 @@ async def test_delay_makes_bytes_wait(proxy: FaultProxy) -> None:
     proxy.to_server.delay, proxy.to_server.sleep = 3600.0, sleep
     writer.write(b"x")
     reading = asyncio.ensure_future(reader.readexactly(1))
-    while not waited:  # noqa: ASYNC110
+    while not waited:
         await asyncio.sleep(0.001)
     assert waited == [3600.0] and proxy.to_server.passed == 0 and not reading.done()
     over.set()

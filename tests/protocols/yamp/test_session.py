@@ -496,7 +496,7 @@ def test_requests_go_from_server_to_client_as_well() -> None:
         (Kind.RESPONSE, "done", ResponseType.DONE),
         (Kind.RESPONSE, "cancelled", ResponseType.CANCELLED),
         (Kind.ERROR, None, ResponseType.ERROR),
-        (Kind.ERROR, "404", ResponseType.ERROR),
+        (Kind.ERROR, "error", ResponseType.ERROR),
     ],
 )
 def test_a_final_answer_has_its_type_and_can_be_given_once(kind: Kind, status: str | None, type_: ResponseType) -> None:

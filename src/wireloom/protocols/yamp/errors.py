@@ -21,11 +21,13 @@ LONGEST = 64 * 1024
 
 
 def with_code(message: Message, agreed: str | None) -> Message:
-    """An error as it goes on the wire of a connection with this content type.
+    """An error as it goes on the wire of a connection with this content type; other messages as they are.
 
     >>> with_code(Message(Kind.ERROR, "x", b"no", status="404"), "application/json").body
     b'{"code":"404","reason":"no"}'
     """
+    if message.kind is not Kind.ERROR:
+        return message
     writer = formats.format_for(agreed)
     if message.status in NO_CODE or writer is None or writer.name not in formats.CONVERTIBLE:
         return message

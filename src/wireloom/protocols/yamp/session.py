@@ -411,9 +411,7 @@ class YampSession(Session):
         if message.kind is Kind.PROGRESS and not owed.progressive:
             self.count("yamp.progress.unrequested")
             return message
-        if message.kind is Kind.ERROR:
-            message = errors.with_code(message, self.content_type)
-        sent = self._queue(message, owed.uri, now)
+        sent = self._queue(errors.with_code(message, self.content_type), owed.uri, now)
         if message.kind is not Kind.PROGRESS:
             del self._owed[request_uid]
             self._close_when_settled()
