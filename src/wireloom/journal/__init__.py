@@ -2,6 +2,7 @@
 
 from wireloom.journal.blocks import Block, TopicMap
 from wireloom.journal.commit import GroupCommit
+from wireloom.journal.follow import Follower
 from wireloom.journal.reader import (
     Entry,
     Record,
@@ -16,6 +17,7 @@ from wireloom.journal.writer import Journal
 __all__ = [
     "Block",
     "Entry",
+    "Follower",
     "GroupCommit",
     "Journal",
     "Record",

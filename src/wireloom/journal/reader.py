@@ -89,32 +89,50 @@ def read_all(
     folder: Path | str, settings: Mapping[str, Settings] | None = None
 ) -> Iterator[Entry | Unreadable | Record]:
     """Everything in a journal in order: messages, records, and bytes that do not decode."""
-    decoding = _Decoding(settings or {})
+    decoding = Decoding(settings)
     for segment in segments(folder):
-        yield from decoding.segment(segment)
+        decoding.begin(segment.name)
+        for block in read_blocks(segment):
+            yield from decoding.take(block)
 
 
-class _Decoding:
-    """The decoders of all open connections: a protocol may agree on something early and use it later."""
+class Decoding:
+    """Blocks in, messages out. Keeps the decoders of all open connections: what was agreed on early is used later."""
 
-    def __init__(self, settings: Mapping[str, Settings]) -> None:
-        self._settings = dict(settings)
+    def __init__(self, settings: Mapping[str, Settings] | None = None) -> None:
+        self._settings = dict(settings or {})
         self._streams: dict[tuple[str, int | None, Direction | None], tuple[Decoder, int | None]] = {}
+        self.begin("")
 
-    def segment(self, path: Path) -> Iterator[Entry | Unreadable | Record]:
-        maps: dict[int, dict[int, str]] = {}
-        run: list[Block] = []
-        for block in read_blocks(path):
-            if block.record is not None:
-                blocks.add_topics(maps, block)
-                if block.record == "closed":
-                    self._forget(block.connection)
-                yield Record(path.name, block)
-                continue
-            run.append(block)
-            if not block.more:
-                yield from self._run(path.name, run, maps)
-                run = []
+    def begin(self, segment: str) -> None:
+        """The blocks that follow are of another segment."""
+        self._segment = segment
+        self._maps: dict[int, dict[int, str]] = {}
+        self._blocks: list[Block] = []
+
+    def take(self, block: Block) -> Iterator[Entry | Unreadable | Record]:
+        """What a block brings: a record, or the messages of the run that it ends."""
+        if block.record is not None:
+            self._note(block)
+            yield Record(self._segment, block)
+            return
+        self._blocks.append(block)
+        if not block.more:
+            run, self._blocks = self._blocks, []
+            yield from self._run(self._segment, run, self._maps)
+
+    def skip(self, block: Block) -> None:
+        """Pass over a block whose messages nobody wants; what later blocks need of it is kept."""
+        if block.record is not None:
+            self._note(block)
+            return
+        self._blocks = []
+        self._streams.pop((block.protocol, block.connection, block.direction), None)
+
+    def _note(self, block: Block) -> None:
+        blocks.add_topics(self._maps, block)
+        if block.record == "closed":
+            self._forget(block.connection)
 
     def _forget(self, connection: int | None) -> None:
         for key in [key for key in self._streams if key[1] == connection]:
