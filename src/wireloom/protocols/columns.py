@@ -22,6 +22,7 @@ from wireloom.protocols.contract import Decoded, Framing, Settings, decode_strea
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from wireloom.protocols.audit import Auditor
     from wireloom.protocols.contract import Protocol
 
 BROKEN = "stream.broken"
@@ -115,6 +116,13 @@ class ColumnDecoder(abc.ABC):
     @abc.abstractmethod
     def decode(self, spans: Spans, settings: Settings) -> Columns:
         """All messages of all spans. Must give exactly what `frames.py` gives for the same bytes."""
+
+    def auditor(self, settings: Settings, state: bytes = b"") -> Auditor | None:
+        """Who tells forged, replayed and outdated messages; None where there is nothing of that sort to tell.
+
+        `state` is what an earlier one said it wants to be given next time.
+        """
+        return None
 
 
 class SlowColumns(ColumnDecoder):

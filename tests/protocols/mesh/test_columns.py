@@ -14,11 +14,10 @@ from tests.protocols.mesh.strategies import BOTH, NODE, TRUST, WITH_HMAC, WITH_S
 from wireloom.model import Direction
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.mesh import MESH, frames, scan
-from wireloom.protocols.mesh.columns import check_rows
 from wireloom.protocols.mesh.encryption import Cipher, compress, encrypt
 from wireloom.protocols.mesh.frames import EventType, Field, Packet, Type
 from wireloom.protocols.mesh.identity import Identity
-from wireloom.protocols.mesh.security import check, sign_packet
+from wireloom.protocols.mesh.security import sign_packet
 from wireloom.protocols.mesh.trust import TrustStore
 
 DGRAM = Direction.DGRAM
@@ -130,17 +129,24 @@ def test_usual_packets_are_taken_apart_by_the_kernel() -> None:
     assert scan.read_packets(data, offset, size, frames.DEFAULT_LIMITS)[:, scan.PLAIN].tolist() == [1, 1, 1]
 
 
-def test_check_rows_says_what_the_trust_store_says() -> None:
-    packets = special_packets()
-    forged = bytearray(frames.encode(sign_packet(packets[0], WITH_HMAC)))
-    forged[-1] ^= 1
-    unknown = sign_packet(packets[0], Identity(NODE, b"none", hmac_secret=b"x"))
-    encoded = [*map(frames.encode, packets), bytes(forged), frames.encode(unknown)]
-    data = np.frombuffer(b"".join(encoded), np.uint8)
-    _, offset, size = scan.find_packets(data, np.array([0]), np.array([len(data)]))
-    verdicts = check_rows(data, offset, size, TRUST)
-    assert verdicts == [check(frames.decode(each), TRUST) for each in encoded]
-    assert [verdict.clause for verdict in verdicts[-2:]] == ["mesh.forged", "mesh.unknown-key"]
+def test_a_batch_with_higher_limits_is_checked_with_those_limits(trust_file: str) -> None:
+    unknown = Identity(NODE, b"none", hmac_secret=b"x")
+    fields = (Field(Type.STRING, b"a"), *(Field(0x80 + n % 16, b"") for n in range(70)))
+    large = [
+        sign_packet(Packet(7, 3, 5, (Field(1, b"n" * 254), Field(Type.BINARY, b"b" * 254))), unknown),
+        sign_packet(Packet(8, 3, 5, fields), unknown),
+    ]
+    data = b"".join(frames.encode(packet, frames.Limits(2000, 100)) for packet in large)
+    rows, rejects = rows_of_columns(
+        MESH.columns().decode(
+            Spans.whole(data, Stream(DGRAM)),
+            MESH.settings({"trust": trust_file, "max_payload": 2000, "max_fields": 100}),
+        )
+    )
+    assert (len(rows), rejects) == (2, [])
+    assert_columns_agree(
+        MESH, data, direction=DGRAM, values={"trust": trust_file, "max_payload": 2000, "max_fields": 100}
+    )
 
 
 @given(st.binary(max_size=12))

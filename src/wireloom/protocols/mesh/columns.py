@@ -1,7 +1,7 @@
 """mesh a buffer at a time: kernels take the usual packets apart, the readable code the rest.
 
 Gives exactly what `frames.py` and `messages.py` give for the same bytes; the tests hold the two against each other.
-`check_rows` tells which packets of a batch are authentic.
+With a trust file, `audit.py` tells which are authentic.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.model import Authenticity, Direction, Kind, Message, ProtocolViolation
+from wireloom.protocols.audit import Auditor
 from wireloom.protocols.columns import KIND_CODES, ColumnDecoder, Columns, Reject, Spans, Stream, gather
 from wireloom.protocols.contract import URGENT, Settings
-from wireloom.protocols.mesh import crypto, frames, scan, security
+from wireloom.protocols.mesh import frames, scan, security
+from wireloom.protocols.mesh.audit import MeshAuditor, judge
 from wireloom.protocols.mesh.messages import JSON, TEXT, to_message
 from wireloom.protocols.mesh.settings import MeshSettings
-from wireloom.protocols.mesh.trust import TrustedKey, TrustStore
+from wireloom.protocols.mesh.trust import TrustStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -168,7 +170,7 @@ class MeshColumns(ColumnDecoder):
         order = np.argsort(rows, kind="stable")
         rows = rows[order]
         part = table if len(fast) == len(table) else np.ascontiguousarray(table[fast])
-        verdicts = None if trust is None else _authenticity(spans.data, offset[fast], size[fast], part, trust)
+        verdicts = None if trust is None else _verdicts(spans.data, offset[fast], size[fast], part, trust, own)
         columns = _usual_columns(spans.data, part, verdicts)
         if others:
             kinds, arrays = columns
@@ -188,6 +190,10 @@ class MeshColumns(ColumnDecoder):
             state=[stream.state for stream in spans.streams],
             **arrays,
         )
+
+    def auditor(self, settings: Settings, state: bytes = b"") -> Auditor:
+        """Forged, replayed and outdated packets are found."""
+        return MeshAuditor(cast(MeshSettings, settings), state)
 
 
 def _slow(data: bytes, settings: MeshSettings, trust: TrustStore | None, direction: Direction) -> Message:
@@ -278,74 +284,12 @@ def _attributes(data: NDArray[np.uint8], table: NDArray[np.int64]) -> pa.Array:
     return pa.MapArray.from_arrays(pa.array(rows), pa.array(_NAMES, pa.string()).take(pa.array(names)), values)
 
 
-def _authenticity(
-    data: NDArray[np.uint8],
-    offset: NDArray[np.int64],
-    size: NDArray[np.int64],
-    table: NDArray[np.int64],
-    trust: TrustStore,
-) -> list[str]:
-    return [str(verdict.authenticity) for verdict in _verdicts(data, offset, size, table, trust)]
-
-
-def check_rows(
-    data: NDArray[np.uint8],
-    offset: NDArray[np.int64],
-    size: NDArray[np.int64],
-    trust: TrustStore,
-    settings: MeshSettings | None = None,
-) -> list[security.Verdict]:
-    """What a trust store says about packets of a buffer, in order; they decoded before.
-
-    `verdict.clause` is `mesh.forged`, `mesh.unknown-key`, `mesh.key-mismatch` or None.
-    """
-    limits = (settings or MeshSettings()).limits
-    return _verdicts(data, offset, size, scan.read_packets(data, offset, size, limits), trust, limits)
-
-
-_NONE = security.Verdict(Authenticity.NONE)
-_VERIFIED = security.Verdict(Authenticity.VERIFIED)
-
-
 def _verdicts(
     data: NDArray[np.uint8],
     offset: NDArray[np.int64],
     size: NDArray[np.int64],
     table: NDArray[np.int64],
     trust: TrustStore,
-    limits: frames.Limits = frames.DEFAULT_LIMITS,
-) -> list[security.Verdict]:
-    """Usual packets that name their key straight from the buffer, everything else by the readable code."""
-    found: list[security.Verdict] = []
-    raw = data.tobytes()
-    keys: dict[bytes, TrustedKey | None] = {}
-    names = (scan.PLAIN, scan.SORTED, scan.NODE, scan.KEY_ID, scan.PUBLIC, scan.HMAC, scan.SIGNATURE, scan.COVERED)
-    columns = [table[:, name].tolist() for name in names]
-    for at, length, plain, ordered, node, key_id, public, tag, signature, covered in zip(
-        offset.tolist(), size.tolist(), *columns, strict=True
-    ):
-        if plain and tag < 0 and signature < 0:
-            found.append(_NONE)
-            continue
-        if plain and ordered and key_id >= 0 and public < 0:
-            name = raw[node : node + 16] + raw[key_id : key_id + 4]
-            if name not in keys:
-                keys[name] = trust.key(name[:16], name[16:])
-            key = keys[name]
-            if key is not None and _holds(key, raw, tag, signature, raw[at:covered]):
-                found.append(_VERIFIED)
-                continue
-        found.append(security.check(frames.decode(raw[at : at + length], limits), trust))
-    return found
-
-
-def _holds(key: TrustedKey, raw: bytes, tag: int, signature: int, covered: bytes) -> bool:
-    """Whether HMAC and Signature, as far as they are there, are those of this key."""
-    if tag >= 0 and (
-        key.hmac_secret is None or not crypto.hmac_key(key.hmac_secret).verify(raw[tag : tag + 32], covered)
-    ):
-        return False
-    return signature < 0 or (
-        key.ed25519_public is not None
-        and crypto.verify_signature(key.ed25519_public, raw[signature : signature + 64], covered)
-    )
+    settings: MeshSettings,
+) -> list[str]:
+    return [str(verdict.authenticity) for verdict, _, _ in judge(data, offset, size, table, trust, settings)]
