@@ -3,27 +3,31 @@
     python -m tests.protocols.mesh.fuzz COUNT [--seed N]
 
 Whatever a packet is: `frames` and `columns` say the same about it, and only `ProtocolViolation` with a clause of the
-protocol comes out of parsing, of the gate with its keys, of a session, of a bulk read and of a node. Nothing but what
-was signed is ever called verified. The inputs follow from the seed alone.
+protocol comes out of parsing, of the gate with its keys, of a session, of a bulk read (which says the same as one packet at
+a time), of a node and of an auditor. Nothing but what was signed is ever called verified. The inputs follow from the seed alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.agreement import rows_of_columns
 from tests.protocols.mesh import make_vectors
 from wireloom.model import Authenticity, Direction, ProtocolViolation
+from wireloom.protocols.audit import AUTHENTICITIES, Packets
 from wireloom.protocols.columns import Spans, Stream
-from wireloom.protocols.contract import Role
+from wireloom.protocols.contract import Role, Run
 from wireloom.protocols.mesh import MESH, MeshSettings, frames
+from wireloom.protocols.mesh.audit import MeshAuditor
 from wireloom.protocols.mesh.canonical import canonical_packet
 from wireloom.protocols.mesh.frames import HEADER_SIZE, Field
 from wireloom.protocols.mesh.gate import Gate
@@ -140,19 +144,44 @@ def check_batch(batch: list[bytes], clauses: Counter[str]) -> None:
             assert violation.clause in MESH.clauses
     node.expire(now + 1)
     node.outgoing()
+    examine(spans, columns.offset, columns.size, columns.span, now)
+    runs: list[Run] = []
+    # Among packets with the same id, the usual ones of a read come first: with ids of their own all must fare the same.
+    numbered = [
+        data[:1] + number.to_bytes(4) + data[5:] if len(data) > 5 else data for number, data in enumerate(batch)
+    ]
     for bulk in (False, True):
         session = MESH.session(Role.SERVER, MeshSettings())
         session.epoch, session.peer = now, "source"
         session.connected(0.0)
         if bulk:
             session.enable_bulk()
-        run = session.receive_datagrams(b"".join(batch), ends.tolist(), 0.0)
+        run = session.receive_datagrams(b"".join(numbered), ends.tolist(), 0.0)
+        runs.append(run)
         assert {each.clause for each in run.refused} <= set(MESH.clauses)
         assert len(run.data) + sum(len(each.data) for each in run.refused) == int(ends[-1])
         if run.bulk is not None:
             for topic in run.bulk.topics():
                 assert session.frames_of(run.bulk.forward(topic)) is not None
             run.bulk.messages()
+    one_by_one, at_once = runs
+    assert one_by_one.data == at_once.data
+    assert [(each.clause, each.data) for each in one_by_one.refused] == [
+        (each.clause, each.data) for each in at_once.refused
+    ]
+
+
+def examine(
+    spans: Spans, offset: NDArray[np.int64], size: NDArray[np.int64], span: NDArray[np.int32], now: float
+) -> None:
+    """Whatever decodes can be audited, and the auditor calls verified what the readable code does."""
+    arrival = np.full(len(offset), round(now * 1e6), np.int64)
+    captured = Packets(spans.data, offset, size, arrival, span, [str(number) for number in range(len(spans.start))])
+    found = MeshAuditor(MeshSettings(), trust=make_vectors.TRUST).examine(captured)
+    assert {finding.rule for finding in found.findings} <= set(MESH.clauses)
+    for at, length, code in zip(offset.tolist(), size.tolist(), found.authenticity.tolist(), strict=True):
+        if AUTHENTICITIES[code] is Authenticity.VERIFIED:
+            assert canonical_packet(frames.decode(spans.data[at : at + length].tobytes())) in GENUINE
 
 
 def _genuine() -> set[bytes]:
@@ -181,8 +210,13 @@ def fuzz(count: int, seed: int = 0, *, progress: bool = False) -> Counter[str]:
         check_batch(batch, clauses)
         done += len(batch)
         if progress and done % (20 * BATCH) == 0:
-            print(f"{done:>9} packets", file=sys.stderr, flush=True)
+            print(f"{done:>9} packets, at most {peak_memory():.0f} MiB", file=sys.stderr, flush=True)
     return clauses
+
+
+def peak_memory() -> float:
+    """The most memory this process had so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:
@@ -192,7 +226,7 @@ def main() -> None:
     given = parser.parse_args()
     begun = time.monotonic()
     clauses = fuzz(given.count, given.seed, progress=True)
-    print(f"mesh: {given.count} packets, {time.monotonic() - begun:.0f} s")
+    print(f"mesh: {given.count} packets, {time.monotonic() - begun:.0f} s, at most {peak_memory():.0f} MiB")
     for clause, times in sorted(clauses.items()):
         print(f"  {times:>9}  {clause}")
 

@@ -9,16 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.protocols.mesh.strategies import NODE, TRUST, WITH_HMAC
+from tests.protocols.mesh.strategies import BOTH, NODE, TRUST, WITH_HMAC
 from wireloom.model import Authenticity, Direction, Kind, LimitExceeded, Message, NotSupported, PeerClosed
 from wireloom.protocols.contract import Role, Run, SessionState
 from wireloom.protocols.mesh import MESH, MeshSettings, frames
 from wireloom.protocols.mesh.author import Author, MessageIds
 from wireloom.protocols.mesh.capabilities import make_capabilities, parse_capabilities
 from wireloom.protocols.mesh.frames import EventType, Field, Packet, Type
+from wireloom.protocols.mesh.gate import Gate
 from wireloom.protocols.mesh.identity import Identity
 from wireloom.protocols.mesh.protocol import MeshSessions
 from wireloom.protocols.mesh.security import check, sign_packet
@@ -509,6 +510,41 @@ def test_bulk_says_the_same_as_single_packets(tmp_path: Path, count: int, identi
     assert [m.topic for m in taken] == ["t/0"] * len(taken)
     assert "t/0" not in columns.bulk.topics()
     assert columns.bulk.acknowledgements() == b""
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0.0, 0.5, 119.5, 120.0, 179.0, 299.5, 300.0, 420.0]),
+            st.lists(st.integers(0, 23), min_size=8, max_size=16),
+        ),
+        max_size=5,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_bulk_remembers_and_forgets_as_single_packets_do(reads: list[tuple[float, list[int]]]) -> None:
+    """Packets of every age, signed and not, heard again and again while time goes on."""
+    ages = (0, 0, 120, 121, -1, -119, -300, -301)
+    pool = []
+    for number in range(24):
+        packet = Packet(number % 5, EventType.EVENT, int(EPOCH) + ages[number % 8], (Field(Type.STRING, b"a"),))
+        identity = (BOTH, WITH_HMAC, Identity(NODE))[number // 8]
+        pool.append(frames.encode(sign_packet(packet, identity)))
+    made = []
+    for bulk in (False, True):
+        values = MeshSettings.parse({"require": "any", "verifications": 1e9, "lost_after": 1e9})
+        each = MeshSession(Role.SERVER, values, Gate(values, TRUST), Author(values))
+        each.epoch, each.peer = EPOCH, "10.0.0.1:5041"
+        if bulk:
+            each.enable_bulk()
+        each.connected(0.0)
+        made.append(each)
+    now = 0.0
+    for step, picked in reads:
+        now += step
+        one, many = (bulk_run(each, [pool[number] for number in picked], now) for each in made)
+        assert [(r.clause, r.data) for r in one.refused] == [(r.clause, r.data) for r in many.refused]
+        assert one.data == many.data
 
 
 def test_packets_without_node_id_are_delivered_but_not_passed_on() -> None:

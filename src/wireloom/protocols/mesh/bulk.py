@@ -140,6 +140,8 @@ class BatchReader:
         signed = (table[:, scan.HMAC] >= 0) | (table[:, scan.SIGNATURE] >= 0)
         fit = (table[:, scan.PLAIN] == 1) & (table[:, scan.EVENT_TYPE] == EventType.EVENT)
         fit &= ~signed | ((table[:, scan.SORTED] == 1) & (table[:, scan.KEY_ID] >= 0) & (table[:, scan.PUBLIC] < 0))
+        oldest, newest = session.gate.fresh(now + session.epoch)
+        fit &= (table[:, scan.SIGNED_AT] >= oldest) & (table[:, scan.SIGNED_AT] <= newest)
         rest = np.flatnonzero(~fit).tolist()
         columns = table if not rest else table[fit]
         begins, stops = start[fit].tolist(), end[fit].tolist()

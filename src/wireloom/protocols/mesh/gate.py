@@ -113,15 +113,15 @@ class Gate:
     def check_usual(
         self, data: bytes, shapes: Iterable[Shape], source: str, now: float
     ) -> list[Authenticity | ProtocolViolation | None]:
-        """The same as `check` for many packets that are plain, and either unsigned or name their key and show none.
+        """The same as `check` for many packets that are plain and fresh, and unsigned or name their key and show none.
 
         For each of them: what is known about its sender, why it is refused, or None when it needs `check`.
         """
         self.refresh(now)
         self.replay.expire(now)
-        settings, any_goes = self.settings, self.policy is Require.ANY
-        oldest, newest = now - settings.replay_window, now + settings.clock_skew
-        add, none = self.replay.add_number, (None, None, 0)
+        any_goes, add, none = self.policy is Require.ANY, self.replay.add_number, (None, None, 0)
+        window, this_second = self.replay.window, int(now)
+        soon = now + window
         senders: dict[bytes | str, tuple[crypto.HmacKey | None, Seen | None, int]] = {}
         """By NODE ID and Auth Key ID as they stand in the packet: the key, and where its packets are remembered."""
         found: list[Authenticity | ProtocolViolation | None] = []
@@ -129,14 +129,13 @@ class Gate:
         outcome: Authenticity | ProtocolViolation | None
         for start, node, key_id, tag, signature, message_id, signed_at, covered in shapes:
             outcome = None
-            if not oldest <= signed_at <= newest:
-                pass
-            elif signature >= 0:
+            until = soon if signed_at <= this_second else signed_at + window
+            if signature >= 0:
                 outcome = self._check_signed(
                     data[node : node + 16],
                     data[key_id : key_id + 4],
                     message_id,
-                    signed_at,
+                    until,
                     data[tag : tag + 32] if tag >= 0 else None,
                     data[signature : signature + 64],
                     data[start:covered],
@@ -155,7 +154,7 @@ class Gate:
                 if key is not None and seen is not None:
                     if not key.verify(data[tag : tag + 32], data[start:covered]):
                         outcome = ProtocolViolation(security.FORGED, "the HMAC is wrong")
-                    elif add(seen, offset + message_id, signed_at, now):
+                    elif add(seen, offset + message_id, until, now):
                         outcome = verified
                     else:
                         outcome = _replay(message_id)
@@ -166,7 +165,7 @@ class Gate:
                     senders[author] = none if own else (None, (known := self.replay.node(author)), known.offset(b""))
                 _, seen, offset = senders[author]
                 if seen is not None:
-                    outcome = unsigned if add(seen, offset + message_id, signed_at, now) else _replay(message_id)
+                    outcome = unsigned if add(seen, offset + message_id, until, now) else _replay(message_id)
             found.append(outcome)
         return found
 
@@ -183,7 +182,7 @@ class Gate:
         node_id: bytes,
         key_id: bytes,
         message_id: int,
-        signed_at: int,
+        until: float,
         tag: bytes | None,
         signature: bytes,
         covered: bytes,
@@ -203,7 +202,7 @@ class Gate:
         if not crypto.verify_signature(key.ed25519_public, signature, covered):
             return ProtocolViolation(security.FORGED, "the Signature is wrong")
         seen = self.replay.node(node_id)
-        self.replay.add_number(seen, seen.offset(key.ed25519_public) + message_id, signed_at, now)
+        self.replay.add_number(seen, seen.offset(key.ed25519_public) + message_id, until, now)
         self.budget.welcome(source, now)
         return Authenticity.VERIFIED
 
@@ -241,11 +240,16 @@ class Gate:
                 raise ProtocolViolation(VERIFICATIONS, f"more than {self.budget.rate:g} signatures a second")
         return proof
 
+    def fresh(self, now: float) -> tuple[float, float]:
+        """The oldest and the newest time that a packet may be of: [now - window, now + skew]."""
+        return now - self.settings.replay_window, now + self.settings.clock_skew
+
     def check_time(self, signed_at: int, now: float) -> None:
-        """Freshness: within [now - window, now + skew]."""
-        if signed_at < now - self.settings.replay_window:
+        """Refuse what is stale or from the future."""
+        oldest, newest = self.fresh(now)
+        if signed_at < oldest:
             raise ProtocolViolation(STALE, f"{now - signed_at:.0f} s old")
-        if signed_at > now + self.settings.clock_skew:
+        if signed_at > newest:
             raise ProtocolViolation(FUTURE, f"{signed_at - now:.0f} s ahead")
 
     def _learn(self, packet: Packet) -> None:

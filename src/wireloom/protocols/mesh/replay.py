@@ -50,7 +50,7 @@ class ReplayCache:
     True
     """
 
-    def __init__(self, window: float = REPLAY_WINDOW, cap: int = 200_000, cap_per_node: int = 50_000) -> None:
+    def __init__(self, window: float = REPLAY_WINDOW, cap: int = 500_000, cap_per_node: int = 200_000) -> None:
         self.window = window
         self.cap = cap
         self.cap_per_node = cap_per_node
@@ -77,7 +77,8 @@ class ReplayCache:
         """Remember a packet; False when it was seen before."""
         self.expire(now)
         node = self.node(key[0])
-        return self.add_number(node, node.offset(key[1]) + key[2], packet_time, now)
+        until = max(now, packet_time) + self.window
+        return self.add_number(node, node.offset(key[1]) + key[2], until, now)
 
     def node(self, name: bytes | str) -> Seen:
         """What was seen of a node; in force until the next `expire`."""
@@ -87,25 +88,27 @@ class ReplayCache:
             found = self._nodes[name] = Seen(name)
         return found
 
-    def add_number(self, node: Seen, number: int, packet_time: float, now: float) -> bool:
+    def add_number(self, node: Seen, number: int, until: float, now: float) -> bool:
         """The same as `add`, for those who have many packets of one node and called `expire` before."""
         entries = node.until
-        until = entries.get(number)
-        if until is not None:
-            if until > now:
+        count = len(entries)
+        # One look into the dictionary, which is too large for the processor's cache, instead of two.
+        known = entries.setdefault(number, until)
+        if len(entries) == count:
+            if known > now:
                 return False
             node.order.remove(number)
             node.gone += 1
             self._forget(node, number)
-        if len(entries) >= self.cap_per_node:
-            node.gone += 1
-            self._evict(node, now)
-        if self._count >= self.cap:
-            self._evict(self._next(), now)
-        entries[number] = (now if now > packet_time else packet_time) + self.window
+            entries[number] = until
         node.order.append(number)
         self._order.append(node)
         self._count += 1
+        if len(entries) > self.cap_per_node:
+            node.gone += 1
+            self._evict(node, now)
+        if self._count > self.cap:
+            self._evict(self._next(), now)
         return True
 
     def expire(self, now: float) -> None:

@@ -81,8 +81,9 @@ class MeshSettings(Settings):
     ignore_reserved_flags: bool = False
     replay_window: float = REPLAY_WINDOW
     clock_skew: float = CLOCK_SKEW_ALLOWANCE
-    replay_cap: int = 200_000
-    replay_cap_per_node: int = 50_000
+    replay_cap: int = 500_000
+    """Packets remembered against replay, in all; about 150 bytes each."""
+    replay_cap_per_node: int = 200_000
     verifications: float = 2000.0
     """Signatures verified a second for one source."""
 
