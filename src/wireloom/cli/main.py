@@ -23,6 +23,7 @@ COMMANDS = {
     "req": "wireloom.cli.talk",
     "echo": "wireloom.cli.talk",
     "hub": "wireloom.cli.hub",
+    "console": "wireloom.cli.console",
     "journal": "wireloom.cli.journal",
     "keys": "wireloom.cli.keys",
     "pipeline": "wireloom.cli.pipeline",
@@ -37,6 +38,7 @@ EXTRAS = {
     "websockets": "websocket",
     "cryptography": "mesh",
     "aioquic": "mesh",
+    "aiohttp": "http",
 }
 """Packages that may be missing, and the extra that brings them; all others come with `spark`."""
 

@@ -47,6 +47,9 @@ class Connection:
         """Events that go ahead of those in the queue."""
         self._queued_bytes = 0
         self._lost = 0
+        self.delivered = 0
+        """Events sent to this peer, and those dropped because it was slow, since it came."""
+        self.lost = 0
         self._inbound, self._outbound = self.session.inbound, self.session.outbound
         self._recorded = dict.fromkeys(Direction, 0)
         """Messages in the journal by direction."""
@@ -246,6 +249,7 @@ class Connection:
 
     def _write_events(self, data: bytes, count: int) -> None:
         assert self._pipe is not None
+        self.delivered += count
         self.hub.metrics.delivered.add(count, self.name)
         self._pipe.write(data)
 
@@ -253,6 +257,7 @@ class Connection:
         if not self._lost:
             log.warning("%r reads too slowly: events for it are being dropped", self)
         self._lost += count
+        self.lost += count
         self.hub.metrics.lost.add(count, self.name, self.hub.config.limits.slow_consumer)
 
     def _report_lost(self) -> None:
@@ -279,6 +284,11 @@ class Connection:
             topics=self._topics(),
         )
         self._recorded[self._outbound] += count
+
+    @property
+    def accepted(self) -> int:
+        """Messages taken from this peer."""
+        return self._recorded[self._inbound]
 
     @property
     def queued_bytes(self) -> int:

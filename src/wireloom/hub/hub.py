@@ -15,6 +15,7 @@ from wireloom.hub.connection import Connection
 from wireloom.hub.http import Page, serve_pages
 from wireloom.hub.metrics import Metrics
 from wireloom.hub.router import Router
+from wireloom.hub.status import status
 from wireloom.journal.commit import GroupCommit
 from wireloom.journal.writer import Journal
 from wireloom.model import ConfigError, Direction
@@ -156,6 +157,7 @@ class Hub:
             "/metrics": lambda: Page(self.metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8"),
             "/healthz": lambda: Page("alive\n"),
             "/readyz": ready,
+            "/status": lambda: Page(json.dumps(status(self)) + "\n", content_type="application/json"),
             "/listeners": lambda: Page(json.dumps(self.urls) + "\n", content_type="application/json"),
         }
 

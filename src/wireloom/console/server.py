@@ -1,0 +1,242 @@
+"""The console's server: the page, its live stream, and the two things a browser may do: publish and request.
+
+What protects it: it listens on loopback unless it has a token and TLS; it answers only to the names it was told, so
+that no other site can point a name of its own here; whatever changes something must be JSON from this very page; no
+page may frame it; and the browser is told to run nothing but the files of this package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Self
+
+from aiohttp import web
+
+import wireloom
+from wireloom.console.tail import shown
+from wireloom.console.watch import Cursor, Watch
+from wireloom.model import ConfigError, Kind, Message, WireloomError
+from wireloom.protocols.contract import HUB_PREFIX
+from wireloom.protocols.registry import scheme as find_scheme
+from wireloom.transports.address import parse_url
+from wireloom.transports.tls import TLS
+
+log = logging.getLogger("wireloom.console")
+
+PORT = 5080
+COOKIE = "wireloom-console"
+STREAM_EVERY = 1.0
+MAX_BODY = 1024 * 1024
+REQUEST_TIMEOUT = 30.0
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+FILES = {
+    "/": ("index.html", "text/html"),
+    "/console.css": ("console.css", "text/css"),
+    "/console.js": ("console.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the console is reached, and what it looks at.
+
+    `via` is the listener of the hub that publishes and requests go through; by default one that the hub names.
+    """
+
+    url: str = f"http://127.0.0.1:{PORT}"
+    hub: str = "http://127.0.0.1:5046"
+    journal: Path | None = None
+    warehouse: Path | None = None
+    via: str | None = None
+    token: str | None = None
+    tls: TLS | None = None
+
+    def check(self) -> None:
+        """Refuse to be reachable from elsewhere without a token and TLS.
+
+        >>> Settings(url="http://0.0.0.0:5080").check()
+        Traceback (most recent call last):
+        wireloom.model.ConfigError: the console at http://0.0.0.0:5080 can be reached from other machines: ...
+        """
+        host = parse_url(self.url).host
+        if not _is_loopback(host) and (self.token is None or self.tls is None):
+            raise ConfigError(
+                f"the console at {self.url} can be reached from other machines: give it a token and a certificate "
+                "(--token-file, --certificate, --key), or listen on 127.0.0.1"
+            )
+
+
+class Console:
+    """A running console.
+
+    async with Console(Settings(hub="http://127.0.0.1:5046")) as console:
+        print(console.url)
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        settings.check()
+        self.settings = settings
+        self.url = settings.url
+        self._watch = Watch(settings.hub, settings.journal, settings.warehouse)
+        self._closing = asyncio.Event()
+        pages = resources.files("wireloom.console") / "static"
+        self._files = {path: ((pages / name).read_bytes(), kind) for path, (name, kind) in FILES.items()}
+
+    async def __aenter__(self) -> Self:
+        application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY)
+        application.router.add_get("/api/stream", self._stream)
+        application.router.add_post("/api/publish", self._publish)
+        application.router.add_post("/api/request", self._request)
+        for path in FILES:
+            application.router.add_get(path, self._file)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        address = parse_url(self.settings.url).address(PORT)
+        context = None if self.settings.tls is None else self.settings.tls.server_context()
+        site = web.TCPSite(self._runner, address.host, address.port, ssl_context=context)
+        try:
+            await site.start()
+            await self._watch.__aenter__()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"the console cannot listen on {self.settings.url}: {error.strerror or error}; "
+                "stop whoever uses that port, or choose another with --url"
+            ) from None
+        port = self._runner.addresses[0][1]
+        self._names = {f"{name}:{port}" for name in _names(address.host)}
+        self.url = f"{'https' if context else 'http'}://{address.with_port(port)}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closing.set()
+        await self._watch.__aexit__()
+        await self._runner.cleanup()
+
+    # What stands before every answer
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            self._check(request)
+            response: web.StreamResponse = self._sign_in(request) or await handler(request)
+        except web.HTTPException as refused:
+            response = web.json_response({"error": refused.text}, status=refused.status)
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    def _check(self, request: web.Request) -> None:
+        if _is_loopback(parse_url(self.settings.url).host) and request.host not in self._names:
+            # A page elsewhere may have pointed its own name at this machine.
+            raise web.HTTPForbidden(text=f"this console is at {self.url}, not at {request.host}")
+        if request.method == "POST":
+            if request.content_type != "application/json":
+                raise web.HTTPUnsupportedMediaType(text="send JSON: Content-Type: application/json")
+            origin = request.headers.get("Origin")
+            if origin is not None and origin != f"{request.scheme}://{request.host}":
+                raise web.HTTPForbidden(text=f"pages of {origin} may not use this console")
+
+    def _sign_in(self, request: web.Request) -> web.Response | None:
+        """Who shows no token is refused; one in the address moves to a cookie, out of sight and of logs."""
+        token = self.settings.token
+        if token is None:
+            return None
+        if _equal(request.query.get("token", ""), token):
+            redirect = web.Response(status=303, headers={"Location": "/"})
+            redirect.set_cookie(COOKIE, token, httponly=True, samesite="Strict", secure=self.settings.tls is not None)
+            return redirect
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not _equal(request.cookies.get(COOKIE) or bearer, token):
+            raise web.HTTPUnauthorized(text=f"open {self.url}/?token=TOKEN with the token the console was started with")
+        return None
+
+    # The pages
+
+    async def _file(self, request: web.Request) -> web.Response:
+        body, kind = self._files[request.path]
+        return web.Response(body=body, content_type=kind, charset="utf-8")
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        """One snapshot a second, as server-sent events."""
+        response = web.StreamResponse(headers=HEADERS | {"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        cursor = Cursor()
+        with contextlib.suppress(ConnectionResetError):
+            while not self._closing.is_set():
+                text = json.dumps(self._watch.snapshot(cursor), ensure_ascii=False, separators=(",", ":"))
+                await response.write(b"data: " + text.encode(errors="replace") + b"\n\n")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), STREAM_EVERY)
+        return response
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        message = await _sent(request)
+        await self._ask(message.with_(topic=f"{HUB_PREFIX}publish/{message.topic}"))
+        return web.json_response({"text": f"published to {message.topic} and kept by the hub"})
+
+    async def _request(self, request: web.Request) -> web.Response:
+        answer = await self._ask(await _sent(request))
+        return web.json_response(shown(answer.body))
+
+    async def _ask(self, message: Message) -> Message:
+        """Ask the hub something on a connection of its own; what goes wrong is told to the person at the page."""
+        url = self.settings.via or next((url for url in self._watch.listeners if _can_ask(url)), None)
+        if url is None:
+            raise web.HTTPBadGateway(text="the hub has no plain TCP listener for the console; name one with --via URL")
+        try:
+            async with wireloom.connect(url, reconnect=False) as peer:
+                return await peer.ask(message, timeout=REQUEST_TIMEOUT)
+        except (WireloomError, OSError, TimeoutError) as error:
+            raise web.HTTPBadGateway(text=str(error)) from None
+
+
+def _can_ask(url: str) -> bool:
+    found = find_scheme(parse_url(url).scheme)[1]
+    return found.transport == "tcp" and not found.secure
+
+
+async def _sent(request: web.Request) -> Message:
+    try:
+        sent = await request.json()
+        topic, body, content_type = sent["topic"], sent.get("body", ""), sent.get("content_type") or None
+        if not (isinstance(topic, str) and topic and isinstance(body, str)):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise web.HTTPBadRequest(text='send {"topic": "...", "body": "...", "content_type": "..."}') from None
+    return Message(Kind.REQUEST, topic, body.encode(), content_type=content_type)
+
+
+def _equal(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _names(host: str) -> set[str]:
+    return {f"[{host}]" if ":" in host else host, "localhost", "127.0.0.1", "[::1]"}

@@ -1,0 +1,212 @@
+"""Everything the page shows: the hub's `/status`, the journal's tail, the warehouse. No part needs another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import aiohttp
+
+from wireloom.console.tail import Line, Tail
+from wireloom.model import JournalError, WireloomError, iso_time, type_of_json
+
+log = logging.getLogger("wireloom.console")
+
+HUB_EVERY = 1.0
+HISTORY = 300
+"""Rates kept, one for each look at the hub, so that a page opened now shows the last minutes."""
+JOURNAL_EVERY = 0.5
+WAREHOUSE_EVERY = 4.0
+_FINDINGS = """\
+select time, severity, rule, protocol, connection, detail, message_id from findings order by time desc limit 200"""
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How much of each ring one browser has seen."""
+
+    messages: int = 0
+    exchanges: int = 0
+    rejects: int = 0
+    has_history: bool = False
+
+
+class Watch:
+    """Looks at everything now and then; `snapshot` is what was seen last."""
+
+    def __init__(self, hub_url: str, journal: Path | None = None, warehouse: Path | None = None) -> None:
+        self.hub_url = hub_url.rstrip("/")
+        self.warehouse = warehouse
+        self._tail = None if journal is None else Tail(journal)
+        self._hub: Line = {"up": False, "why": "not asked yet"}
+        self._totals: tuple[float, dict[str, dict[str, int]]] = (0.0, {})
+        self._rates: dict[str, dict[str, float]] = {}
+        self._history: dict[str, deque[float]] = {}
+        self._pipeline: Line | None = None
+        self._findings: Line | None = None
+        self._rows = (0.0, 0)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Watch:
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
+        await self._ask_hub()
+        parts = [(self._ask_hub, HUB_EVERY), (self._look, JOURNAL_EVERY)]
+        if self.warehouse is not None:
+            parts.append((self._ask_warehouse, WAREHOUSE_EVERY))
+        self._tasks = [asyncio.create_task(_often(part, pause)) for part, pause in parts]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._session.close()
+
+    @property
+    def listeners(self) -> list[str]:
+        """Where the hub listens, as it said last."""
+        urls = self._hub.get("listeners")
+        return [str(url) for url in urls.values()] if isinstance(urls, dict) else []
+
+    def snapshot(self, cursor: Cursor) -> Line:
+        """What is known now; of messages, exchanges and rejects what this browser has not seen."""
+        found: Line = {
+            "hub": self._hub,
+            "rates": cast("type_of_json", self._rates),
+            "pipeline": self._pipeline,
+            "findings": self._findings,
+            "topics": [],
+        }
+        if not cursor.has_history:
+            cursor.has_history = True
+            found["history"] = {name: list(past) for name, past in self._history.items()}
+        tail = self._tail
+        if tail is not None:
+            found["topics"] = cast("type_of_json", tail.topics())
+            found["skipped"] = tail.skipped
+            for name in ("messages", "exchanges", "rejects"):
+                ring = getattr(tail, name)
+                found[name] = ring.since(getattr(cursor, name))
+                setattr(cursor, name, ring.newest)
+        return found
+
+    async def _ask_hub(self) -> None:
+        try:
+            async with self._session.get(f"{self.hub_url}/status") as answer:
+                answer.raise_for_status()
+                status: Line = json.loads(await answer.text())
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            self._hub = {"up": False, "why": f"{self.hub_url} does not answer ({why}); start it with `wireloom hub`"}
+            self._remember({name: dict.fromkeys(rates, 0.0) for name, rates in self._rates.items()})
+            return
+        self._hub = status | {"up": True}
+        self._measure(cast("dict[str, dict[str, int]]", status["protocols"]))
+        if self._tail is None and isinstance(folder := status.get("journal"), str):
+            self._tail = Tail(folder)
+
+    def _measure(self, totals: dict[str, dict[str, int]]) -> None:
+        now = time.monotonic()
+        then, before = self._totals
+        self._totals = (now, totals)
+
+        def rate(name: str, key: str) -> float:
+            # A hub that was started again counts from 0: no rate is negative.
+            grown = totals[name][key] - before.get(name, totals[name])[key]
+            return max(0.0, grown / (now - then)) if then else 0.0
+
+        kinds = {"in": "received", "out": "delivered", "bytes": "received_bytes"}
+        self._remember({name: {kind: rate(name, key) for kind, key in kinds.items()} for name in totals})
+
+    def _remember(self, rates: dict[str, dict[str, float]]) -> None:
+        self._rates = rates
+        for name, each in rates.items():
+            self._history.setdefault(name, deque(maxlen=HISTORY)).append(each["in"])
+
+    async def _look(self) -> None:
+        if self._tail is None:
+            return
+        try:
+            await asyncio.to_thread(self._tail.look)
+        except JournalError as error:
+            log.warning("%s", error)
+
+    async def _ask_warehouse(self) -> None:
+        assert self.warehouse is not None
+        try:
+            self._pipeline, self._findings = await asyncio.to_thread(self._read_warehouse, self.warehouse)
+        except (WireloomError, OSError) as error:
+            self._pipeline = {"why": str(error), "running": False, "lag_bytes": None, "last_commit": None, "tables": []}
+
+    def _read_warehouse(self, folder: Path) -> tuple[Line, Line]:
+        from wireloom.pipeline.query import ask, describe
+
+        tables = describe(folder)
+        lines: list[type_of_json] = [
+            {
+                "name": name,
+                "rows": table.rows,
+                "files": table.files,
+                "version": table.version,
+                "committed": iso_time(table.committed_ns),
+            }
+            for name, table in tables.items()
+        ]
+        messages = tables["messages"]
+        committed = messages.committed_ns
+        now = time.time()
+        then, rows = self._rows
+        rate = max(0.0, (messages.rows - rows) / (now - then)) if then else 0.0
+        self._rows = (now, messages.rows)
+        pipeline: Line = {
+            "running": _is_locked(folder / "lock"),
+            "rate": rate,
+            "lag_bytes": None,
+            "last_commit": iso_time(committed) if committed else None,
+            "age_s": max(0.0, now - committed / 1e9),
+            "tables": lines,
+        }
+        findings: Line = {"total": 0, "critical": 0, "rows": []}
+        if "findings" in tables and tables["findings"].rows:
+            found = ask(folder, _FINDINGS)
+            findings["rows"] = [dict(zip(found.columns, map(_plain, row), strict=True)) for row in found.rows]
+            counted = ask(folder, "select count(*), count(*) filter (severity = 'critical') from findings")
+            findings |= dict(zip(("total", "critical"), map(_plain, counted.rows[0]), strict=True))
+        return pipeline, findings
+
+
+async def _often(part: Callable[[], Awaitable[None]], pause: float) -> None:
+    while True:
+        try:
+            await part()
+        except Exception:
+            # A part that fails must not take the others with it; its last picture stays.
+            log.exception("the console could not look at one of its parts")
+        await asyncio.sleep(pause)
+
+
+def _plain(value: object) -> type_of_json:
+    isoformat = getattr(value, "isoformat", None)
+    if isoformat is not None:
+        return str(isoformat())
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether somebody holds a lock on a file: the pipeline that writes a warehouse does."""
+    import fcntl
+
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
