@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -234,6 +235,19 @@ def parse_iso_time(text: str) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return int(moment.timestamp()) * 1_000_000_000 + nanoseconds
+
+
+def parse_size(name: str, text: str) -> int:
+    """A number of bytes such as `16m`.
+
+    >>> parse_size("partitionBytes", "16m")
+    16777216
+    """
+    found = re.fullmatch(r"(\d{1,15})\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    size = int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]] if found else 0
+    if size < 1:
+        raise ConfigError(f"option {name!r} is {text!r}; it must be a number of bytes such as 16m")
+    return size
 
 
 class WireloomError(Exception):

@@ -1,18 +1,27 @@
-"""`wireloom journal ls|cat|verify`: look into a journal without a hub."""
+"""`wireloom journal ls|cat|follow|verify|prune`: look into a journal, and keep it small, without a hub."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from wireloom.cli.jsonlines import message_to_json
 from wireloom.journal.blocks import Block
 from wireloom.journal.reader import Entry, Record, Unreadable, read_all, read_blocks
+from wireloom.journal.retention import Keep, prune
 from wireloom.journal.segment import committed_length, is_sealed, segments
+from wireloom.journal.tail import Found, Tail, parse_since
 from wireloom.journal.verify import Verified, verify
-from wireloom.model import iso_time, type_of_json
+from wireloom.model import ConfigError, iso_time, parse_size, type_of_json
+from wireloom.protocols.contract import PUBLISH
+from wireloom.topics import matches, validate_pattern
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
+"""Seconds between two looks at a journal in which nothing happens."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,12 +43,40 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="check every block; exit 1 if something is wrong",
         epilog="example: wireloom journal verify data/journal",
     )
-    for command in (ls, cat, check):
+    follow = commands.add_parser(
+        "follow",
+        help="show messages as they are committed",
+        epilog="example: wireloom journal follow data/journal --since 15m --topic 'sensors/#' --json",
+    )
+    prune = commands.add_parser(
+        "prune",
+        help="remove old segments that every pipeline has read",
+        epilog="example: wireloom journal prune data/journal --keep-days 30 --dry-run",
+    )
+    for command in (ls, cat, check, follow, prune):
         command.add_argument("folder", metavar="DIR", type=Path, help="the journal's folder, or one segment")
-    cat.add_argument("--json", action="store_true", help="one JSON object a message, as `wireloom decode` gives")
+    for command in (cat, follow):
+        command.add_argument(
+            "--json", action="store_true", help="one JSON object a message, as `wireloom decode` gives"
+        )
+        command.add_argument(
+            "--topic", metavar="PATTERN", help="only messages of these topics; + is one level, # the rest"
+        )
+        command.add_argument(
+            "--since",
+            metavar="POINT",
+            help="begin at a time (2026-01-31T12:00:00Z), so long ago (15m), after an offset (1042.7), or at the start",
+        )
+    follow.add_argument("--count", type=int, metavar="N", help="stop after N messages")
+    prune.add_argument("--keep-days", type=float, default=0.0, metavar="DAYS", help="remove what is older")
+    prune.add_argument("--keep-bytes", metavar="SIZE", help="remove the oldest above this, such as 10g")
+    prune.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    prune.add_argument("--ignore-cursors", action="store_true", help="also remove what a pipeline has not read yet")
     ls.set_defaults(run=run_ls)
     cat.set_defaults(run=run_cat)
     check.set_defaults(run=run_verify)
+    follow.set_defaults(run=run_follow)
+    prune.set_defaults(run=run_prune)
 
 
 def run_ls(arguments: argparse.Namespace) -> int:
@@ -71,21 +108,93 @@ def run_ls(arguments: argparse.Namespace) -> int:
 
 def run_cat(arguments: argparse.Namespace) -> int:
     """Show every message; with `--json` exactly one object a line. Exit 1 if some bytes do not decode."""
-    code = 0
-    write = sys.stdout.write
-    for found in read_all(arguments.folder):
+    wanted = _Shown(arguments)
+    since = None if arguments.since is None else parse_since(arguments.since)
+    found = read_all(arguments.folder) if since is None else _until_end(Tail(arguments.folder, since))
+    for each in found:
+        wanted.show(each)
+    return int(wanted.unreadable)
+
+
+def _until_end(tail: Tail) -> Iterator[Found]:
+    while found := tail.read():
+        yield from found
+
+
+def run_follow(arguments: argparse.Namespace) -> int:
+    """Show messages as they are committed, until there were enough or somebody interrupts."""
+    wanted = _Shown(arguments)
+    since = arguments.since
+    tail = Tail.at_end(arguments.folder) if since is None else Tail(arguments.folder, parse_since(since))
+    pause = _SHORTEST_PAUSE
+    while arguments.count is None or wanted.messages < arguments.count:
+        found = tail.read()
+        if tail.missed:
+            print(f"{arguments.folder}: some of what was asked for was removed by retention", file=sys.stderr)
+            tail.missed = 0
+        for each in found:
+            wanted.show(each)
+            if wanted.messages == arguments.count:
+                break
+        if found:
+            sys.stdout.flush()
+            pause = _SHORTEST_PAUSE
+        else:
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+    return int(wanted.unreadable)
+
+
+class _Shown:
+    """Prints what the options ask for, and counts it."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._json = arguments.json
+        self._pattern = None if arguments.topic is None else validate_pattern(arguments.topic)
+        self.messages = 0
+        self.unreadable = False
+
+    def show(self, found: Found) -> None:
+        """Print one thing if it is wanted."""
         if isinstance(found, Unreadable):
-            code = 1
-        if not arguments.json:
-            write(_readable(found) + "\n")
+            self.unreadable = True
+        if self._pattern is not None and not _is_about(found, self._pattern):
+            return
+        if isinstance(found, Entry):
+            self.messages += 1
+        if not self._json:
+            sys.stdout.write(_readable(found) + "\n")
         elif not isinstance(found, Record):
-            write(json.dumps(_line(found), ensure_ascii=False) + "\n")
-    return code
+            sys.stdout.write(json.dumps(_line(found), ensure_ascii=False) + "\n")
+
+
+def _is_about(found: Found, pattern: str) -> bool:
+    """Whether this is a message of such a topic; an acknowledged publish is one of the topic it publishes to."""
+    topic = found.message.topic if isinstance(found, Entry) else None
+    return topic is not None and matches(pattern, topic.removeprefix(PUBLISH))
+
+
+def run_prune(arguments: argparse.Namespace) -> int:
+    """Remove segments, or say which would be; a line each."""
+    size = 0 if arguments.keep_bytes is None else parse_size("--keep-bytes", arguments.keep_bytes)
+    keep = Keep(arguments.keep_days, size, arguments.ignore_cursors)
+    if not keep.days and not keep.size:
+        raise ConfigError("say how much to keep: --keep-days, --keep-bytes, or both")
+    found = prune(arguments.folder, keep, time.time_ns(), dry_run=arguments.dry_run)
+    verb = "would be removed" if arguments.dry_run else "removed"
+    for each in found:
+        fate = verb if each.kept_for is None else f"kept: pipeline {each.kept_for} has not read it"
+        print(f"{each.path.name}  {each.size} bytes  {each.why}  {fate}")
+    gone = [each for each in found if each.kept_for is None]
+    count = f"{len(gone)} segment{'s' if len(gone) != 1 else ''}"
+    print(f"{arguments.folder}: {count}, {sum(each.size for each in gone)} bytes {verb}")
+    return 0
 
 
 def _line(found: Entry | Unreadable) -> dict[str, type_of_json]:
     if isinstance(found, Entry):
-        return message_to_json(found.message, found.offset, found.size) | {"segment": found.segment}
+        place: dict[str, type_of_json] = {"segment": found.segment, "journal_offset": str(found.place)}
+        return message_to_json(found.message, found.offset, found.size) | place
     return {
         "reject": {"clause": found.clause, "detail": found.detail, "offset": found.offset},
         "protocol": found.block.protocol,

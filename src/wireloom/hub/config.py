@@ -44,12 +44,15 @@ DEFAULT_HTTP = "http://127.0.0.1:5046"
 _LOOPBACK = "127.0.0.1"
 
 
-def _check_positive(settings: Settings) -> None:
-    """Sizes, counts and times of nothing or less make no sense here."""
+def _check_positive(settings: Settings, *may_be_zero: str) -> None:
+    """Sizes, counts and times of nothing or less make no sense here, unless 0 stands for no limit."""
     for each in dataclasses.fields(settings):
         value = getattr(settings, each.name)
         if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
-            raise ConfigError(f"setting {each.name!r} is {value}; it must be more than 0")
+            if each.name not in may_be_zero:
+                raise ConfigError(f"setting {each.name!r} is {value}; it must be more than 0")
+            if value != 0:
+                raise ConfigError(f"setting {each.name!r} is {value}; it must be 0 (no limit) or more")
 
 
 class SlowConsumer(StrEnum):
@@ -69,9 +72,17 @@ class JournalSettings(Settings):
     sync: bool = True
     segment_bytes: int = 64 * 1024 * 1024
     refused_quota: int = 64 * 1024 * 1024
+    keep_days: float = 0.0
+    """Older segments are removed; 0: none for their age."""
+    keep_bytes: int = 0
+    """Above this the oldest segments are removed; 0: none for their size."""
+    ignore_cursors: bool = False
+    """Whether segments are removed although a pipeline has not read them."""
+    deliveries: bool = False
+    """Whether events sent to subscribers are recorded, too."""
 
     def __post_init__(self) -> None:
-        _check_positive(self)
+        _check_positive(self, "keep_days", "keep_bytes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,8 @@ class Connection:
         assert self._pipe is not None
         self.delivered += count
         self.hub.metrics.delivered.add(count, self.name)
+        if self.hub.config.journal.deliveries:
+            self._record_outbound(data, count)
         self._pipe.write(data)
 
     def _lose(self, count: int) -> None:
@@ -272,6 +274,9 @@ class Connection:
         assert self._pipe is not None
         count = 1 if self._pipe.carries_messages else self.session.sent - self._sent_seen
         self._sent_seen += count
+        self._record_outbound(data, count)
+
+    def _record_outbound(self, data: bytes, count: int) -> None:
         self.hub.journal.append(
             self.name,
             self.id,

@@ -14,6 +14,7 @@ from wireloom.hub.config import HubConfig, ListenerConfig
 from wireloom.hub.connection import Connection
 from wireloom.hub.http import Page, serve_pages
 from wireloom.hub.metrics import Metrics
+from wireloom.hub.retention import DiskWatch, Retention
 from wireloom.hub.router import Router
 from wireloom.hub.status import status
 from wireloom.journal.commit import GroupCommit
@@ -53,6 +54,7 @@ class Hub:
         self._refusals = (0.0, float(_REFUSALS))
         self._draining = False
         self._empty = asyncio.Event()
+        self._disk = DiskWatch()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -77,6 +79,7 @@ class Hub:
         for cut in self.journal.recovery.cuts:
             log.warning("recovered after a crash: cut %d bytes from the end of %s", cut.cut_bytes, cut.segment)
         self.commit = GroupCommit(self.journal, self._loop, high_water=self.config.limits.pending_bytes)
+        self.retention = Retention(settings, self.config.journal_folder, self.metrics)
         self._gauges()
         try:
             for listener in self.config.listeners:
@@ -139,6 +142,11 @@ class Hub:
         gauge("wireloom_journal_pending_bytes", "Bytes that wait for the sync.", lambda: self.journal.pending_bytes)
         gauge("wireloom_journal_durable_packet", "Last packet id on disk.", lambda: self.journal.durable)
         gauge("wireloom_journal_healthy", "Whether the disk takes what is written.", lambda: int(self.commit.healthy))
+        gauge(
+            "wireloom_journal_held_segments",
+            "Segments past their time that a pipeline has not read.",
+            lambda: self.retention.held,
+        )
         gauge(
             "wireloom_queued_bytes",
             "Bytes of events that wait for slow subscribers.",
@@ -227,6 +235,8 @@ class Hub:
         while True:
             await asyncio.sleep(_TICK)
             self.router.exchanges.expire(self.now())
+            self._disk.look(self.commit.last_error)
+            self.retention.tick(self._loop)
 
     # Stopping
 

@@ -85,6 +85,8 @@ class Metrics:
         self.requests = Counter("wireloom_requests_total", "Requests by how they ended.", "protocol", "outcome")
         self.ignored = Counter("wireloom_ignored_total", "Harmless oddities of peers.", "protocol", "what")
         self.turned_away = Counter("wireloom_connections_refused_total", "Connections over the limit.")
+        self.removed_segments = Counter("wireloom_journal_segments_removed_total", "Segments removed by retention.")
+        self.removed_bytes = Counter("wireloom_journal_bytes_removed_total", "Bytes of segments removed by retention.")
         self._gauges: list[Gauge] = []
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:

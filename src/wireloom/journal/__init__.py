@@ -5,25 +5,36 @@ from wireloom.journal.commit import GroupCommit
 from wireloom.journal.follow import Follower
 from wireloom.journal.reader import (
     Entry,
+    Offset,
     Record,
     Unreadable,
     read_all,
     read_blocks,
     read_messages,
 )
+from wireloom.journal.retention import Cursor, Expired, Keep, cursors, prune
 from wireloom.journal.segment import committed_length, segments
+from wireloom.journal.tail import Tail, parse_since
 from wireloom.journal.writer import Journal
 
 __all__ = [
     "Block",
+    "Cursor",
     "Entry",
+    "Expired",
     "Follower",
     "GroupCommit",
     "Journal",
+    "Keep",
+    "Offset",
     "Record",
+    "Tail",
     "TopicMap",
     "Unreadable",
     "committed_length",
+    "cursors",
+    "parse_since",
+    "prune",
     "read_all",
     "read_blocks",
     "read_messages",

@@ -6,28 +6,53 @@ for millions. Only committed bytes are read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from wireloom.journal import blocks
 from wireloom.journal.blocks import Block
 from wireloom.journal.recovery import mapped
 from wireloom.journal.segment import committed_length, segments
-from wireloom.model import Direction, JournalError, Message, ProtocolViolation
+from wireloom.model import ConfigError, Direction, JournalError, Message, ProtocolViolation
 from wireloom.protocols.contract import Decoder, Settings
 from wireloom.protocols.registry import protocol as find_protocol
 
 
+class Offset(NamedTuple):
+    """The place of a message in the whole journal: the packet id of its run's first block, and its place in the run.
+
+    >>> Offset.parse("1042.7"), str(Offset(1042, 7))
+    (Offset(packet_id=1042, number=7), '1042.7')
+    """
+
+    packet_id: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.packet_id}.{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The inverse of `str`; ConfigError for any other text."""
+        if re.fullmatch(r"[0-9]{1,19}\.[0-9]{1,9}", text, re.ASCII) is None:
+            raise ConfigError(f"{text!r} is no offset in a journal; it looks like 1042.7")
+        packet_id, _, number = text.partition(".")
+        return cls(int(packet_id), int(number))
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message in the journal: where its first byte stands, its size, its place in its connection."""
+    """A message in the journal: where its first byte stands, its size, its place in its connection and in all."""
 
     message: Message
     segment: str
     offset: int
     size: int
     sequence: int
+    place: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +121,10 @@ def read_all(
             yield from decoding.take(block)
 
 
+_MAX_STREAMS = 4096
+"""Decoders kept at a time; the journal of a crashed hub never says that a connection was closed."""
+
+
 class Decoding:
     """Blocks in, messages out. Keeps the decoders of all open connections: what was agreed on early is used later."""
 
@@ -145,9 +174,11 @@ class Decoding:
         key = (first.protocol, first.connection, first.direction)
         decoder, topic_map = self._streams.get(key, (None, None))
         if decoder is None or topic_map != first.topic_map:
+            if len(self._streams) >= _MAX_STREAMS:
+                del self._streams[next(iter(self._streams))]
             decoder = self._decoder(first, {} if first.topic_map is None else maps.get(first.topic_map, {}))
             self._streams[key] = decoder, first.topic_map
-        base, sequence = decoder.offset, first.sequence
+        base, index = decoder.offset, 0
         decoder.feed(b"".join(block.payload for block in run))
         while True:
             position = decoder.offset
@@ -159,15 +190,17 @@ class Decoding:
                         connection=None if first.connection is None else f"{first.connection:016x}",
                         direction=first.direction,
                     )
-                    yield Entry(message, segment, _place(run, found.offset - base), found.size, sequence)
-                    sequence += 1
+                    place = Offset(first.packet_id, index)
+                    start = _byte(run, found.offset - base)
+                    yield Entry(message, segment, start, found.size, first.sequence + index, place)
+                    index += 1
                     position = found.offset + found.size
             except ProtocolViolation as violation:
                 total = base + sum(len(block.payload) for block in run)
                 ended = decoder.violation is not None
                 size = (total if ended else decoder.offset) - position
-                place = _place(run, position - base)
-                yield Unreadable(violation.clause, violation.detail, segment, place, size, first)
+                start = _byte(run, position - base)
+                yield Unreadable(violation.clause, violation.detail, segment, start, size, first)
                 if ended:
                     # The writer accepted what follows, so the next run is worth another try.
                     del self._streams[key]
@@ -182,7 +215,7 @@ class Decoding:
         return protocol.decoder(block.direction or Direction.C2S, self._settings[block.protocol], topics)
 
 
-def _place(run: list[Block], position: int) -> int:
+def _byte(run: list[Block], position: int) -> int:
     """Where in the segment the byte at `position` of a joined run stands."""
     for block in run:
         if position < len(block.payload):

@@ -38,6 +38,18 @@ def first_packet_id(segment: Path) -> int:
     return 0 if match is None else int(match[1])
 
 
+def segment_time(segment: Path) -> int:
+    """The time in a segment's name, in nanoseconds since 1970: when its first block was appended; 0 for other names.
+
+    >>> segment_time(Path(segment_name(7, 1_500_000_000)))
+    1500000000
+    """
+    if _NAME.fullmatch(segment.name) is None:
+        return 0
+    moment = datetime.strptime(segment.name[21:43], "%Y%m%dT%H%M%S.%f").replace(tzinfo=UTC)
+    return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
+
+
 def segments(folder: Path | str) -> list[Path]:
     """The segments of a journal in order of time; a single file stands for itself."""
     path = Path(folder)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wireloom.model import ConfigError
+from wireloom.model import ConfigError, parse_size
 from wireloom.pipeline import planning
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table
 
@@ -49,16 +48,3 @@ class Options:
             parse_size("partitionBytes", values["partitionBytes"]),
             parse_size("maxBytesPerTrigger", values["maxBytesPerTrigger"]),
         )
-
-
-def parse_size(name: str, text: str) -> int:
-    """A number of bytes such as `16m`.
-
-    >>> parse_size("partitionBytes", "16m")
-    16777216
-    """
-    found = re.fullmatch(r"(\d{1,15})\s*([kmg]?)(?:i?b)?", text.strip().lower())
-    size = int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[found[2]] if found else 0
-    if size < 1:
-        raise ConfigError(f"option {name!r} is {text!r}; it must be a number of bytes such as 16m")
-    return size

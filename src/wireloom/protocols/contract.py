@@ -34,6 +34,9 @@ HUB_PREFIX = "$hub/"
 `$hub/unsubscribe`, `$hub/provide`, `$hub/withdraw`, `$hub/map`, each with a JSON body, and
 `$hub/publish/<topic>`, an acknowledged publish of the request's body."""
 
+PUBLISH = HUB_PREFIX + "publish/"
+"""What the topics of acknowledged publishes begin with."""
+
 URGENT = "urgent"
 """The attribute, `1`, of a message that goes ahead of others in every queue."""
 

@@ -1,0 +1,79 @@
+"""Keeps an eye on the journal's disk while the hub runs: old segments are removed, trouble is said in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from wireloom.hub.config import JournalSettings
+from wireloom.hub.metrics import Metrics
+from wireloom.journal.retention import Expired, Keep, prune
+from wireloom.model import JournalError
+
+log = logging.getLogger("wireloom.hub")
+
+INTERVAL = 60.0
+"""Seconds between two looks for segments that are past their time."""
+
+
+class Retention:
+    """Removes segments as the configuration says, on a thread, now and then."""
+
+    def __init__(self, settings: JournalSettings, folder: Path, metrics: Metrics, interval: float = INTERVAL) -> None:
+        self.keep = Keep(settings.keep_days, settings.keep_bytes, settings.ignore_cursors)
+        self.held = 0
+        """Segments past their time that wait for a pipeline to read them."""
+        self._folder = folder
+        self._metrics = metrics
+        self._interval = interval
+        self._due = 0.0
+        self._running: asyncio.Future[list[Expired]] | None = None
+        self._told_held = ""
+
+    def tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Called often; looks when it is time."""
+        if not (self.keep.days or self.keep.size) or self._running is not None or loop.time() < self._due:
+            return
+        self._due = loop.time() + self._interval
+        self._running = loop.run_in_executor(None, prune, self._folder, self.keep, time.time_ns())
+        self._running.add_done_callback(self._done)
+
+    def _done(self, running: asyncio.Future[list[Expired]]) -> None:
+        self._running = None
+        try:
+            found = running.result()
+        except (JournalError, asyncio.CancelledError) as error:
+            log.error("retention: %s", error)
+            return
+        for each in found:
+            if each.kept_for is None:
+                log.info("retention: removed %s, %d bytes: %s", each.path.name, each.size, each.why)
+                self._metrics.removed_segments.add(1)
+                self._metrics.removed_bytes.add(each.size)
+        held = [each for each in found if each.kept_for is not None]
+        self.held = len(held)
+        slowest = held[0].kept_for or "" if held else ""
+        if slowest and slowest != self._told_held:
+            log.warning(
+                "retention: %d segments are past their time but pipeline %s has not read them; start it, or remove its "
+                "file from %s if it is gone for good",
+                *(len(held), slowest, self._folder / "cursors"),
+            )
+        self._told_held = slowest
+
+
+class DiskWatch:
+    """Says in the log when the disk refuses the journal, and when it takes it again."""
+
+    def __init__(self) -> None:
+        self._said: str | None = None
+
+    def look(self, error: str | None) -> None:
+        """The journal's last error, or None; called often."""
+        if error is not None and error != self._said:
+            log.error("%s; publishes are not acknowledged until then", error)
+        elif error is None and self._said is not None:
+            log.warning("the journal is written again; what waited is acknowledged")
+        self._said = error
