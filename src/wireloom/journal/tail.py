@@ -7,6 +7,7 @@ segments and by hopping from block to block.
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import time
@@ -126,7 +127,7 @@ class Tail:
         if self._position >= end:
             return None
         found = [each for block in self._blocks(end, limit) for each in self._decoding.take(block)]
-        return found if self._after is None else self._drop_until(self._after, found)
+        return self._drop_before(found) if self._after is not None or self._from_ns else found
 
     def _begin(self) -> bool:
         """Find the segment and the block to begin with; False while there is no segment at all."""
@@ -142,12 +143,19 @@ class Tail:
             else:
                 self._hop_to(committed_length(path), packet_id=packet_id)
         else:
-            # A clock that was set back makes later names earlier: begin too early rather than too late.
-            later = next((at for at, each in enumerate(found) if segment_time(each) > self._from_ns), len(found))
-            self._open(found[max(later - 1, 0)])
-            if later:
-                self._hop_to(committed_length(found[later - 1]), time_ns=self._from_ns)
+            path = self._segment_at(found, self._from_ns)
+            self._open(path)
+            if segment_time(path) <= self._from_ns:
+                self._hop_to(committed_length(path), time_ns=self._from_ns)
         return True
+
+    def _segment_at(self, found: list[Path], time_ns: int) -> Path:
+        """The first segment that may hold blocks of that time or later."""
+        for path, following in itertools.pairwise(found):
+            # Where the clock was set back, nobody knows how late the blocks before are.
+            if segment_time(following) > time_ns or segment_time(following) < segment_time(path):
+                return path
+        return found[-1]
 
     def _following(self) -> Path | None:
         """The segment after the current one, if there is one."""
@@ -229,16 +237,17 @@ class Tail:
             ) from None
         self._position = base + len(data)
 
-    def _drop_until(self, after: Offset, found: list[Found]) -> list[Found]:
-        """Leave out the run that holds the offset up to it, and what stood before it."""
-        kept = []
-        for each in found:
-            place = each.place if isinstance(each, Entry) else Offset(each.block.packet_id, 0)
-            if place > after:
-                kept.append(each)
-        if kept:
-            self._after = None
-        return kept
+    def _drop_before(self, found: list[Found]) -> list[Found]:
+        """Leave out what stands before the beginning; once something does not, nothing does any more."""
+        for at, each in enumerate(found):
+            if isinstance(each, Entry):
+                place, time_ns = each.place, each.message.time or 0
+            else:
+                place, time_ns = Offset(each.block.packet_id, 0), each.block.time_ns
+            if time_ns >= self._from_ns if self._after is None else place > self._after:
+                self._after, self._from_ns = None, 0
+                return found[at:]
+        return []
 
 
 def _whole_blocks(data: bytes) -> int:
