@@ -24,6 +24,7 @@ COMMANDS = {
     "echo": "wireloom.cli.talk",
     "hub": "wireloom.cli.hub",
     "console": "wireloom.cli.console",
+    "dissector": "wireloom.cli.dissector",
     "journal": "wireloom.cli.journal",
     "keys": "wireloom.cli.keys",
     "pipeline": "wireloom.cli.pipeline",

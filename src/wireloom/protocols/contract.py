@@ -22,6 +22,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from importlib import resources
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from wireloom.model import ConfigError, Direction, Message, NotSupported, ProtocolViolation
@@ -569,6 +570,15 @@ class Protocol(abc.ABC):
     def sessions(self, settings: Settings, topics: Mapping[int, str] | None = None) -> Sessions:
         """The sessions of one listener or client."""
         return Sessions(self, settings, topics)
+
+    def dissector(self) -> str | None:
+        """A Wireshark dissector in Lua, named `wireloom.<name>`: the file `dissector.lua` beside the protocol's module.
+
+        It may use what `protocols/dissector.lua` offers. None where Wireshark needs none.
+        """
+        package = type(self).__module__.rpartition(".")[0]
+        file = resources.files(package) / "dissector.lua" if package else None
+        return file.read_text() if file is not None and file.is_file() else None
 
     @abc.abstractmethod
     def recognise(self, head: bytes, direction: Direction) -> bool:
