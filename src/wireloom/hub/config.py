@@ -116,6 +116,8 @@ class ListenerConfig:
     tls: ssl.SSLContext | None = None
     certificates: TLS | None = None
     """What `tls` was made from, for transports that do TLS on their own."""
+    contacts: tuple[Address, ...] = ()
+    """Whom this listener gets in touch with by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,19 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
         _topics(table.get("topics", {})),
         context,
         TLS(**certificates) if isinstance(certificates, dict) else None,
+        tuple(_contact(each, scheme) for each in settings.contacts),
     )
+
+
+def _contact(text: str, scheme: Scheme) -> Address:
+    """An address, or a URL of the listener's own scheme."""
+    try:
+        url = parse_url(text if "://" in text else f"{scheme.name}://{text}")
+        if url.scheme != scheme.name:
+            raise ConfigError(f"URL {text!r}: this listener speaks {scheme.name}")
+    except ConfigError as error:
+        raise _Wrong("settings", str(error)) from None
+    return url.address(scheme.port)
 
 
 def _tls(table: object, scheme: Scheme) -> ssl.SSLContext | None:

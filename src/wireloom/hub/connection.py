@@ -6,6 +6,7 @@ deliveries of events, goes there as well. Events for a peer that reads slowly wa
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
@@ -27,13 +28,14 @@ log = logging.getLogger("wireloom.hub")
 class Connection:
     """The owner of one accepted pipe."""
 
-    def __init__(self, hub: Hub, listener: ListenerConfig, sessions: Sessions) -> None:
+    def __init__(self, hub: Hub, listener: ListenerConfig, sessions: Sessions, *, contacted: bool = False) -> None:
         self.hub = hub
         self.listener = listener
         self.protocol = listener.protocol
         self.name = listener.protocol.name
         self.id = hub.journal.new_connection_id()
-        self.session = sessions.new(Role.SERVER, unique=self.id & 0xFFFFFFFF)
+        unique = self.id & 0xFFFFFFFF
+        self.session = sessions.contact(unique=unique) if contacted else sessions.new(Role.SERVER, unique=unique)
         self.session.enable_bulk()
         self.driver = Driver(self.session, on_run=self._on_run, on_end=self._on_end)
         # What the transport calls most goes straight to the driver.
@@ -41,6 +43,10 @@ class Connection:
         self.received_datagrams = self.driver.received_datagrams
         self.input_ended = self.driver.input_ended
         self.ended = self.driver.ended
+        self.contacted = contacted
+        """Whether we spoke first."""
+        self.over: asyncio.Event | None = None
+        """For those who wait until this connection is gone."""
         self._pipe: Pipe | None = None
         self._queue: deque[tuple[bytes, int]] = deque()
         self._urgent: deque[tuple[bytes, int]] = deque()
@@ -58,6 +64,10 @@ class Connection:
         self._topic_map: TopicMap | None = None
         self.peer = ""
         self.local = ""
+
+    def talks_over(self, pipe: Pipe) -> bool:
+        """Whether this is the owner of a pipe."""
+        return self._pipe is pipe
 
     def __repr__(self) -> str:
         return f"<{self.name} connection {self.id:016x} from {self.peer}>"
@@ -78,7 +88,7 @@ class Connection:
                 "listener": self.listener.url,
                 "peer": self.peer,
                 "local": self.local,
-                "role": "server",
+                "role": "client" if self.contacted else "server",
                 "principal": pipe.tls.peer_name if pipe.tls else None,
                 "tls": pipe.tls.version if pipe.tls else None,
             },

@@ -12,6 +12,7 @@ from typing import Self
 
 from wireloom.hub.config import HubConfig, ListenerConfig
 from wireloom.hub.connection import Connection
+from wireloom.hub.contacts import keep_in_touch
 from wireloom.hub.http import Page, serve_pages
 from wireloom.hub.metrics import Metrics
 from wireloom.hub.retention import DiskWatch, Retention
@@ -20,7 +21,7 @@ from wireloom.hub.status import status
 from wireloom.journal.commit import GroupCommit
 from wireloom.journal.writer import Journal
 from wireloom.model import ConfigError, Direction
-from wireloom.protocols.contract import Role
+from wireloom.protocols.contract import Role, Sessions
 from wireloom.transports.base import Listener, Options, Owner
 from wireloom.transports.registry import transport
 
@@ -47,6 +48,9 @@ class Hub:
         self.urls: dict[str, str] = {}
         """Where each listener really listens, by the URL it was configured with."""
         self._listeners: list[Listener] = []
+        self._sessions: list[Sessions] = []
+        """One for each listener."""
+        self._contacts: list[asyncio.Task[None]] = []
         self._pages: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
@@ -94,6 +98,8 @@ class Hub:
 
     async def _listen(self, listener: ListenerConfig) -> None:
         sessions = listener.protocol.sessions(listener.settings, listener.topics)
+        sessions.join([each for each in self._sessions if each.protocol is listener.protocol])
+        self._sessions.append(sessions)
         # Kernels are compiled or loaded here, not while the first peer waits.
         sessions.new(Role.SERVER).enable_bulk()
         strangers = self.journal.new_connection_id()
@@ -133,8 +139,26 @@ class Hub:
         self._listeners.append(opened)
         self.urls[listener.url] = f"{listener.scheme.name}://{opened.address}"
         log.debug("listening on %s", self.urls[listener.url])
+        for address in listener.contacts:
+            self._contacts.append(
+                self._loop.create_task(
+                    keep_in_touch(
+                        opened, address, lambda: Connection(self, listener, sessions, contacted=True), self.connections
+                    )
+                )
+            )
+
+    def _listener_counts(self) -> dict[tuple[str, ...], float]:
+        """What listeners count, by protocol and name."""
+        found: dict[tuple[str, ...], float] = {}
+        for sessions, listener in zip(self._sessions, self._listeners, strict=False):
+            for what, count in (*sessions.counters.items(), *listener.counters.items()):
+                key = (sessions.protocol.name, what)
+                found[key] = found.get(key, 0) + count
+        return found
 
     def _gauges(self) -> None:
+        self.metrics.listeners.read = self._listener_counts
         gauge = self.metrics.gauge
         gauge("wireloom_connections", "Connections open now.", lambda: len(self.connections))
         gauge("wireloom_subscriptions", "Subscriptions in force.", lambda: len(self.router.subscriptions))
@@ -215,6 +239,8 @@ class Hub:
         """A peer is gone."""
         if self.connections.pop(connection.id, None) is not None:
             self.router.drop(connection)
+            if connection.over is not None:
+                connection.over.set()
         if not self.connections:
             self._empty.set()
 
@@ -253,6 +279,8 @@ class Hub:
         if self._draining:
             return
         self._draining = True
+        for contact in self._contacts:
+            contact.cancel()
         for listener in self._listeners:
             listener.close()
         if self._ticker is not None:

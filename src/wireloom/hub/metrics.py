@@ -61,6 +61,18 @@ class Gauge(Counter):
         return {(): self._read()}
 
 
+class Listened(Counter):
+    """Numbers that others count, asked for when they are read."""
+
+    def __init__(self, name: str, help_text: str, *labels: str) -> None:
+        super().__init__(name, help_text, *labels)
+        self.read: Callable[[], dict[tuple[str, ...], float]] = dict
+
+    def samples(self) -> dict[tuple[str, ...], float]:
+        """The values now."""
+        return self.read()
+
+
 def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
@@ -87,6 +99,9 @@ class Metrics:
         self.turned_away = Counter("wireloom_connections_refused_total", "Connections over the limit.")
         self.removed_segments = Counter("wireloom_journal_segments_removed_total", "Segments removed by retention.")
         self.removed_bytes = Counter("wireloom_journal_bytes_removed_total", "Bytes of segments removed by retention.")
+        self.listeners = Listened(
+            "wireloom_listener_total", "What listeners had to drop or to forget too early.", "protocol", "what"
+        )
         self._gauges: list[Gauge] = []
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:

@@ -54,13 +54,13 @@ class Router:
     def route_bulk(self, source: Connection, bulk: Bulk, ticket: int) -> None:
         """Act on a whole read: no object is made for what nobody asked to see."""
         for topic in bulk.topics():
-            if self.providers.lookup(topic):
+            if bulk.unanswered and self.providers.lookup(topic):
                 for message in bulk.take(topic):
                     self.route(source, message, ticket)
                 continue
             subscribers = self.subscriptions.lookup(topic)
             if subscribers:
-                self._fan_out(bulk, topic, subscribers)
+                self._fan_out(source, bulk, topic, subscribers)
             else:
                 self._hub.metrics.unmatched.add(bulk.count_of(topic), source.name)
         for message in bulk.others():
@@ -73,11 +73,13 @@ class Router:
         self._hub.metrics.acknowledged.add(count, source.name)
         source.send_frames(bulk.acknowledgements(), count)
 
-    def _fan_out(self, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
+    def _fan_out(self, source: Connection, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
         """Frames of one topic as they are to peers that read them the same way, to others one by one."""
         encoded: bytes | None = None
         messages: list[Message] | None = None
         for subscriber in subscribers:
+            if subscriber is source and not source.session.hears_itself:
+                continue
             if subscriber.session.can_forward(bulk, topic):
                 encoded = bulk.forward(topic) if encoded is None else encoded
                 subscriber.deliver_frames(encoded, bulk.count_of(topic))

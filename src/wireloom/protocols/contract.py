@@ -92,6 +92,11 @@ class Settings:
     wireloom.model.ConfigError: unknown setting 'max_paylod'; known: max_payload
     """
 
+    @property
+    def contacts(self) -> Sequence[str]:
+        """Addresses that a listener with these settings gets in touch with by itself: `host:port`, or URLs."""
+        return ()
+
     @classmethod
     def parse(cls, values: Mapping[str, object]) -> Self:
         """Settings from plain values (TOML, command line), checked by name and type.
@@ -347,6 +352,8 @@ class Session(abc.ABC):
     """What to add to `now` to get seconds since 1970; the owner sets it, for ids that tell the time."""
     peer: str = ""
     """The address of the other end; the owner sets it before `connected`."""
+    hears_itself: ClassVar[bool] = True
+    """Whether a peer that subscribes to what it publishes is sent that, too."""
     offloads: bool = False
     """Whether slow work is handed out by `work`, so that the owner's loop need not wait for it."""
     max_frame: int = 0
@@ -494,6 +501,13 @@ class Sessions:
     def new(self, role: Role, *, unique: int = 0) -> Session:
         """A session at the start of its life."""
         return self.protocol.session(role, self.settings, unique=unique, topics=self.topics)
+
+    def contact(self, *, unique: int = 0) -> Session:
+        """A listener's session with one of `Settings.contacts`: the listener speaks first."""
+        raise NotSupported(f"listeners of {self.protocol.name} wait to be spoken to")
+
+    def join(self, others: Sequence[Sessions]) -> None:
+        """Share with other listeners of the same hub and protocol what belongs to the hub, not to a listener."""
 
     def admit(self, datagram: bytes, source: str, time: float) -> ProtocolViolation | None:
         """Why the first datagram of a source is not worth a session; None when it is. `time` is since 1970."""

@@ -137,6 +137,11 @@ class Listener(abc.ABC):
     address: Address
     """Where it listens, with the real port."""
 
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What this door had to drop, by name."""
+        return {}
+
     async def reach(self, address: Address, owner: Owner) -> Pipe:
         """Talk to somebody else from this door, as the same peer; for transports that can."""
         raise NotSupported("this transport cannot reach out from where it listens")

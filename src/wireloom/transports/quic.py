@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable, Mapping
 
 from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.asyncio.server import QuicServer
@@ -34,7 +35,8 @@ class QuicPipe(Pipe):
 
     carries_messages = True
 
-    def __init__(self, owner: Owner, protocol: _Connection) -> None:
+    def __init__(self, owner: Owner, protocol: _Connection, on_drop: Callable[[], None] = lambda: None) -> None:
+        self._on_drop = on_drop
         self._owner = owner
         self._protocol = protocol
         self._reading = True
@@ -58,7 +60,7 @@ class QuicPipe(Pipe):
             self._held.append(data)
             self._held_bytes += len(data)
         else:
-            self.dropped += 1
+            self._drop()
 
     def ended(self, error: Exception | None) -> None:
         """The connection is gone."""
@@ -74,10 +76,14 @@ class QuicPipe(Pipe):
         """Send one datagram."""
         pending = self._protocol.send(data)
         if pending > MAX_PENDING:
-            self.dropped += 1
+            self._drop()
         elif pending > MAX_PENDING // 2 and not self._paused:
             self._paused = True
             self._owner.writing_paused()
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        self._on_drop()
 
     def finish(self) -> None:
         """There are no halves: this closes."""
@@ -222,6 +228,8 @@ class QuicListener(Listener):
         self._options = options
         self._open: set[_Connection] = set()
         self._closing = False
+        self.dropped = 0
+        """Datagrams of all connections that were dropped."""
 
     async def open(self, address: Address) -> QuicListener:
         """Take the address."""
@@ -243,7 +251,15 @@ class QuicListener(Listener):
             protocol.close()
             return None
         self._open.add(protocol)
-        return QuicPipe(self._owner(), protocol)
+        return QuicPipe(self._owner(), protocol, self._count_drop)
+
+    def _count_drop(self) -> None:
+        self.dropped += 1
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What was dropped because somebody did not take it in time."""
+        return {"quic.dropped": self.dropped}
 
     def terminated(self, protocol: _Connection) -> None:
         """A connection is gone."""

@@ -8,6 +8,7 @@ is one datagram.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, Transport
@@ -160,6 +161,11 @@ class UDPListener(Listener):
     def kernel_drops(self) -> int:
         """Datagrams that the kernel dropped because we did not read in time."""
         return self._socket.kernel_drops
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What was dropped here, and by the kernel."""
+        return {"udp.dropped": self.dropped, "udp.kernel_drops": self.kernel_drops}
 
     def _arrived(self, source: Source, data: bytes, ends: list[int]) -> None:
         pipe = self._pipes.get(source.name)

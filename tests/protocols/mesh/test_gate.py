@@ -93,7 +93,7 @@ def test_the_default_policy_is_trusted_where_there_is_a_trust_file_and_any_elsew
 
 def test_our_own_packet_is_not_taken_again() -> None:
     door = gate()
-    door.own = NODE
+    door.own = {NODE}
     assert refused(door, sign_packet(event(), WITH_HMAC)) == "mesh.own"
 
 

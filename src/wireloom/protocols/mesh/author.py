@@ -73,7 +73,8 @@ class Author:
         self.identity = identity or settings.identity()
         self._random = random
         self._limits = settings.limits
-        self._ids = MessageIds(random)
+        self.ids = MessageIds(random)
+        """Where Message IDs come from; shared by all authors of one NODE ID."""
 
     def write(self, message: Message, now: float) -> tuple[bytes, int]:
         """A message as a packet, and its Message ID; `now` is seconds since 1970.
@@ -84,7 +85,7 @@ class Author:
         kept = {k: v for k, v in message.attributes.items() if k in _KEPT or k.startswith("field-")}
         # How it is wrapped is for our own settings to say.
         kept["flags"] = str(int(kept.get("flags", "0")) & Flag.URGENT) if kept.get("flags", "0").isdecimal() else "0"
-        packet = to_packet(message.with_(id=None, attributes=kept), message_id=next(self._ids), timestamp=int(now))
+        packet = to_packet(message.with_(id=None, attributes=kept), message_id=next(self.ids), timestamp=int(now))
         fields = packet.fields
         if message.kind is not Kind.PING and packet.timestamp != int(now) and self.identity.signs:
             fields = (*fields, Field(Type.TIMESTAMP, int(now).to_bytes(8)))
@@ -92,13 +93,13 @@ class Author:
 
     def hello(self, capabilities: bytes, now: float) -> tuple[bytes, int]:
         """A Hello, and its Message ID."""
-        packet = Packet(next(self._ids), EventType.HELLO, int(now), tuple(frames.split(Type.BINARY, capabilities)))
+        packet = Packet(next(self.ids), EventType.HELLO, int(now), tuple(frames.split(Type.BINARY, capabilities)))
         return self.finish(packet, now), packet.message_id
 
     def heartbeat(self, now: float) -> bytes:
         """A Heartbeat."""
         stamp = Field(Type.TIMESTAMP, int(now).to_bytes(8))
-        return self.finish(Packet(next(self._ids), EventType.HEARTBEAT, int(now), (stamp,)), now)
+        return self.finish(Packet(next(self.ids), EventType.HEARTBEAT, int(now), (stamp,)), now)
 
     def finish(self, packet: Packet, now: float) -> bytes:
         """Wrap and sign as the settings say."""

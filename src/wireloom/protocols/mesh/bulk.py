@@ -68,6 +68,9 @@ class MeshBulk(Bulk):
 
     def forward(self, topic: str) -> bytes:
         """The packets of one name as they came, urgent ones first; without NODE ID they are not passed on."""
+        if not self._session.relays(topic):
+            self._session.count("mesh.relay.withheld")
+            return b""
         packets = [self._data[start:end] for start, end, _, relayed, _ in self.rows.get(topic, ()) if relayed]
         if any(map(frames.is_urgent, packets)):
             packets.sort(key=lambda packet: not frames.is_urgent(packet))

@@ -60,13 +60,13 @@ def _replay(message_id: int) -> ProtocolViolation:
 class Gate:
     """Everything that is remembered about packets received."""
 
-    def __init__(self, settings: MeshSettings, trust: TrustStore | None = None, own: bytes = b"") -> None:
+    def __init__(self, settings: MeshSettings, trust: TrustStore | None = None, own: bytes | None = None) -> None:
         self.settings = settings
         self.policy = settings.policy
         self.replay = ReplayCache(settings.replay_window, settings.replay_cap, settings.replay_cap_per_node)
         self.budget = Budget(settings.verifications)
-        self.own = own
-        """Our NODE ID."""
+        self.own: set[bytes | str] = set() if own is None else {own}
+        """Our NODE ID; all of them, where several listeners are one hub."""
         self._file = load_trust_file(settings.trust) if trust is None and settings.trust else None
         self._trust = TrustStore() if trust is None else trust
         self._learned: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
@@ -161,7 +161,7 @@ class Gate:
             elif any_goes:
                 author = data[node : node + 16] if node >= 0 else source
                 if author not in senders:
-                    own = author == self.own
+                    own = author in self.own
                     senders[author] = none if own else (None, (known := self.replay.node(author)), known.offset(b""))
                 _, seen, offset = senders[author]
                 if seen is not None:
@@ -172,7 +172,7 @@ class Gate:
     def _sender(self, node_id: bytes, key_id: bytes) -> tuple[crypto.HmacKey | None, Seen | None, int]:
         """The key for a node's HMACs, and where its packets are remembered; nothing for those who need `check`."""
         key = self.trust.hmac_keys.get(node_id + key_id)
-        if key is None or node_id == self.own:
+        if key is None or node_id in self.own:
             return None, None, 0
         seen = self.replay.node(node_id)
         return key, seen, seen.offset(key_id)
@@ -189,7 +189,7 @@ class Gate:
         source: str,
         now: float,
     ) -> Authenticity | ProtocolViolation | None:
-        key = None if node_id == self.own else self.trust.key(node_id, key_id)
+        key = None if node_id in self.own else self.trust.key(node_id, key_id)
         if key is None or key.ed25519_public is None or (tag is not None and key.hmac_secret is None):
             return None
         name = (node_id, key.ed25519_public, message_id)
@@ -220,7 +220,7 @@ class Gate:
         if node_id is None:
             if self.policy is not Require.ANY:
                 raise ProtocolViolation(ANONYMOUS, f"no NODE ID, and the policy is {self.policy}")
-        elif node_id == self.own:
+        elif node_id in self.own:
             raise ProtocolViolation(OWN, "our own packet came back")
         self.check_time(packet.signed_at, now)
         self.refresh(now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -108,6 +108,21 @@ class MeshSessions(Sessions):
 
         return MeshSession(role, cast(MeshSettings, self.settings), self.gate, self.author)
 
+    def contact(self, *, unique: int = 0) -> MeshSession:
+        """A session with a seed: it says Hello, and takes wishes like those of nodes that came by themselves."""
+        from wireloom.protocols.mesh.session import MeshSession
+
+        return MeshSession(Role.SERVER, cast(MeshSettings, self.settings), self.gate, self.author, greets=True)
+
+    def join(self, others: Sequence[Sessions]) -> None:
+        """What one listener has seen or said is known to all: otherwise events would come back by another one."""
+        for other in others:
+            if isinstance(other, MeshSessions):
+                other.gate.own |= self.gate.own
+                self.gate.own, self.gate.replay = other.gate.own, other.gate.replay
+                if other.author.identity.node_id == self.author.identity.node_id:
+                    self.author.ids = other.author.ids
+
     def admit(self, datagram: bytes, source: str, time: float) -> ProtocolViolation | None:
         """Strangers are heard once what they say is acceptable."""
         try:
@@ -129,7 +144,7 @@ def make_node(settings: MeshSettings) -> tuple[Gate, Author]:
 
     gate = Gate(settings)
     author = Author(settings, cipher=settings.encryption(gate.trust))
-    gate.own = author.identity.node_id
+    gate.own = {author.identity.node_id}
     return gate, author
 
 

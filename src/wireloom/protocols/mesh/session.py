@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from wireloom.model import ConfigError, Direction, Kind, Message, NotSupported, PeerClosed, ProtocolViolation
 from wireloom.protocols.contract import HUB_PREFIX, Bulk, Rejected, Role, Run, Session, SessionState
 from wireloom.protocols.mesh import frames
 from wireloom.protocols.mesh.author import Author
-from wireloom.protocols.mesh.capabilities import Capabilities, make_capabilities, parse_capabilities
+from wireloom.protocols.mesh.capabilities import make_capabilities, parse_capabilities
 from wireloom.protocols.mesh.frames import EventType, Type
 from wireloom.protocols.mesh.gate import Accepted, Gate
 from wireloom.protocols.mesh.messages import to_message
-from wireloom.protocols.mesh.settings import MeshSettings
-from wireloom.topics import validate_pattern
+from wireloom.protocols.mesh.settings import EVERYTHING, MeshSettings
+from wireloom.topics import matches, validate_pattern
 
 if TYPE_CHECKING:
     from wireloom.protocols.mesh.bulk import BatchReader
@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 SUBSCRIBE, UNSUBSCRIBE = HUB_PREFIX + "subscribe", HUB_PREFIX + "unsubscribe"
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS, Kind.ACK))
 GREETINGS_KEPT = 64
-EVERYTHING = "#"
 
 
 class MeshSession(Session):
     """Client and server differ in who says Hello first. Gate and author may be shared with other sessions."""
 
-    def __init__(self, role: Role, settings: MeshSettings, gate: Gate, author: Author) -> None:
+    hears_itself: ClassVar[bool] = False
+
+    def __init__(self, role: Role, settings: MeshSettings, gate: Gate, author: Author, *, greets: bool = False) -> None:
         super().__init__(role)
+        self._greets = greets or role is Role.CLIENT
         self.settings = settings
         self.gate = gate
         self.author = author
@@ -80,12 +82,12 @@ class MeshSession(Session):
     # The transport's side
 
     def connected(self, now: float) -> None:
-        """A client says Hello and waits for the answer; a server waits to be greeted."""
+        """A client says Hello and waits for the answer; a server waits to be greeted, unless it knows whom to greet."""
         self._heard = now
-        if self.role is Role.CLIENT:
+        if self._greets:
             self._hello(now)
-            if self.settings.handshake:
-                return
+        if self.role is Role.CLIENT and self.settings.handshake:
+            return
         self.state = SessionState.OPEN
 
     def receive(self, data: bytes, now: float) -> Run:
@@ -148,23 +150,23 @@ class MeshSession(Session):
                     self._answered.clear()
                 self._answered[node_id] = now
                 self._hello(now, message_id, wait=False)
-            return self._settle(self._greeting, now)
+            return [*self._wishes(self.settings.unasked), *self._settle(self._greeting, now)]
         if said.answers is None:
             self._hello(now, message_id, wait=False)
-            return self._wishes(said)
+            return self._wishes(said.subscribe)
         number = self._greetings.get(said.answers)
         if number is None:
             self.count("mesh.hello.unasked")
-            return self._wishes(said)
-        return [*self._wishes(said), *self._settle(number, now)]
+            return self._wishes(said.subscribe)
+        return [*self._wishes(said.subscribe), *self._settle(number, now)]
 
-    def _wishes(self, said: Capabilities) -> list[Message]:
+    def _wishes(self, wanted: tuple[str, ...]) -> list[Message]:
         """What the peer wants now and did not want before, and the other way round, as requests to the hub."""
-        if said.subscribe == self._subscribed or self.role is Role.CLIENT:
+        if wanted == self._subscribed or self.role is Role.CLIENT:
             return []
-        before, self._subscribed = self._subscribed, said.subscribe
-        changes = [(SUBSCRIBE, pattern) for pattern in said.subscribe if pattern not in before]
-        changes += [(UNSUBSCRIBE, pattern) for pattern in before if pattern not in said.subscribe]
+        before, self._subscribed = self._subscribed, wanted
+        changes = [(SUBSCRIBE, pattern) for pattern in wanted if pattern not in before]
+        changes += [(UNSUBSCRIBE, pattern) for pattern in before if pattern not in wanted]
         return [self._implied_request(topic, pattern) for topic, pattern in changes]
 
     def _implied_request(self, topic: str, pattern: str) -> Message:
@@ -214,6 +216,10 @@ class MeshSession(Session):
         """Packets are passed on unchanged to every mesh node."""
         return self._batches is not None and isinstance(bulk, self._batches.kind)
 
+    def relays(self, topic: str) -> bool:
+        """Whether events of this name are passed on to other nodes."""
+        return _among(topic, self.settings.relay)
+
     def is_urgent(self, frame: bytes) -> bool:
         """Whether the Urgent bit is set."""
         return frames.is_urgent(frame)
@@ -260,6 +266,9 @@ class MeshSession(Session):
             return message
         if message.kind is Kind.OPEN:
             raise NotSupported("a mesh session says Hello by itself")
+        if self.role is Role.SERVER and not _among(message.topic, self.settings.publish):
+            self.count("mesh.publish.withheld")
+            return message
         packet, message_id = self.author.write(message, now + self.epoch)
         self._queue(packet)
         return message.with_(id=f"{message_id:08x}", protocol="mesh")
@@ -326,6 +335,10 @@ class MeshSession(Session):
     def outstanding(self) -> Sequence[Message]:
         """Wishes that the peer has not answered yet."""
         return [request for _, request in self._asked]
+
+
+def _among(topic: str | None, patterns: Sequence[str]) -> bool:
+    return EVERYTHING in patterns or any(matches(pattern, topic or "") for pattern in patterns)
 
 
 def _pattern(message: Message) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,6 +15,9 @@ from wireloom.protocols.mesh.identity import Identity, load_identity
 from wireloom.protocols.mesh.metadata import Algorithm
 from wireloom.protocols.mesh.replay import CLOCK_SKEW_ALLOWANCE, REPLAY_WINDOW
 from wireloom.protocols.mesh.trust import TrustStore, from_hex, load_trust
+from wireloom.topics import validate_pattern
+
+EVERYTHING = "#"
 
 
 class Require(StrEnum):
@@ -86,6 +90,14 @@ class MeshSettings(Settings):
     replay_cap_per_node: int = 200_000
     verifications: float = 2000.0
     """Signatures verified a second for one source."""
+    seeds: tuple[str, ...] = ()
+    """Nodes that a listener greets by itself, until they answer: `host:port`, or URLs."""
+    publish: tuple[str, ...] = (EVERYTHING,)
+    """Topics of events that go into the mesh from a listener: they are packets of its own, signed with its key."""
+    relay: tuple[str, ...] = (EVERYTHING,)
+    """Topics of events that a listener passes on from one node to others, unchanged."""
+    unasked: tuple[str, ...] = ()
+    """Topics whose events a listener sends to nodes that cannot say what they want."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_payload <= 0xFFFF:
@@ -96,6 +108,18 @@ class MeshSettings(Settings):
         for name in ("hello_interval", "heartbeat_interval", "lost_after", "replay_window", "clock_skew"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"setting {name!r} is {getattr(self, name)}; it must be more than 0 seconds")
+
+        for name in ("publish", "relay", "unasked"):
+            for pattern in getattr(self, name):
+                try:
+                    validate_pattern(pattern)
+                except ConfigError as error:
+                    raise ConfigError(f"setting {name!r}: {error}") from None
+
+    @property
+    def contacts(self) -> Sequence[str]:
+        """The seeds."""
+        return self.seeds
 
     @property
     def limits(self) -> frames.Limits:
