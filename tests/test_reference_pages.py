@@ -102,6 +102,12 @@ def test_every_column_is_on_the_page(table: Table) -> None:
     assert rows("tables.md", table.name) == expected
 
 
+def test_every_rule_of_a_conversation_is_on_the_page() -> None:
+    known = [rule for _, each in sorted(protocols().items()) for rule in each.conversation.rules]
+    found = [row for row in rows("tables.md", "Rules") if not row[0].startswith("`mesh.")]
+    assert found == [[f"`{rule.name}`", str(rule.severity), rule.text] for rule in known]
+
+
 async def test_every_metric_is_on_the_page(tmp_path: Path) -> None:
     settings = {"listener": [{"url": "hsp://127.0.0.1:0"}], "http": {"url": "off"}}
     async with Hub(config.parse_config(settings, "", "test", tmp_path)) as hub:

@@ -56,7 +56,11 @@ def test_tables_lists_counts(warehouse: Path, capsys: pytest.CaptureFixture[str]
     assert {name: (row["rows"], row["files"]) for name, row in rows.items()} == {
         "messages": (0, 0),
         "rejects": (2, 1),
+        "exchanges": (0, 0),
+        "sessions": (0, 0),
         "traffic": (0, 0),
+        "findings": (0, 0),
+        "nodes": (0, 0),
     }
     assert main(["tables", "--warehouse", str(warehouse)]) == 0
     assert "rejects" in capsys.readouterr().out
@@ -83,7 +87,7 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest
     assert "write it as spark.some.setting=value" in complaint(capsys, *run, str(journal), "--conf", "memory=1g")
     assert "it must be a number of bytes" in complaint(capsys, *run, str(journal), "--max-bytes", "much")
     assert "is no warehouse" in complaint(capsys, "sql", "select 1", "--warehouse", str(other))
-    assert "the tables are messages, rejects, traffic" in complaint(
+    assert "the tables are messages, rejects, exchanges, sessions, traffic, findings, nodes" in complaint(
         capsys, "sql", "select * from letters", "--warehouse", str(tmp_path / "w")
     )
     assert "the query is empty" in complaint(capsys, "sql", " ", "--warehouse", str(tmp_path / "w"))

@@ -11,7 +11,7 @@ import pytest
 
 from wireloom.model import ConfigError
 from wireloom.pipeline import tables
-from wireloom.pipeline.schemas import STATE, arrow_schema
+from wireloom.pipeline.schemas import STATE, TABLES, arrow_schema
 from wireloom.pipeline.warehouse import Warehouse
 
 
@@ -19,7 +19,7 @@ def test_a_new_warehouse_has_empty_tables(tmp_path: Path) -> None:
     made = Warehouse.prepared(tmp_path / "w")
     assert Warehouse.existing(tmp_path / "w") == made
     assert Warehouse.prepared(tmp_path / "w") == made
-    assert {p.name for p in made.root.iterdir()} == {"warehouse.json", "messages", "rejects", "traffic", "_state"}
+    assert {p.name for p in made.root.iterdir()} == {"warehouse.json", "_state", *TABLES}
 
 
 def test_a_warehouse_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The pipeline: journals in, Spark tables out. The only room that imports pyspark."""
 
-from wireloom.pipeline.run import Batch, Pipeline, PipelineFailed, Summary
+from wireloom.pipeline.batch import PipelineFailed
+from wireloom.pipeline.run import Batch, Pipeline, Summary
 from wireloom.pipeline.session import register, start_session
 from wireloom.pipeline.warehouse import Warehouse
 

@@ -24,9 +24,11 @@ from wireloom.journal import index as journal_index
 from wireloom.journal.index import NO_MAP, BlockIndex
 from wireloom.journal.segment import committed_length
 from wireloom.model import KINDS, ConfigError, Direction, JournalError
-from wireloom.pipeline import blocks
+from wireloom.pipeline import blocks, ledger
 from wireloom.pipeline.planning import Range
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES, REJECTS, Table, arrow_schema
+from wireloom.pipeline.steps import sessions
+from wireloom.pipeline.steps.sessions import Event
 from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans, Stream
 from wireloom.protocols.contract import CUT, Settings
 from wireloom.protocols.registry import protocol, protocols
@@ -42,6 +44,8 @@ class DecodedRange:
 
     messages: pa.Table
     rejects: pa.Table
+    events: Sequence[Event] = ()
+    """What the journal says of connections: opened, closed, refused bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ def warm() -> None:
     """Compile or load every kernel, so that the first range does not pay for it."""
     journal_index.warm()
     blocks.warm()
+    ledger.warm()
+    sessions.warm()
     for name in protocols():
         _decoder(name)[0].warm()
 
@@ -97,11 +103,12 @@ def decode_range(part: Range) -> DecodedRange:
     with path.open("rb") as file:
         # Unmapped when the last array that looks at it is gone.
         data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-    messages = _decode(data, part, min(limit, len(data)), rejects)
-    return DecodedRange(messages, rejects.table())
+    events: list[Event] = []
+    messages = _decode(data, part, min(limit, len(data)), rejects, events)
+    return DecodedRange(messages, rejects.table(), events)
 
 
-def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects) -> pa.Table:
+def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects, events: list[Event]) -> pa.Table:
     try:
         first = journal_blocks.check_head(data.data[:limit])
     except journal_blocks.BlockFault as fault:
@@ -112,6 +119,7 @@ def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects)
     if part.refused:
         rejects.add_refused(data, found.index)
         return _empty(MESSAGES)
+    events += [_event(block) for block in journal_index.records(data, found.index) if block.record in _EVENTS]
     tables = []
     maps: dict[int, dict[int, str]] | None = None
     frames = ~found.index.is_record
@@ -138,6 +146,29 @@ def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects)
     if not tables:
         return _empty(MESSAGES)
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
+
+
+_EVENTS = frozenset({"opened", "closed", "refused", "started"})
+
+
+def _event(block: journal_blocks.Block) -> Event:
+    """A record as what it says of its connection."""
+    details = block.details
+    reason, direction, size = details.get("reason"), details.get("direction"), details.get("size")
+    peer, local = details.get("peer"), details.get("local")
+    named = details.get("protocol") or (block.protocol if block.protocol in protocols() else None)
+    return Event(
+        str(block.record),
+        block.time_ns // 1000,
+        None if block.connection is None else f"{block.connection:016x}",
+        None if named is None else str(named),
+        str(peer) if peer else block.source,
+        str(local) if local else block.destination,
+        None if reason is None else str(reason),
+        None if direction is None else str(direction),
+        size if isinstance(size, int) else 0,
+        block.offset,
+    )
 
 
 def _block_time_us(data: NDArray[np.uint8], at: int, limit: int) -> int:

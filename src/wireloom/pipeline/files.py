@@ -1,35 +1,46 @@
 """Decodes and writes where the bytes are: a worker puts Parquet files into the tables' folders and hands
-Spark one row a file. The driver commits what successful tasks report; see `run.py`.
+Spark one row a file. The driver commits what successful tasks report; see `batch.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from wireloom.pipeline import tables
+from wireloom.pipeline import facts, tables
 from wireloom.pipeline.options import Options
-from wireloom.pipeline.schemas import MESSAGES, MINUTES, REJECTS, Column, Table, arrow_schema, spark_schema
+from wireloom.pipeline.schemas import (
+    EXCHANGES,
+    FINDINGS,
+    MESSAGES,
+    REJECTS,
+    Column,
+    Table,
+    arrow_schema,
+    spark_schema,
+)
 from wireloom.pipeline.source import JournalStreamReader, partitions, ranges_of
-from wireloom.pipeline.steps.traffic import count_minutes
 from wireloom.pipeline.tables import WrittenFile, write_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import Row
+
+    from wireloom.pipeline.decode import DecodedRange
+    from wireloom.pipeline.planning import Range
 
 FORMAT = "wireloom_files"
 
 REPORT = (
-    Column("table", "string", "the table the file is for"),
+    Column("table", "string", "the table the file is for, or the kind of facts in it"),
     Column("path", "string", "where it is in the table's folder"),
     Column("rows", "bigint", "how many rows it holds"),
     Column("size", "bigint", "its bytes"),
@@ -50,8 +61,8 @@ class Report:
     last_us: int
 
     @classmethod
-    def of(cls, row: Row) -> Report:
-        """A report from the row Spark brought."""
+    def of(cls, row: Row | Mapping[str, Any]) -> Report:
+        """A report from the row it was brought in."""
         file = WrittenFile(row["path"], row["rows"], row["size"], json.loads(row["partition"]))
         return cls(row["table"], file, row["first_us"], row["last_us"])
 
@@ -93,56 +104,65 @@ class DecodingReader(JournalStreamReader):
         """Write the rows of one partition; yield what was written."""
         from wireloom.pipeline.decode import decode_range
 
-        decoded = [decode_range(part) for part in ranges_of(partition)]
-        yield from write_days(self.warehouse, MESSAGES, [d.messages for d in decoded])
-        yield from write_days(self.warehouse, REJECTS, [d.rejects for d in decoded])
-        counts = [count_minutes(d.messages) for d in decoded if d.messages.num_rows]
-        if counts:
-            file = write_rows(Path(self.warehouse) / MINUTES.name, MINUTES, pa.concat_tables(counts), {})
-            yield _report(MINUTES, file, 0, 0)
+        parts = ranges_of(partition)
+        yield from write_decoded(Path(self.warehouse), [(part, decode_range(part)) for part in parts])
 
 
-def write_days(warehouse: str, table: Table, parts: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Write rows of a table that is sorted into days, a file a day; yield a report a file."""
-    parts = [part for part in parts if part.num_rows]
-    if not parts:
+def write_decoded(warehouse: Path, decoded: Sequence[tuple[Range, DecodedRange]]) -> Iterator[pa.RecordBatch]:
+    """Write the rows of some ranges, and what else can be told from them; yield a report a file."""
+    from wireloom.pipeline.steps import sessions
+    from wireloom.pipeline.steps.view import View
+
+    messages = facts.together([found.messages for _, found in decoded])
+    rejects = facts.together([found.rejects for _, found in decoded])
+    if messages is not None:
+        yield from write_table(warehouse, MESSAGES, messages)
+    if rejects is not None:
+        yield from write_table(warehouse, REJECTS, rejects)
+    visits = [
+        sessions.observe(View(found.messages), View(found.rejects), found.events, part.file)
+        for part, found in decoded
+        if not part.refused
+    ]
+    observed = facts.observe(arrow_schema(MESSAGES.columns).empty_table() if messages is None else messages, visits)
+    if observed.exchanges is not None:
+        yield from write_table(warehouse, EXCHANGES, observed.exchanges)
+    if observed.findings is not None:
+        yield from write_table(warehouse, FINDINGS, observed.findings)
+    for kind, rows in observed.facts.items():
+        name, size = facts.write(warehouse, rows)
+        yield report(kind, WrittenFile(name, rows.num_rows, size, {}))
+
+
+def write_table(warehouse: Path, table: Table, rows: pa.Table, *, held: bool = False) -> Iterator[pa.RecordBatch]:
+    """Write rows of a table, each partition into a file of its own; yield a report a file."""
+    if not rows.num_rows:
         return
-    rows = parts[0] if len(parts) == 1 else pa.concat_tables(parts).unify_dictionaries()
-    days = rows["date"]
-    bounds = pc.min_max(days).as_py()
-    single = bounds["min"] == bounds["max"]
-    for day in [bounds["min"]] if single else sorted(pc.unique(days).to_pylist()):
-        own = rows if single else rows.filter(pc.equal(days, pa.scalar(day, pa.date32())))
-        times = pc.min_max(own["time"].cast(pa.int64())).as_py()
-        file = write_rows(Path(warehouse) / table.name, table, own.drop_columns(["date"]), {"date": str(day)})
-        yield _report(table, file, times["min"], times["max"])
+    stored = rows.select([column.name for column in table.stored])
+    for partition, chosen in _partitions(rows, table.partition_by):
+        own = stored if chosen is None else stored.filter(chosen)
+        file = write_rows(warehouse / table.name, table, own, partition, held=held)
+        first_us = last_us = 0
+        if "time" in own.column_names:
+            times = pc.min_max(own["time"].cast(pa.int64())).as_py()
+            first_us, last_us = times["min"], times["max"]
+        yield report(table.name, file, first_us, last_us)
 
 
-def _report(table: Table, file: WrittenFile, first_us: int, last_us: int) -> pa.RecordBatch:
-    values = [table.name, file.path, file.rows, file.size, json.dumps(file.partition), first_us, last_us]
+def _partitions(rows: pa.Table, names: tuple[str, ...]) -> Iterator[tuple[dict[str, str], pa.Array | None]]:
+    """The partitions that some rows fall into, and which rows: None for all of them."""
+    bounds = [pc.min_max(rows[name]).as_py() for name in names]
+    if all(bound["min"] == bound["max"] for bound in bounds):
+        yield {n: tables.partition_text(b["min"]) for n, b in zip(names, bounds, strict=True)}, None
+        return
+    for values in rows.select(list(names)).group_by(list(names)).aggregate([]).to_pylist():
+        chosen = reduce(pc.and_, [pc.equal(rows[name], value) for name, value in values.items()])
+        yield {name: tables.partition_text(value) for name, value in values.items()}, chosen
+
+
+def report(name: str, file: WrittenFile, first_us: int = 0, last_us: int = 0) -> pa.RecordBatch:
+    """What is reported of a file."""
+    values = [name, file.path, file.rows, file.size, json.dumps(file.partition), first_us, last_us]
     schema = arrow_schema(REPORT)
     arrays = [pa.array([value], field.type) for value, field in zip(values, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def write_frame(rows: DataFrame, warehouse: str, table: Table) -> list[WrittenFile]:
-    """Write a DataFrame as files of a table, each partition into its own; nothing is committed.
-
-    The rows stay with the workers; the driver gets one line a file.
-    """
-
-    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        kept = [batch for batch in batches if batch.num_rows]
-        if not kept:
-            return
-        whole = pa.Table.from_batches(kept)
-        names = list(table.partition_by)
-        for values in whole.select(names).group_by(names).aggregate([]).to_pylist():
-            own = whole.filter(reduce(pc.and_, [pc.equal(whole[n], v) for n, v in values.items()]))
-            partition = {name: tables.partition_text(value) for name, value in values.items()}
-            stored = own.select([column.name for column in table.stored])
-            file = write_rows(Path(warehouse) / table.name, table, stored, partition)
-            yield _report(table, file, 0, 0)
-
-    reported = rows.mapInArrow(write, spark_schema(REPORT)).collect()
-    return [Report.of(row).file for row in reported]

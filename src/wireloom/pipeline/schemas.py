@@ -116,26 +116,100 @@ TRAFFIC = Table(
     ("open", "date"),
 )
 
-MINUTES = Table(
-    "_minutes",
-    "counts of one file of messages, on their way to `traffic`; never committed",
-    TRAFFIC.columns[:6],
+_OPEN_COMMENT = "whether the row may still change"
+
+EXCHANGES = Table(
+    "exchanges",
+    "one request and its outcome a row",
+    (
+        _PROTOCOL,
+        _CONNECTION,
+        Column("topic", "string", "what was asked for"),
+        Column("request_id", "string", "the id of the request"),
+        Column("requested_at", "timestamp", "when the last byte of the request arrived"),
+        Column("answered_at", "timestamp", "when the last byte of the final answer arrived"),
+        Column("latency_us", "bigint", "microseconds from request to final answer"),
+        Column("outcome", "string", "done, error, cancelled, killed, timeout or unanswered"),
+        Column("status", "string", "what the final answer says: done, cancelled, or the code of an error"),
+        Column("progress_count", "int", "how many progress messages came in between"),
+        Column("request_size", "int", "bytes of the request's body"),
+        Column("response_size", "int", "bytes of the final answer's body"),
+        Column("date", "date", "the day of `requested_at`, in UTC"),
+        Column("open", "boolean", f"{_OPEN_COMMENT}: an answer may come"),
+    ),
+    ("open", "date"),
+)
+
+SESSIONS = Table(
+    "sessions",
+    "one connection from open to close a row",
+    (
+        _CONNECTION,
+        _PROTOCOL,
+        Column("source", "string", "who opened it: host:port or JID"),
+        Column("destination", "string", "who was called: host:port or JID"),
+        Column("opened_at", "timestamp", "when it was opened, or first heard of"),
+        Column("closed_at", "timestamp", "when it was closed"),
+        Column("close_reason", "string", "close, error, redirect, reset or idle; open at the end of the input"),
+        Column("messages_c2s", "bigint", "messages from source to destination; all messages where these are datagrams"),
+        Column("messages_s2c", "bigint", "messages from destination to source"),
+        Column("bytes_c2s", "bigint", "bytes from source to destination, rejects included"),
+        Column("bytes_s2c", "bigint", "bytes from destination to source, rejects included"),
+        Column("rejects", "bigint", "how many stretches of its bytes did not decode"),
+        Column("date", "date", "the day of `opened_at`, in UTC"),
+        Column("open", "boolean", f"{_OPEN_COMMENT}: the connection is open"),
+    ),
+    ("open", "date"),
+)
+
+FINDINGS = Table(
+    "findings",
+    "one violation seen in valid bytes a row",
+    (
+        _TIME,
+        _DATE,
+        _PROTOCOL,
+        _CONNECTION,
+        Column("rule", "string", "the rule that was broken, a stable name such as mesh.replay"),
+        Column("severity", "string", "info, warning or critical"),
+        Column("detail", "string", "what was seen, for a person"),
+        Column("message_id", "string", "the id of the message, or of the one it answers"),
+        _FILE,
+        _OFFSET,
+    ),
+    ("date",),
+)
+
+NODES = Table(
+    "nodes",
+    "one mesh node a row",
+    (
+        Column("node_id", "string", "the node's id, in hex"),
+        Column("first_seen", "timestamp", "when the first packet from it arrived"),
+        Column("last_seen", "timestamp", "when the latest packet from it arrived"),
+        Column("heartbeats", "bigint", "how many Heartbeats it sent"),
+        Column("longest_gap_s", "double", "the most seconds between two of its Heartbeats in a row"),
+        Column("events", "bigint", "how many Events it sent"),
+        Column("capabilities", "string", "what its latest Hello says it can do; hex where that is no text"),
+    ),
     (),
 )
 
 STATE = Table(
     "_state",
-    "how far the pipeline is; its commit ends a batch",
+    "how far the pipeline is, and what it carries to the next batch; its commit ends a batch",
     (
         Column("batch", "bigint", "the number of the last finished batch"),
         Column("query", "string", "the id of the streaming query, from its checkpoint"),
         Column("watermark", "timestamp", "the latest time of any message so far"),
         Column("finished", "timestamp", "when the batch was finished"),
+        Column("step", "string", "whose rows are carried; null in the row that says how far the pipeline is"),
+        Column("rows", "binary", "the carried rows, as an Arrow stream"),
     ),
     (),
 )
 
-TABLES = {table.name: table for table in (MESSAGES, REJECTS, TRAFFIC)}
+TABLES = {table.name: table for table in (MESSAGES, REJECTS, EXCHANGES, SESSIONS, TRAFFIC, FINDINGS, NODES)}
 """The tables for users, by name."""
 
 KEPT_BYTES = 4096
@@ -154,6 +228,7 @@ def arrow_type(name: str) -> pa.DataType:
         "int": pa.int32(),
         "bigint": pa.int64(),
         "boolean": pa.bool_(),
+        "double": pa.float64(),
         "map<string,string>": pa.map_(pa.string(), pa.string()),
     }[name]
 
@@ -172,6 +247,7 @@ def spark_schema(columns: tuple[Column, ...]) -> StructType:
         BooleanType,
         DataType,
         DateType,
+        DoubleType,
         IntegerType,
         LongType,
         MapType,
@@ -189,6 +265,7 @@ def spark_schema(columns: tuple[Column, ...]) -> StructType:
         "int": IntegerType(),
         "bigint": LongType(),
         "boolean": BooleanType(),
+        "double": DoubleType(),
         "map<string,string>": MapType(StringType(), StringType()),
     }
     return StructType([StructField(c.name, types[c.type], metadata={"comment": c.comment}) for c in columns])

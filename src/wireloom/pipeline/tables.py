@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-DIFFERING = frozenset({"body", "message_id", "correlation_id", "bytes"})
+DIFFERING = frozenset({"body", "message_id", "correlation_id", "request_id", "bytes", "rows"})
 """Columns whose values hardly repeat: a dictionary of them would only cost time."""
 ASCENDING = frozenset({"sequence", "offset"})
 """Columns of numbers that mostly grow by the same step: the steps are stored."""
 
+HELD = "held-"
+"""The names of files that the next batch replaces begin with this."""
 KEPT_HOURS = 24
 """So long the files of an earlier version of a table are kept, for those who read it."""
 
@@ -60,15 +62,18 @@ class Summary:
     committed_ns: int
 
 
-def write_rows(folder: Path, table: Table, rows: pa.Table, partition: Mapping[str, str]) -> WrittenFile:
+def write_rows(
+    folder: Path, table: Table, rows: pa.Table, partition: Mapping[str, str], *, held: bool = False
+) -> WrittenFile:
     """Write rows of one partition as a new file that no commit knows yet.
 
-    `rows` has the stored columns of the table; dictionary arrays are welcome where values repeat.
+    `rows` has the stored columns of the table; dictionary arrays are welcome where values repeat. `held` rows are
+    right for what has been read so far, and their file is replaced by the next batch.
     """
     import pyarrow.parquet as pq
 
-    place = "/".join(f"{name}={partition[name]}" for name in table.partition_by)
-    path = f"{place}/{uuid.uuid4().hex}.parquet" if place else f"{uuid.uuid4().hex}.parquet"
+    place = "".join(f"{name}={partition[name]}/" for name in table.partition_by)
+    path = f"{place}{HELD if held else ''}{uuid.uuid4().hex}.parquet"
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
     names = [column.name for column in table.stored]
@@ -79,7 +84,7 @@ def write_rows(folder: Path, table: Table, rows: pa.Table, partition: Mapping[st
         compression_level=1,
         use_dictionary=[name for name in names if name not in DIFFERING | ASCENDING],
         column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in ASCENDING},
-        write_statistics=["time", "minute"],
+        write_statistics=[name for name in ("time", "minute", "requested_at", "opened_at") if name in names],
         store_schema=False,
         coerce_timestamps="us",
     )
@@ -178,6 +183,11 @@ def files(handle: DeltaTable, table: Table, **partition: str) -> list[WrittenFil
     return found
 
 
+def held_files(handle: DeltaTable, table: Table) -> list[WrittenFile]:
+    """The files of rows that the next batch replaces."""
+    return [file for file in files(handle, table) if file.path.rpartition("/")[2].startswith(HELD)]
+
+
 def partition_text(value: object) -> str:
     """A partition's value as it stands in the log and in the folder's name."""
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -195,16 +205,31 @@ def summary(folder: Path, table: Table) -> Summary:
 
 def read_spark(spark: SparkSession, folder: Path, table: Table, chosen: Sequence[WrittenFile]) -> DataFrame:
     """Files of a table as a DataFrame with the table's columns in order."""
-    from pyspark.sql import functions as f
-
     schema = spark_schema(table.columns)
     if not chosen:
-        # A plan that Spark sees to be empty, and leaves out of whatever it is part of.
-        nothing = [f.lit(None).cast(field.dataType).alias(field.name) for field in schema]
-        return spark.range(0).select(*nothing)
+        return spark.createDataFrame([], schema)
     paths = [str(folder / file.path) for file in chosen]
     rows = spark.read.schema(schema).option("basePath", str(folder)).parquet(*paths)
     return rows.select(*table.names)
+
+
+def read_arrow(folder: Path, table: Table, chosen: Sequence[WrittenFile]) -> pa.Table:
+    """Files of a table as an Arrow table with the table's columns in order."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = arrow_schema(table.columns)
+    found = [schema.empty_table()]
+    for file in chosen:
+        rows = pq.ParquetFile(folder / file.path).read()
+        partition = {name: pa.array([file.partition[name]] * rows.num_rows) for name in table.partition_by}
+        columns = {**{name: rows[name] for name in rows.column_names}, **partition}
+        values = [
+            columns[field.name].cast(field.type) if field.name in columns else pa.nulls(rows.num_rows, field.type)
+            for field in schema
+        ]
+        found.append(pa.table(values, schema=schema))
+    return pa.concat_tables(found)
 
 
 def attach_duckdb(connection: duckdb.DuckDBPyConnection, folder: Path, table: Table) -> None:

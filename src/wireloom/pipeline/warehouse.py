@@ -19,11 +19,12 @@ from pathlib import Path
 
 from wireloom.model import ConfigError
 from wireloom.pipeline import tables
-from wireloom.pipeline.schemas import MINUTES, STATE, TABLES, Table
+from wireloom.pipeline.schemas import STATE, TABLES, Table
 
 VERSION = 1
 _DESCRIPTION = "warehouse.json"
 _LOCK = "lock"
+_FACTS = "_facts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Warehouse:
         """Delete the files that replaced rows and broken runs left behind. Not while a batch is under way."""
         for table in (*TABLES.values(), STATE):
             tables.tidy(self.folder(table))
-        shutil.rmtree(self.folder(MINUTES), ignore_errors=True)
+        shutil.rmtree(self.root / _FACTS, ignore_errors=True)
 
     def query_id(self) -> str | None:
         """The id of the streaming query, from Spark's checkpoint; None before the first run."""

@@ -26,6 +26,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from wireloom.model import ConfigError, Direction, Message, NotSupported, ProtocolViolation
+from wireloom.protocols.conversation import Conversation
 
 if TYPE_CHECKING:
     from wireloom.protocols.columns import ColumnDecoder
@@ -555,6 +556,8 @@ class Protocol(abc.ABC):
     """Settings of the listener on loopback that a hub without any configuration opens."""
     decode_options: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
     """Options of `wireloom decode` that only this protocol has, and the setting each of them gives."""
+    conversation: ClassVar[Conversation] = Conversation()
+    """Which messages belong together, and what can be found when a conversation is read afterwards."""
 
     def settings(self, values: Mapping[str, object] | None = None) -> Settings:
         """Settings from plain values."""

@@ -1,58 +1,98 @@
-"""The step that counts: messages and bytes of each minute, protocol, topic and kind.
-
-In two parts, because a count is so much smaller than what it counts: each worker counts the messages it
-has just decoded (`count_minutes`), and Spark adds these counts to the rows that may still change (`traffic`).
-"""
+"""Rows of `traffic`, in two parts: each task counts what it has decoded, and the counts are added up."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import TYPE_CHECKING
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from wireloom.pipeline.schemas import MINUTES, TRAFFIC, arrow_schema
+from wireloom.pipeline.ledger import name_hash
+from wireloom.pipeline.schemas import TRAFFIC, arrow_schema
+from wireloom.pipeline.steps.turns import BUCKETS
+from wireloom.pipeline.steps.view import View, coded, codes, dates, one_piece, timestamps
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
-
-DELAY_S = 60
+DELAY_US = 60_000_000
 """A minute counts as over when a message this much later than its end was seen."""
 MINUTE_US = 60_000_000
-_DAY_US = 86_400_000_000
-_KEYS = MINUTES.names[:4]
+
+KEYS = ("minute", "protocol", "topic", "kind")
+MINUTES = pa.schema(
+    [
+        ("bucket", pa.uint8()),
+        ("minute", pa.int64()),
+        ("protocol", pa.string()),
+        ("topic", pa.string()),
+        ("kind", pa.string()),
+        ("messages", pa.int64()),
+        ("bytes", pa.int64()),
+    ]
+)
+"""Counts of one task, on their way to `traffic`."""
 
 
-def count_minutes(messages: pa.Table) -> pa.Table:
-    """Rows of `MINUTES` for some rows of `messages`."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+def observe(view: View) -> pa.Table:
+    """Rows of `MINUTES`: how many messages, and how many bytes, of each minute, protocol, topic and kind."""
+    if not len(view):
+        return MINUTES.empty_table()
+    minute = view.time_us // MINUTE_US
+    base = int(minute.min())
+    words = {name: view.codes(name) for name in KEYS[1:]}
+    key = minute - base
+    for numbers, names in words.values():
+        key = key * len(names) + numbers
+    size = view.column("wire_size").to_numpy()
+    room = (int(minute.max()) - base + 1) * int(np.prod([len(names) for _, names in words.values()]))
+    if room <= 1 << 22:
+        counts = np.bincount(key, minlength=1)
+        keys = np.flatnonzero(counts)
+        counts, sums = counts[keys], np.bincount(key, weights=size, minlength=1)[keys].astype(np.int64)
+    else:
+        keys, places, counts = np.unique(key, return_inverse=True, return_counts=True)
+        sums = np.bincount(places, weights=size).astype(np.int64)
+    columns: dict[str, pa.Array] = {"messages": pa.array(counts), "bytes": pa.array(sums)}
+    rest = keys
+    for name in reversed(KEYS[1:]):
+        names = words[name][1]
+        columns[name] = coded(rest % len(names), names).cast(pa.string())
+        rest = rest // len(names)
+    columns["minute"] = pa.array((rest + base) * MINUTE_US)
+    columns["bucket"] = pa.array(buckets_of(columns["topic"]))
+    return pa.table({name: columns[name] for name in MINUTES.names}).cast(MINUTES)
 
-    micros = messages["time"].cast(pa.int64())
-    numbered = pa.table(
-        {
-            "minute": pc.multiply(pc.divide(micros, MINUTE_US), MINUTE_US),
-            **{name: messages[name] for name in _KEYS[1:]},
-            "size": messages["wire_size"],
-        }
-    )
-    counted = numbered.group_by(list(_KEYS)).aggregate([("size", "count"), ("size", "sum")])
-    return counted.rename_columns(list(MINUTES.names)).cast(arrow_schema(MINUTES.columns))
+
+def buckets_of(topics: pa.Array) -> NDArray[np.uint8]:
+    """The bucket of each topic."""
+    numbers, names = codes(one_piece(topics))
+    return np.array([name_hash(name or "") % BUCKETS for name in names] or [0], np.uint8)[numbers]
 
 
-def traffic(counts: DataFrame, carried: DataFrame, over_before: datetime) -> DataFrame:
-    """Rows of `traffic`: new counts, added to those that are carried over.
+def as_counts(rows: pa.Table) -> pa.Table:
+    """Rows of `traffic` as counts to be added to."""
+    minute = rows["minute"].cast(pa.int64())
+    values = {name: rows[name] for name in MINUTES.names if name in rows.column_names}
+    values |= {"minute": minute, "bucket": pa.array(buckets_of(rows["topic"]))}
+    return pa.table({name: values[name] for name in MINUTES.names}).cast(MINUTES)
 
-    `counts` has the columns of `MINUTES`. `carried` are rows of `traffic` that may still change: the open ones,
-    and those of days for which late messages came. Minutes that begin before `over_before` are over.
+
+def join(counts: pa.Table, over_before_us: int) -> pa.Table:
+    """Rows of `traffic`: all counts added up; minutes that begin before `over_before_us` are over."""
+    summed = counts.group_by(list(KEYS)).aggregate([("messages", "sum"), ("bytes", "sum")])
+    minute = summed["minute"].to_numpy()
+    values = {
+        "minute": timestamps(minute),
+        **{name: summed[name] for name in KEYS[1:]},
+        "messages": summed["messages_sum"],
+        "bytes": summed["bytes_sum"],
+        "date": dates(minute),
+        "open": pa.array(minute >= over_before_us),
+    }
+    return pa.table({name: values[name] for name in TRAFFIC.names}).cast(arrow_schema(TRAFFIC.columns))
+
+
+def over_before(watermark_us: int) -> int:
+    """The beginning of the first minute that is not over, when `watermark_us` is the latest time seen.
+
+    >>> over_before(185_000_000)
+    120000000
     """
-    from pyspark.sql import functions as f
-
-    # Arithmetic on microseconds: functions of dates would follow the session's time zone.
-    day = f.date_from_unix_date(f.floor(f.unix_micros("minute") / _DAY_US).cast("int"))
-    summed = (
-        counts.unionByName(carried.select(*MINUTES.names))
-        .groupBy(*_KEYS)
-        .agg(f.sum("messages").alias("messages"), f.sum("bytes").alias("bytes"))
-    )
-    opened = f.col("minute") >= f.lit(over_before)
-    return summed.select("*", day.alias("date"), opened.alias("open")).select(*TRAFFIC.names)
+    return max(watermark_us - DELAY_US, 0) // MINUTE_US * MINUTE_US

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import Direction, Message
 from wireloom.protocols.contract import Decoder, Protocol, Role, Scheme, Settings
+from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.emp import frames
+from wireloom.protocols.emp.conversation import CONVERSATION
 from wireloom.protocols.emp.messages import EmpDecoder, to_frame
 from wireloom.protocols.emp.settings import EmpSettings
 
@@ -34,6 +36,7 @@ class Emp(Protocol):
     schemes: ClassVar[tuple[Scheme, ...]] = (Scheme("emp", "tcp", 5040), Scheme("emps", "tls", 5040, secure=True))
     settings_type: ClassVar[type[Settings]] = EmpSettings
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
+    conversation: ClassVar[Conversation] = CONVERSATION
 
     def lenient(self) -> Settings:
         """No limit on messages but the size field's own; bombs are still refused."""

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.contract import Decoder, Protocol, Role, Scheme, Settings
+from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.hsp import frames
+from wireloom.protocols.hsp.conversation import CONVERSATION
 from wireloom.protocols.hsp.profile import ENVELOPE, Names, make_envelope
 
 if TYPE_CHECKING:
@@ -144,6 +146,7 @@ class Hsp(Protocol):
     )
     settings_type: ClassVar[type[Settings]] = HspSettings
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
+    conversation: ClassVar[Conversation] = CONVERSATION
     request_is_publish: ClassVar[bool] = True
 
     def lenient(self) -> Settings:

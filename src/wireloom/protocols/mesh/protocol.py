@@ -21,7 +21,9 @@ from wireloom.protocols.contract import (
     Sessions,
     Settings,
 )
+from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.mesh import frames
+from wireloom.protocols.mesh.conversation import CONVERSATION
 from wireloom.protocols.mesh.encryption import WRAPPING_CLAUSES
 from wireloom.protocols.mesh.frames import Packet
 from wireloom.protocols.mesh.gate import GATE_CLAUSES
@@ -165,6 +167,7 @@ class Mesh(Protocol):
     clauses: ClassVar[Mapping[str, str]] = MappingProxyType(
         {**frames.CLAUSES, **WRAPPING_CLAUSES, **SECURITY_CLAUSES, **GATE_CLAUSES}
     )
+    conversation: ClassVar[Conversation] = CONVERSATION
     hub_settings: ClassVar[Mapping[str, object]] = MappingProxyType({"require": Require.TRUSTED})
     loopback_settings: ClassVar[Mapping[str, object]] = MappingProxyType({"require": Require.ANY})
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"trust": "trust"})

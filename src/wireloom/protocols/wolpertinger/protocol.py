@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import Direction, Kind, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.contract import Decoder, Framing, Protocol, Role, Scheme, Settings
+from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
+from wireloom.protocols.wolpertinger.conversation import CONVERSATION
 from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.refusal import CLAUSES
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
@@ -108,6 +110,7 @@ class Wolpertinger(Protocol):
     framing: ClassVar[Framing] = Framing.LINES
     settings_type: ClassVar[type[Settings]] = WolpertingerSettings
     clauses: ClassVar[Mapping[str, str]] = CLAUSES
+    conversation: ClassVar[Conversation] = CONVERSATION
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"aes-key": "aes_key", "aes-iv": "aes_iv"})
 
     def decoder(

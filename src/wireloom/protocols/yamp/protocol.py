@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.contract import Decoder, Format, Protocol, Role, Scheme, Settings
+from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.yamp import formats, frames
+from wireloom.protocols.yamp.conversation import CONVERSATION
 from wireloom.protocols.yamp.frames import ResponseType
 
 if TYPE_CHECKING:
@@ -242,6 +244,7 @@ class Yamp(Protocol):
     )
     settings_type: ClassVar[type[Settings]] = YampSettings
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
+    conversation: ClassVar[Conversation] = CONVERSATION
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"format": "serializer"})
 
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> YampDecoder:

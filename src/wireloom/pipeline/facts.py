@@ -1,0 +1,115 @@
+"""What a task knows about the rows it has decoded, beyond the rows: small tables for the step that joins tasks.
+
+A request may wait for an answer that another task decodes, a connection goes on in the next range. Each task writes
+such facts beside the tables, as Arrow files that belong to nobody once the batch is committed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from wireloom.pipeline.steps import nodes, sessions, traffic, turns
+from wireloom.pipeline.steps.view import View, in_order
+
+FACTS = {
+    "turns": turns.TURNS,
+    "marks": turns.MARKS,
+    "visits": sessions.VISITS,
+    "minutes": traffic.MINUTES,
+    "sightings": nodes.SIGHTINGS,
+}
+"""The kinds of facts and their columns; each has a `bucket`."""
+FOLDER = "_facts"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Finished rows and facts of one task."""
+
+    exchanges: pa.Table | None
+    findings: pa.Table | None
+    facts: dict[str, pa.Table]
+
+
+def observe(messages: pa.Table, visits: Sequence[pa.Table], *, late: bool = False) -> Observed:
+    """Everything that can be told from some rows of `messages` alone; `visits` are facts about their connections.
+
+    `late` says that messages of the same connections may still come that are earlier than these.
+    """
+    view = View(in_order(messages))
+    found = turns.observe(view, late=late)
+    facts = {
+        "turns": found.turns,
+        "marks": found.marks,
+        "visits": list(visits),
+        "minutes": [traffic.observe(view)],
+        "sightings": [nodes.observe(view, late=late)],
+    }
+    joined = {name: together(parts) for name, parts in facts.items()}
+    return Observed(
+        together(found.exchanges),
+        together(found.findings),
+        {name: rows for name, rows in joined.items() if rows is not None and rows.num_rows},
+    )
+
+
+def together(parts: Sequence[pa.Table]) -> pa.Table | None:
+    """Tables of one kind as one, or None."""
+    parts = [part for part in parts if part.num_rows]
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return pa.concat_tables(parts).unify_dictionaries()
+
+
+def write(warehouse: Path, rows: pa.Table) -> tuple[str, int]:
+    """Write facts as a new file; its name and size."""
+    folder = warehouse / FOLDER
+    folder.mkdir(exist_ok=True)
+    name = f"{uuid.uuid4().hex}.arrow"
+    with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as file:
+        file.write_table(rows.combine_chunks())
+    return name, (folder / name).stat().st_size
+
+
+def read(warehouse: Path, names: Iterable[str], kind: str, task: int, tasks: int) -> pa.Table:
+    """The facts of one kind that one of several tasks is to join."""
+    schema = FACTS[kind]
+    found = [schema.empty_table()]
+    for name in names:
+        with pa.memory_map(str(warehouse / FOLDER / name)) as source:
+            rows = pa.ipc.open_file(source).read_all()
+        found.append(of_task(rows, task, tasks).cast(schema))
+    return pa.concat_tables(found)
+
+
+def of_task(rows: pa.Table, task: int, tasks: int) -> pa.Table:
+    """The rows whose buckets belong to one of several tasks."""
+    if tasks == 1:
+        return rows
+    bucket = rows["bucket"].to_numpy()
+    return rows.filter(pa.array((bucket % np.uint8(tasks) == task) | (bucket == sessions.EVERY_BUCKET)))
+
+
+def pack(rows: pa.Table) -> bytes:
+    """Rows as bytes for the internal table."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return bytes(sink.getvalue())
+
+
+def unpack(packed: bytes, kind: str) -> pa.Table:
+    """The inverse of `pack`; columns that were not there then are null."""
+    rows = pa.ipc.open_stream(packed).read_all()
+    schema = FACTS[kind]
+    values = [
+        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(values, schema=schema)

@@ -1,0 +1,136 @@
+"""Joins what tasks, and earlier batches, left over: the second job of a batch.
+
+Runs in Spark's workers. Each task takes some buckets, reads the facts of all decoding tasks and what earlier batches
+carried, writes rows into the tables' folders and what is carried on into `_state`. Nothing passes through the driver
+but a row a file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from wireloom.pipeline import facts, tables
+from wireloom.pipeline.files import REPORT, Report, write_table
+from wireloom.pipeline.ledger import Clock
+from wireloom.pipeline.schemas import (
+    EXCHANGES,
+    FINDINGS,
+    NODES,
+    SESSIONS,
+    STATE,
+    TRAFFIC,
+    arrow_schema,
+    spark_schema,
+)
+from wireloom.pipeline.steps import nodes, sessions, traffic, turns
+from wireloom.pipeline.tables import WrittenFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+CARRIED = ("turns", "visits", "sightings")
+"""The kinds of facts that go from batch to batch."""
+_ROWS_A_TASK = 250_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the tasks of the second job are told."""
+
+    warehouse: str
+    batch: int
+    query: str
+    clock: Clock
+    facts: Mapping[str, Sequence[str]]
+    """Names of files by kind."""
+    carried: Sequence[WrittenFile]
+    """Files of `_state`."""
+    traffic: Sequence[WrittenFile] | None
+    """Files of `traffic` whose rows may change; None when its part of the batch is done."""
+    tasks: int
+
+
+class SparkWorkers:
+    """The workers of a Spark session, and the rows by which they report: see `files.py`."""
+
+    def __init__(self, found: DataFrame) -> None:
+        self.found = found
+        self.spark = found.sparkSession
+        self.tasks = self.spark.sparkContext.defaultParallelism
+
+    def decode(self) -> list[Report]:
+        """Reading the batch decodes and writes it."""
+        return [Report.of(row) for row in self.found.collect()]
+
+    def join(self, plan: Plan) -> list[Report]:
+        """A task each for some of the facts."""
+        numbers = self.spark.range(0, plan.tasks, 1, plan.tasks)
+
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    yield from join_facts(plan, number)
+
+        return [Report.of(row) for row in numbers.mapInArrow(work, spark_schema(REPORT)).collect()]
+
+
+def tasks_for(reports: Sequence[Report], most: int) -> int:
+    """How many tasks are worth their start."""
+    rows = sum(report.file.rows for report in reports if report.table in facts.FACTS)
+    return max(1, min(most, rows // _ROWS_A_TASK, turns.BUCKETS))
+
+
+def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
+    """What one task of the second job does; yields a report a file."""
+    warehouse = Path(plan.warehouse)
+    carried = _carried(warehouse, plan.carried)
+
+    def gathered(kind: str) -> pa.Table:
+        new = facts.read(warehouse, plan.facts.get(kind, ()), kind, task, plan.tasks)
+        return pa.concat_tables([new, *(facts.of_task(rows, task, plan.tasks) for rows in carried.get(kind, ()))])
+
+    known = sessions.join(gathered("visits"), plan.clock)
+    yield from write_table(warehouse, SESSIONS, known.sessions)
+    yield from write_table(warehouse, SESSIONS, known.open_sessions, held=True)
+    spoken = turns.join(gathered("turns"), gathered("marks"), known.ended, plan.clock, known.without_past)
+    yield from write_table(warehouse, EXCHANGES, spoken.exchanges)
+    yield from write_table(warehouse, EXCHANGES, spoken.open_exchanges, held=True)
+    yield from write_table(warehouse, FINDINGS, spoken.findings)
+    yield from write_table(warehouse, FINDINGS, spoken.open_findings, held=True)
+    seen, sightings = nodes.join(gathered("sightings"), plan.clock)
+    yield from write_table(warehouse, NODES, seen)
+    if plan.traffic is not None:
+        changing = traffic.as_counts(tables.read_arrow(warehouse / TRAFFIC.name, TRAFFIC, plan.traffic))
+        counts = pa.concat_tables([gathered("minutes"), facts.of_task(changing, task, plan.tasks)])
+        yield from write_table(warehouse, TRAFFIC, traffic.join(counts, traffic.over_before(plan.clock.watermark_us)))
+    state = {"turns": spoken.turns, "visits": known.visits, "sightings": sightings}
+    yield from write_table(warehouse, STATE, _state_rows(plan, state))
+
+
+def _carried(warehouse: Path, files: Sequence[WrittenFile]) -> dict[str, list[pa.Table]]:
+    """What the last batch carried on, by kind."""
+    found: dict[str, list[pa.Table]] = {}
+    for row in tables.read_arrow(warehouse / STATE.name, STATE, files).select(["step", "rows"]).to_pylist():
+        if row["step"] is not None:
+            found.setdefault(row["step"], []).append(facts.unpack(row["rows"], row["step"]))
+    return found
+
+
+def _state_rows(plan: Plan, carried: Mapping[str, pa.Table]) -> pa.Table:
+    now = time.time_ns() // 1000
+    rows = [
+        (plan.batch, plan.query, plan.clock.watermark_us, now, kind, facts.pack(table))
+        for kind, table in carried.items()
+        if table.num_rows
+    ]
+    schema = arrow_schema(STATE.columns)
+    if not rows:
+        return schema.empty_table()
+    values = zip(*rows, strict=True)
+    return pa.table([pa.array(v, f.type) for v, f in zip(values, schema, strict=True)], schema=schema)

@@ -1,0 +1,75 @@
+"""Rows of `exchanges`: what a request and its answer, if there is one, come to."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from wireloom.model import KINDS, Kind
+from wireloom.pipeline.schemas import EXCHANGES, arrow_schema
+from wireloom.pipeline.steps.view import coded, dates, timestamps
+
+OUTCOMES: list[str | None] = ["done", "error", "cancelled", "killed", "timeout", "unanswered"]
+_DONE, _ERROR, _CANCELLED, KILLED, _TIMEOUT, _UNANSWERED = range(6)
+NEVER = np.iinfo(np.int64).max
+"""The time of what did not happen."""
+SCHEMA = arrow_schema(EXCHANGES.columns)
+
+
+def outcomes_of(kind: NDArray[np.uint8], status: pa.Array, stopped: NDArray[np.bool_]) -> NDArray[np.int8]:
+    """What answers of these kinds and statuses mean, as indexes into `OUTCOMES`."""
+    cancelled = pc.fill_null(pc.equal(status, "cancelled"), False).to_numpy(zero_copy_only=False)
+    failed = kind == KINDS.index(Kind.ERROR)
+    outcome = np.where(failed, _ERROR, np.where(cancelled, _CANCELLED, _DONE))
+    return np.where(stopped, KILLED, outcome).astype(np.int8)
+
+
+def exchange_rows(
+    *,
+    protocol: pa.Array,
+    connection: pa.Array,
+    topic: pa.Array,
+    request_id: pa.Array,
+    requested: NDArray[np.int64],
+    last: NDArray[np.int64],
+    answered: NDArray[np.int64],
+    ended: NDArray[np.int64],
+    outcome: NDArray[np.int8],
+    status: pa.Array,
+    steps: NDArray[np.int32],
+    request_size: NDArray[np.int32],
+    response_size: NDArray[np.int32],
+    limit_us: NDArray[np.int64],
+    open_: NDArray[np.bool_],
+) -> pa.Table:
+    """Rows from columns; `answered` and `ended` are `NEVER` where that did not happen, `last` the latest sign of life.
+
+    An answer that comes later than the limit is a `timeout`, with its time; so is no answer, once the limit has passed
+    before the connection, or the input, ended.
+    """
+    has_answer = (answered < NEVER) & (outcome != KILLED)
+    closed = answered < NEVER
+    waited = np.where(closed, answered, ended) - last
+    outcome = np.where(closed, outcome, _UNANSWERED)
+    outcome = np.where((waited > limit_us) & (outcome != KILLED), _TIMEOUT, outcome)
+    none = ~has_answer
+    everything = not none.any()
+    values = {
+        "protocol": protocol,
+        "connection": connection,
+        "topic": topic,
+        "request_id": request_id,
+        "requested_at": timestamps(requested),
+        "answered_at": timestamps(answered, None if everything else none),
+        "latency_us": pa.array(np.where(none, 0, answered - requested), mask=None if everything else none),
+        "outcome": coded(outcome.astype(np.int8), OUTCOMES),
+        "status": status if everything else pc.if_else(pa.array(has_answer), status, pa.scalar(None, status.type)),
+        "progress_count": pa.array(steps),
+        "request_size": pa.array(request_size),
+        "response_size": pa.array(response_size, mask=None if everything else none),
+        "date": dates(requested),
+        "open": pa.array(open_),
+    }
+    return pa.table([values[name] for name in EXCHANGES.names], names=list(EXCHANGES.names))

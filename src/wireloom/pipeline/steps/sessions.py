@@ -1,0 +1,307 @@
+"""Rows of `sessions`, in two parts: what one task saw of each connection, and what that comes to in all.
+
+What tasks saw can be put together in any order. A connection that is closed is kept in mind for a while, because
+the last that is heard of it need not be the last that was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from wireloom.model import KINDS
+from wireloom.pipeline.ledger import Clock, name_hash
+from wireloom.pipeline.schemas import SESSIONS, arrow_schema
+from wireloom.pipeline.steps.exchanges import NEVER
+from wireloom.pipeline.steps.turns import BUCKETS
+from wireloom.pipeline.steps.view import DIRECTIONS, View, coded, dates, micros, timestamps
+from wireloom.protocols.registry import protocols
+
+LINGER_US = 60_000_000
+"""So long a closed connection may still be heard of."""
+EVERY_BUCKET = 255
+
+VISITS = pa.schema(
+    [
+        ("bucket", pa.uint8()),
+        ("connection", pa.string()),
+        ("protocol", pa.string()),
+        ("source", pa.string()),
+        ("destination", pa.string()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("opened", pa.int64()),
+        ("closed", pa.int64()),
+        ("reason", pa.string()),
+        ("farewell", pa.int64()),
+        ("farewell_rank", pa.int8()),
+        ("messages_c2s", pa.int64()),
+        ("messages_s2c", pa.int64()),
+        ("bytes_c2s", pa.int64()),
+        ("bytes_s2c", pa.int64()),
+        ("rejects", pa.int64()),
+        ("from_c2s", pa.int64()),
+        ("from_s2c", pa.int64()),
+        ("lane", pa.string()),
+        ("place", pa.string()),
+        ("late", pa.bool_()),
+    ]
+)
+"""What is known of a connection. `from_c2s` and `from_s2c` are the smallest sequence numbers seen, `place` is where in
+the lane it was last heard of. A row without a connection says that whoever wrote the lane was started there: no
+connection outlives that."""
+
+_MIN = ("first", "opened", "closed", "farewell", "from_c2s", "from_s2c")
+_SUM = ("messages_c2s", "messages_s2c", "bytes_c2s", "bytes_s2c", "rejects")
+_MAX = tuple(name for name in VISITS.names if name not in (*_MIN, *_SUM, "bucket", "connection", "late"))
+_RANKS = ("close", "error", "redirect")
+"""Goodbyes, the most telling last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a connection beside messages: `opened`, `closed`, `refused` or `started`.
+
+    `refused` are bytes that were no message; `started` is said of a whole lane.
+    """
+
+    what: str
+    time_us: int
+    connection: str | None = None
+    protocol: str | None = None
+    source: str | None = None
+    destination: str | None = None
+    reason: str | None = None
+    direction: str | None = None
+    size: int = 0
+    offset: int = 0
+
+
+def observe(view: View, rejects: View, events: Sequence[Event], file: str, *, late: bool = False) -> pa.Table:
+    """Rows of `VISITS`, one a connection, for what one file holds."""
+    lane, _, file = file.rpartition("/")
+    parts = [_of_messages(view), _of_rejects(rejects), _of_events(events)]
+    made = []
+    for part in parts:
+        names = [None if name is None else str(name) for name in part["connection"]]
+        count = len(names)
+        if count:
+            given = {**part, "lane": [lane] * count, "late": [late] * count, "bucket": _buckets(names)}
+            given["place"] = [f"{file}:{offset:020d}" for offset in part["place"]]
+            made.append(pa.table({f.name: pa.array(given.get(f.name, [None] * count), f.type) for f in VISITS}))
+    return _together(pa.concat_tables(made)) if made else VISITS.empty_table()
+
+
+def _buckets(connections: Sequence[str | None]) -> list[int]:
+    return [EVERY_BUCKET if name is None else name_hash(name) % BUCKETS for name in connections]
+
+
+@numba.njit(cache=True, nogil=True)
+def _tally(connection, direction, time, size, sequence, count):  # type: ignore[no-untyped-def]
+    """Per connection: first and last time, then per direction messages, bytes and the smallest sequence number."""
+    first = np.full(count, np.iinfo(np.int64).max)
+    last = np.full(count, np.iinfo(np.int64).min)
+    totals = np.zeros((2, 2, count), np.int64)
+    begins = np.full((2, count), np.iinfo(np.int64).max)
+    for row in range(connection.shape[0]):
+        of = connection[row]
+        way = 1 if direction[row] == 1 else 0
+        first[of] = min(first[of], time[row])
+        last[of] = max(last[of], time[row])
+        totals[0, way, of] += 1
+        totals[1, way, of] += size[row]
+        begins[way, of] = min(begins[way, of], sequence[row])
+    return first, last, totals, begins
+
+
+def _of_messages(view: View) -> dict[str, Sequence[object]]:
+    connection, names = view.connection
+    count = len(names)
+    if not len(view):
+        return {"connection": [], "place": []}
+    size = view.column("wire_size").to_numpy()
+    sequence = view.column("sequence").to_numpy()
+    direction = view.direction
+    first, last, totals, begins = _tally(connection, direction, view.time_us, size, sequence, count)
+    some = np.zeros(count, np.int64)
+    some[connection] = np.arange(len(view))
+    protocol, protocol_names = view.protocol
+    source, destination = (_words(view, name, some) for name in ("source", "destination"))
+    back = direction[some] == DIRECTIONS.index(DIRECTIONS[1])
+    farewell, rank = _farewells(view, count)
+    seen = [place for place in range(count) if first[place] <= last[place]]
+
+    def only(values: Sequence[object]) -> list[object]:
+        return [values[place] for place in seen]
+
+    return {
+        "connection": only(names),
+        "protocol": only([protocol_names[protocol[row]] for row in some]),
+        "source": only([destination[i] if back[i] else source[i] for i in range(count)]),
+        "destination": only([source[i] if back[i] else destination[i] for i in range(count)]),
+        "first": first[seen],
+        "last": last[seen],
+        "place": view.column("offset").to_numpy()[some][seen].tolist(),
+        "messages_c2s": totals[0, 0, seen],
+        "messages_s2c": totals[0, 1, seen],
+        "bytes_c2s": totals[1, 0, seen],
+        "bytes_s2c": totals[1, 1, seen],
+        "from_c2s": only([None if v == NEVER else int(v) for v in begins[0]]),
+        "from_s2c": only([None if v == NEVER else int(v) for v in begins[1]]),
+        "farewell": only([None if v == NEVER else int(v) for v in farewell]),
+        "farewell_rank": only([None if v < 0 else int(v) for v in rank]),
+    }
+
+
+def _words(view: View, name: str, rows: NDArray[np.int64]) -> list[str | None]:
+    chosen: list[str | None] = view.column(name).take(pa.array(rows)).to_pylist()
+    return chosen
+
+
+def _farewells(view: View, count: int) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    """When each connection said goodbye first, and the most telling goodbye."""
+    at, rank = np.full(count, NEVER), np.full(count, -1, np.int8)
+    codes_, names = view.protocol
+    connection, _ = view.connection
+    for code, name in enumerate(names):
+        if name is None or name not in protocols():
+            continue
+        for kind, reason in protocols()[name].conversation.farewells.items():
+            said = view.kind == KINDS.index(kind)
+            if said.any():
+                rows = np.flatnonzero(said & (codes_ == code))
+                rows = rows[~view.column("correlation_id").take(pa.array(rows)).is_valid().to_numpy(False)]
+                np.minimum.at(at, connection[rows], view.time_us[rows])
+                np.maximum.at(rank, connection[rows], np.int8(_RANKS.index(reason)))
+    return at, rank
+
+
+def _of_rejects(rejects: View) -> dict[str, Sequence[object]]:
+    chosen = rejects.rows.select(["connection", "protocol", "direction", "size", "offset"]).to_pylist()
+    chosen = [row for row in chosen if row["connection"] is not None]
+    times = micros(rejects.column("time").filter(rejects.column("connection").is_valid())).tolist()
+    back = [row["direction"] == "s2c" for row in chosen]
+    sizes = [int(row["size"]) for row in chosen]
+    return {
+        "connection": [row["connection"] for row in chosen],
+        "protocol": [row["protocol"] for row in chosen],
+        "first": times,
+        "last": times,
+        "place": [row["offset"] for row in chosen],
+        "bytes_c2s": [0 if way else size for way, size in zip(back, sizes, strict=True)],
+        "bytes_s2c": [size if way else 0 for way, size in zip(back, sizes, strict=True)],
+        "rejects": [1] * len(chosen),
+    }
+
+
+def _of_events(events: Sequence[Event]) -> dict[str, Sequence[object]]:
+    refused = [event.what == "refused" for event in events]
+    return {
+        "connection": [event.connection for event in events],
+        "protocol": [event.protocol for event in events],
+        "source": [event.source if event.what == "opened" else None for event in events],
+        "destination": [event.destination if event.what == "opened" else None for event in events],
+        "first": [event.time_us for event in events],
+        "last": [event.time_us for event in events],
+        "place": [event.offset for event in events],
+        "opened": [event.time_us if event.what == "opened" else None for event in events],
+        "closed": [event.time_us if event.what == "closed" else None for event in events],
+        "reason": [event.reason for event in events],
+        "bytes_c2s": [e.size if r and e.direction != "s2c" else 0 for e, r in zip(events, refused, strict=True)],
+        "bytes_s2c": [e.size if r and e.direction == "s2c" else 0 for e, r in zip(events, refused, strict=True)],
+        "rejects": [int(each) for each in refused],
+    }
+
+
+def _together(visits: pa.Table) -> pa.Table:
+    """One row a connection; rows without one stay as they are."""
+    starts = visits.filter(pc.is_null(visits["connection"]))
+    named = visits.filter(pc.is_valid(visits["connection"]))
+    if named.num_rows == 0:
+        return starts
+    rules = [*((n, "min") for n in _MIN), *((n, "sum") for n in _SUM), *((n, "max") for n in _MAX), ("late", "any")]
+    summed = named.group_by(["bucket", "connection"]).aggregate(rules)
+    by_name = {name.rpartition("_")[0]: summed[name] for name in summed.column_names if name not in VISITS.names}
+    values = {"bucket": summed["bucket"], "connection": summed["connection"], **by_name}
+    merged = pa.table({name: values[name] for name in VISITS.names}).cast(VISITS)
+    return pa.concat_tables([merged, starts]) if starts.num_rows else merged
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Sessions that are over, those that may still change, and what is carried; `ended` when connections closed."""
+
+    sessions: pa.Table
+    open_sessions: pa.Table
+    visits: pa.Table
+    ended: Mapping[str, int]
+    without_past: frozenset[str]
+
+
+def join(visits: pa.Table, clock: Clock) -> Joined:
+    """Put together what tasks, and earlier batches, saw."""
+    known = _together(visits)
+    starts = known.filter(pc.is_null(known["connection"]))
+    known = _end_at_starts(known.filter(pc.is_valid(known["connection"])), starts)
+    closed = pc.fill_null(known["closed"], NEVER).to_numpy()
+    late = known["late"].to_numpy()
+    patience = LINGER_US + np.where(late, clock.lateness_us, 0)
+    over = (closed < NEVER) & (clock.watermark_us - patience > np.where(closed < NEVER, closed, 0))
+    rows = _rows(known)
+    names = known["connection"].to_pylist()
+    begins = np.maximum(*(pc.fill_null(known[name], 0).to_numpy() for name in ("from_c2s", "from_s2c")))
+    return Joined(
+        rows.filter(pa.array(over)),
+        rows.filter(pa.array(~over)),
+        known.filter(pa.array(~over)).combine_chunks(),
+        {name: int(at) for name, at in zip(names, closed.tolist(), strict=True) if at < NEVER},
+        frozenset(name for name, begin in zip(names, begins.tolist(), strict=True) if begin > 0),
+    )
+
+
+def _end_at_starts(known: pa.Table, starts: pa.Table) -> pa.Table:
+    """Connections that were open when the writer of their lane was started again did not survive that."""
+    if not starts.num_rows:
+        return known
+    closed = pc.fill_null(known["closed"], NEVER).to_numpy().copy()
+    lane, place, reason = (known[name].to_pylist() for name in ("lane", "place", "reason"))
+    moments = starts.select(["lane", "place", "first"]).sort_by([("lane", "ascending"), ("place", "ascending")])
+    for start in moments.to_pylist():
+        for row in np.flatnonzero(closed == NEVER).tolist():
+            if lane[row] == start["lane"] and place[row] < start["place"]:
+                closed[row], reason[row] = start["first"], "reset"
+    values = {"closed": pa.array(closed, mask=closed == NEVER), "reason": pa.array(reason, pa.string())}
+    return pa.table({name: values.get(name, known[name]) for name in VISITS.names}).cast(VISITS)
+
+
+def _rows(known: pa.Table) -> pa.Table:
+    """Rows of `sessions`."""
+    opened = pc.coalesce(known["opened"], known["first"]).to_numpy()
+    closed = pc.coalesce(known["closed"], known["farewell"])
+    goodbye = coded(pc.fill_null(known["farewell_rank"], len(_RANKS)).to_numpy(), [*_RANKS, None]).cast(pa.string())
+    # A goodbye says more than the FIN after it; a reset or a silence says more than a goodbye that was one.
+    plain = pc.fill_null(pc.equal(known["reason"], "close"), True)
+    telling = pc.fill_null(pc.greater(known["farewell_rank"], 0), False)
+    reason = pc.coalesce(pc.if_else(pc.or_(plain, telling), goodbye, None), known["reason"], pa.scalar("open"))
+    values = {
+        **{name: known[name] for name in SESSIONS.names if name in VISITS.names},
+        "opened_at": timestamps(opened),
+        "closed_at": closed.cast(pa.timestamp("us", tz="UTC")),
+        "close_reason": reason,
+        **{name: pc.fill_null(known[name], 0) for name in _SUM},
+        "date": dates(opened),
+        "open": pc.is_null(known["closed"]),
+    }
+    return pa.table({name: values[name] for name in SESSIONS.names}).cast(arrow_schema(SESSIONS.columns))
+
+
+def warm() -> None:
+    """Compile or load the kernel."""
+    one = np.zeros(1, np.int64)
+    _tally(one.astype(np.int32), np.zeros(1, np.uint8), one, one.astype(np.int32), one, 1)

@@ -1,0 +1,156 @@
+"""Rows of `messages` as numpy arrays: what every step that looks at many messages works on."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from wireloom.model import KINDS, Direction
+
+DAY_US = 86_400_000_000
+DIRECTIONS = tuple(Direction)
+_KIND_CODES = {str(kind): code for code, kind in enumerate(KINDS)}
+_DIRECTION_CODES = {str(direction): code for code, direction in enumerate(DIRECTIONS)}
+
+
+class View:
+    """A table with columns of `messages` (or `rejects`), in order of time; arrays are made when asked for."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return int(self.rows.num_rows)
+
+    def column(self, name: str) -> pa.Array:
+        """A column in one piece."""
+        return one_piece(self.rows[name])
+
+    def codes(self, name: str) -> tuple[NDArray[np.int64], list[str | None]]:
+        """A column of few different words as codes and the words; null is a word of its own, the last."""
+        return codes(self.column(name))
+
+    @cached_property
+    def time_us(self) -> NDArray[np.int64]:
+        """Microseconds since 1970."""
+        return micros(self.column("time"))
+
+    @cached_property
+    def kind(self) -> NDArray[np.uint8]:
+        """Kinds as indexes into `KINDS`."""
+        return _translate(*self.codes("kind"), _KIND_CODES)
+
+    @cached_property
+    def direction(self) -> NDArray[np.uint8]:
+        """Directions as indexes into `DIRECTIONS`."""
+        return _translate(*self.codes("direction"), _DIRECTION_CODES)
+
+    @cached_property
+    def protocol(self) -> tuple[NDArray[np.int64], list[str | None]]:
+        """Codes and names of protocols."""
+        return self.codes("protocol")
+
+    @cached_property
+    def connection(self) -> tuple[NDArray[np.int64], list[str | None]]:
+        """Codes and names of connections."""
+        return self.codes("connection")
+
+    def attribute(self, name: str, rows: NDArray[np.int64]) -> pa.Array:
+        """One attribute of some rows as text, null where a message has none."""
+        chosen = self.column("attributes").take(pa.array(rows))
+        return pc.map_lookup(chosen, pa.scalar(name), "first")
+
+    def is_true(self, name: str | None, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether an attribute is `true`, for some rows."""
+        if name is None or not len(rows):
+            return np.zeros(len(rows), np.bool_)
+        return truths(pc.fill_null(pc.equal(self.attribute(name, rows), "true"), False))
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """Rows in order of time, then of their place: as they are, mostly."""
+    time_us = micros(one_piece(rows["time"]))
+    if (time_us[1:] >= time_us[:-1]).all():
+        return rows
+    files, _ = codes(one_piece(rows["file"]))
+    offset = one_piece(rows["offset"]).to_numpy()
+    return rows.take(pa.array(np.lexsort((offset, files, time_us))))
+
+
+def one_piece(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """A column as one array."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return column.unify_dictionaries().combine_chunks()
+
+
+def codes(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
+    """Few different words as codes and the words; null is a word of its own, the last."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    words: list[str | None] = encoded.dictionary.to_pylist()
+    indices = encoded.indices
+    if indices.null_count:
+        indices = indices.fill_null(len(words))
+        words = [*words, None]
+    return indices.to_numpy(zero_copy_only=False), words
+
+
+def micros(column: pa.Array) -> NDArray[np.int64]:
+    """Timestamps as microseconds since 1970."""
+    found: NDArray[np.int64] = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return found
+
+
+def truths(column: pa.Array) -> NDArray[np.bool_]:
+    """Booleans, none of them null."""
+    found: NDArray[np.bool_] = column.to_numpy(zero_copy_only=False)
+    return found
+
+
+def timestamps(time_us: NDArray[np.int64], missing: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Microseconds since 1970 as timestamps."""
+    return pa.array(time_us, pa.int64(), mask=missing).cast(pa.timestamp("us", tz="UTC"))
+
+
+def dates(time_us: NDArray[np.int64]) -> pa.Array:
+    """The days of moments, in UTC."""
+    return pa.array((time_us // DAY_US).astype(np.int32)).cast(pa.date32())
+
+
+def coded(numbers: NDArray[np.integer], words: list[str | None]) -> pa.Array:
+    """Codes into words as a dictionary array; None is null."""
+    known = [word for word in dict.fromkeys(words) if word is not None]
+    place = {word: number for number, word in enumerate(known)}
+    table = np.array([-1 if word is None else place[word] for word in words] or [-1], np.int32)
+    indices = table[numbers]
+    missing = indices < 0 if None in words else None
+    return pa.DictionaryArray.from_arrays(pa.array(indices, mask=missing), pa.array(known, pa.string()))
+
+
+def constant(word: str | None, count: int) -> pa.Array:
+    """One word, or null, as often as needed."""
+    return coded(np.zeros(count, np.int32), [word])
+
+
+def text_buffers(column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    """Offsets and bytes of a column of text or binary."""
+    _, offsets, data = column.buffers()
+    starts = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return starts, np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+
+
+def valid(column: pa.Array) -> NDArray[np.bool_]:
+    """Whether each value is there."""
+    if not column.null_count:
+        return np.ones(len(column), np.bool_)
+    return truths(column.is_valid())
+
+
+def _translate(numbers: NDArray[np.int64], words: list[str | None], known: dict[str, int]) -> NDArray[np.uint8]:
+    return np.array([known[word] if word is not None else 255 for word in words] or [0], np.uint8)[numbers]

@@ -1,0 +1,27 @@
+"""What an emp conversation is, for those who read it afterwards."""
+
+from __future__ import annotations
+
+from wireloom.model import Direction, Kind
+from wireloom.protocols.conversation import Conversation, Greeting, Rule, Severity, pings, requests
+
+_FIRST = frozenset({Kind.OPEN, Kind.CLOSE, Kind.ERROR})
+
+CONVERSATION = Conversation(
+    pairings=(
+        requests(
+            unknown=Rule("emp.response.unknown-id", Severity.WARNING, "a response to no pending request"),
+            again=Rule("emp.request.reused-id", Severity.WARNING, "a request with the id of one that is pending"),
+        ),
+        pings(
+            unknown=Rule("emp.pong.unasked", Severity.INFO, "a pong that nobody asked for"),
+            again=Rule("emp.ping.overlap", Severity.WARNING, "a ping before the pong to the last one"),
+        ),
+    ),
+    greeting=Greeting(
+        {Direction.C2S: _FIRST, Direction.S2C: _FIRST},
+        missing=Rule("emp.handshake.order", Severity.WARNING, "the first message is no hello"),
+        repeated=Rule("emp.hello.repeated", Severity.WARNING, "another hello after the first message"),
+    ),
+    farewells={Kind.CLOSE: "close", Kind.ERROR: "error"},
+)

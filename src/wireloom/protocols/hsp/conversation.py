@@ -1,0 +1,15 @@
+"""What an hsp conversation is, for those who read it afterwards."""
+
+from __future__ import annotations
+
+from wireloom.protocols.conversation import Conversation, Rule, Severity, pings, requests
+
+CONVERSATION = Conversation(
+    pairings=(
+        requests(
+            unknown=Rule("hsp.response.unknown-id", Severity.INFO, "an answer to no pending DATA_ACK"),
+            again=Rule("hsp.message-id.reused", Severity.WARNING, "a DATA_ACK with the id of one that is pending"),
+        ),
+        pings(counted=True, unknown=Rule("hsp.pong.unasked", Severity.INFO, "a PONG that nobody asked for")),
+    )
+)

@@ -1,0 +1,89 @@
+"""Batches without Spark: the same code as in its workers, in this process, cut in any way a test likes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from wireloom.pipeline import planning
+from wireloom.pipeline.batch import BatchCommit
+from wireloom.pipeline.decode import decode_range
+from wireloom.pipeline.files import Report, write_decoded
+from wireloom.pipeline.joining import Plan, join_facts
+from wireloom.pipeline.planning import Range
+from wireloom.pipeline.query import ask
+from wireloom.pipeline.schemas import TABLES
+from wireloom.pipeline.warehouse import Warehouse
+
+Contents = dict[str, list[tuple[object, ...]]]
+
+
+class LocalWorkers:
+    """Does what Spark's workers do, one task after the other."""
+
+    def __init__(self, warehouse: Path, groups: Sequence[Sequence[Range]], tasks: int = 1) -> None:
+        self.warehouse, self.groups, self.tasks = warehouse, groups, tasks
+
+    def decode(self) -> list[Report]:
+        return [
+            Report.of(row)
+            for group in self.groups
+            for batch in write_decoded(self.warehouse, [(part, decode_range(part)) for part in group])
+            for row in batch.to_pylist()
+        ]
+
+    def join(self, plan: Plan) -> list[Report]:
+        return [
+            Report.of(row)
+            for task in range(plan.tasks)
+            for batch in join_facts(plan, task)
+            for row in batch.to_pylist()
+        ]
+
+
+def new_warehouse(root: Path) -> Warehouse:
+    """A warehouse as a streaming query would find it."""
+    warehouse = Warehouse.prepared(root)
+    warehouse.checkpoint.mkdir(exist_ok=True)
+    (warehouse.checkpoint / "metadata").write_text(json.dumps({"id": "q"}))
+    return warehouse
+
+
+def run_batches(root: Path, batches: Sequence[Sequence[Sequence[Range]]], *, first: int = 0, tasks: int = 1) -> None:
+    """Commit batches, each a list of tasks, each a list of ranges."""
+    warehouse = new_warehouse(root)
+    for number, groups in enumerate(batches, first):
+        BatchCommit(warehouse, number, LocalWorkers(warehouse.root, groups, tasks)).commit()
+
+
+def ranges(journal: Path) -> list[Range]:
+    """Everything a journal holds."""
+    inputs = [str(journal)]
+    return planning.plan(inputs, {}, planning.latest(inputs))
+
+
+def cut(parts: Sequence[Range], positions: Sequence[float]) -> list[list[Range]]:
+    """Ranges cut at some places, each a fraction of the whole, into consecutive pieces."""
+    total = sum(part.size for part in parts)
+    marks = sorted({int(total * position) for position in positions} | {total})
+    pieces: list[list[Range]] = [[]]
+    done = 0
+    for part in parts:
+        start = part.start
+        while start < part.end:
+            room = marks[0] - done
+            stop = min(part.end, start + room)
+            if stop > start:
+                pieces[-1].append(Range(part.file, start, stop, part.refused))
+            done += stop - start
+            start = stop
+            if done == marks[0] and done < total:
+                marks.pop(0)
+                pieces.append([])
+    return [piece for piece in pieces if piece]
+
+
+def contents(warehouse: Path) -> Contents:
+    """Everything in the tables, in an order that does not depend on files."""
+    return {name: sorted(ask(warehouse, f"select * from {name}").rows, key=repr) for name in TABLES}
