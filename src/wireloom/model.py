@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-_NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
+NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 
 type_of_json = str | int | float | bool | None | list["type_of_json"] | dict[str, "type_of_json"]
 
@@ -83,7 +84,7 @@ class Message(NamedTuple):
     correlation_id: str | None = None
     status: str | None = None
     content_type: str | None = None
-    attributes: Mapping[str, str] = _NO_ATTRIBUTES
+    attributes: Mapping[str, str] = NO_ATTRIBUTES
     protocol: str = ""
     time: int | None = None
     """Nanoseconds since 1970 at which the last byte arrived."""
@@ -184,6 +185,13 @@ def _is_json(content_type: str) -> bool:
 
 
 _POSITIONS = {name: position for position, name in enumerate(Message._fields)}
+
+message_of: Callable[[tuple[object, ...]], Message] = functools.partial(tuple.__new__, Message)
+"""A message from all its fields in a tuple, for the busiest places: it takes half the time of calling the class.
+
+>>> message_of((Kind.EVENT, "a", b"", None, None, None, None, {}, "", None, None, None, Authenticity.NONE)).topic
+'a'
+"""
 
 
 def encode_value(value: object) -> tuple[bytes, str | None]:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from types import CoroutineType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, RequestFailed, WireloomError
 from wireloom.peers.calls import CANCELLED
 from wireloom.peers.driver import Driver
 from wireloom.peers.handlers import CLOSING, FAILED, Handler, Result, unknown_topic
 from wireloom.peers.inbox import Inbox
+from wireloom.peers.standby import Standby
 from wireloom.protocols.contract import HUB_PREFIX
 
 if TYPE_CHECKING:
     from wireloom.peers.peer import Peer
 
 LOG = logging.getLogger("wireloom.peers")
-_RESPONSE = Kind.RESPONSE
 PUBLISH = HUB_PREFIX + "publish/"
 
 Operation = Callable[[Message, "Peer"], object]
@@ -48,6 +48,8 @@ class Answers:
         self._operations = operations
         self._concurrency = concurrency
         self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._standby: Standby | None = None
+        self._over = False
         self._events: Inbox[Message] = Inbox(queue, lambda: peer.hold("events"), lambda: peer.release("events"))
         self._worker: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -69,13 +71,42 @@ class Answers:
         except Exception as error:  # whatever a handler raises is an answer, not the end of the connection
             self._fail(driver, message, error)
             return
-        if result.__class__ is CoroutineType or inspect.isawaitable(result) or inspect.isasyncgen(result):
+        if result.__class__ is CoroutineType:
+            self._begin(message, driver, cast(Coroutine[Any, Any, object], result))
+        elif inspect.isawaitable(result) or inspect.isasyncgen(result):
             key = (id(driver), message.id or "")
-            self._tasks[key] = self._loop.create_task(self._run(key, message, driver, result))
-            if len(self._tasks) >= self._concurrency:
-                self._peer.hold("requests")
+            self._enter(key, self._loop.create_task(self._run(key, message, driver, result)))
         else:
             self._respond(driver, message, result)
+
+    def _begin(self, message: Message, driver: Driver, work: Coroutine[Any, Any, object]) -> None:
+        """Run a handler up to where it waits for something; most do not, and need no task."""
+        key = (id(driver), message.id or "")
+        standby = self._standby
+        if standby is None or not standby.is_ready:
+            self._enter(key, self._loop.create_task(self._run(key, message, driver, work)))
+            if standby is None and not self._over:
+                self._standby = Standby(self._loop)
+            return
+        try:
+            waits_for = standby.begin(work)
+        except StopIteration as done:
+            self._respond(driver, message, done.value)
+        except (Exception, asyncio.CancelledError) as error:
+            self._fail(driver, message, error)
+        else:
+            self._standby = None
+            self._enter(key, standby.task)
+            standby.take_over(self._run(key, message, driver, standby.rest(work, waits_for)))
+            return
+        if not standby.is_clean:
+            self._standby = None
+            standby.close()
+
+    def _enter(self, key: Key, task: asyncio.Task[None]) -> None:
+        self._tasks[key] = task
+        if len(self._tasks) >= self._concurrency:
+            self._peer.hold("requests")
 
     def _call(self, message: Message) -> object:
         topic = message.topic or ""
@@ -172,6 +203,10 @@ class Answers:
     def end(self) -> None:
         """Nothing more will come; events that are here already are still handled."""
         self._events.close()
+        self._over = True
+        if self._standby is not None:
+            self._standby.close()
+            self._standby = None
 
     async def finished(self) -> None:
         """Wait until everything taken so far is handled."""
@@ -201,18 +236,17 @@ class Answers:
         try:
             if isinstance(result, Message):
                 kind = Kind.ERROR if result.kind is Kind.ERROR else Kind.RESPONSE
-                answer = result.with_(kind=kind, id=None, correlation_id=request.id, status=result.status or "done")
+                driver.send(result.with_(kind=kind, id=None, correlation_id=request.id, status=result.status or "done"))
             else:
                 body, content_type = self._peer.encode(result)
-                answer = Message(_RESPONSE, request.topic, body, None, request.id, "done", content_type)
-            driver.send(answer)
+                driver.respond(request, body, content_type)
         except LimitExceeded as error:
             self._send(driver, _error(request, FAILED, str(error).encode()))
         except WireloomError as error:
             if driver.failure is None:
                 self._fail(driver, request, error)
 
-    def _fail(self, driver: Driver, request: Message, error: Exception) -> None:
+    def _fail(self, driver: Driver, request: Message, error: BaseException) -> None:
         if isinstance(error, RequestFailed):
             code, body = error.code, error.body
         else:

@@ -14,10 +14,31 @@ _PROGRESS, _ERROR = Kind.PROGRESS, Kind.ERROR
 _NEVER = float("inf")
 
 
-class Call:
-    """One request and whoever waits for its outcome."""
+class Waiting:
+    """One request that waits for its outcome."""
 
-    __slots__ = ("answer", "deadline", "id", "patience", "request", "steps")
+    __slots__ = ("deadline", "id", "patience", "request")
+
+    request: Message
+    id: str
+    patience: float | None
+    deadline: float
+    steps: Inbox[Message] | None = None
+    """Where its progress goes, if anybody wants to see that."""
+
+    def finish(self, answer: Message) -> None:
+        """The answer is here."""
+        raise NotImplementedError
+
+    def fail(self, error: WireloomError) -> None:
+        """There will be no answer."""
+        raise NotImplementedError
+
+
+class Call(Waiting):
+    """One request and somebody who awaits its outcome."""
+
+    __slots__ = ("answer", "steps")
 
     def __init__(
         self,
@@ -32,6 +53,13 @@ class Call:
         self.deadline = _NEVER if patience is None else loop.time() + patience
         self.answer: asyncio.Future[Message] = loop.create_future()
         self.steps = steps
+
+    def finish(self, answer: Message) -> None:
+        """The answer is here."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
+        if self.steps is not None:
+            self.steps.close()
 
     def fail(self, error: WireloomError) -> None:
         """There will be no answer."""
@@ -49,8 +77,8 @@ class Calls:
     One timer serves them all: it is set for the first deadline and looks again when it fires.
     """
 
-    def __init__(self, on_timeout: Callable[[Call], None], explain: Callable[[], str] = str) -> None:
-        self._waiting: dict[str, Call] = {}
+    def __init__(self, on_timeout: Callable[[Waiting], None], explain: Callable[[], str] = str) -> None:
+        self.waiting: dict[str, Waiting] = {}
         self._on_timeout = on_timeout
         self._explain = explain
         self._loop = asyncio.get_running_loop()
@@ -59,50 +87,51 @@ class Calls:
         self._idle: list[asyncio.Future[None]] = []
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
-    def add(self, call: Call, request_id: str) -> None:
+    def add(self, call: Waiting, request_id: str) -> None:
         """The request was sent under this id."""
         call.id = request_id
-        self._waiting[request_id] = call
-        if call.deadline != _NEVER:
-            self._watch(call.deadline)
+        self.waiting[request_id] = call
+        deadline = call.deadline
+        if (self._timer is None or deadline < self._timer_at) and deadline != _NEVER:
+            self._watch(deadline)
 
     def settle(self, answer: Message) -> bool:
         """Hand an answer to whoever waits for it; False when nobody does."""
         request_id = answer.correlation_id or ""
-        call = self._waiting.get(request_id)
+        call = self.waiting.get(request_id)
         if call is None:
             return False
-        if answer.kind is _PROGRESS:
+        kind = answer.kind
+        if kind is _PROGRESS:
             if call.patience is not None:
                 call.deadline = self._loop.time() + call.patience
             if call.steps is not None:
                 call.steps.put(answer)
             return True
-        self.remove(request_id)
-        if answer.kind is _ERROR:
+        del self.waiting[request_id]
+        if self._idle and not self.waiting:
+            self._wake_idle()
+        if kind is _ERROR:
             call.fail(RequestFailed(answer.status or "error", answer.body))
         elif answer.status == CANCELLED:
             call.fail(RequestFailed(CANCELLED, answer.body))
         else:
-            if not call.answer.done():
-                call.answer.set_result(answer)
-            if call.steps is not None:
-                call.steps.close()
+            call.finish(answer)
         return True
 
-    def remove(self, request_id: str) -> Call | None:
+    def remove(self, request_id: str) -> Waiting | None:
         """Nobody waits for this one any more."""
-        call = self._waiting.pop(request_id, None)
-        if not self._waiting and self._idle:
+        call = self.waiting.pop(request_id, None)
+        if not self.waiting and self._idle:
             self._wake_idle()
         return call
 
-    def take_all(self) -> list[Call]:
+    def take_all(self) -> list[Waiting]:
         """Every waiting call, in the order they were sent; they are forgotten here."""
-        calls = list(self._waiting.values())
-        self._waiting.clear()
+        calls = list(self.waiting.values())
+        self.waiting.clear()
         self._wake_idle()
         return calls
 
@@ -116,14 +145,14 @@ class Calls:
 
     def fail_progressive(self, error: WireloomError) -> None:
         """Fail the calls whose steps are being followed: those cannot begin anew."""
-        for call in list(self._waiting.values()):
+        for call in list(self.waiting.values()):
             if call.steps is not None:
                 self.remove(call.id)
                 call.fail(fresh(error))
 
     async def settled(self) -> None:
         """Wait until no call waits."""
-        while self._waiting:
+        while self.waiting:
             idle = self._loop.create_future()
             self._idle.append(idle)
             await idle
@@ -144,13 +173,13 @@ class Calls:
     def _expire(self) -> None:
         self._timer = None
         now = self._loop.time() + 0.001
-        late = [call for call in self._waiting.values() if call.deadline <= now]
+        late = [call for call in self.waiting.values() if call.deadline <= now]
         for call in late:
             self.remove(call.id)
             self._on_timeout(call)
             topic, patience = call.request.topic, call.patience
             why = self._explain()
             call.fail(RequestTimeout(f"no answer to the request for {topic!r} within {patience:g} s{why}"))
-        deadline = min((call.deadline for call in self._waiting.values()), default=_NEVER)
+        deadline = min((call.deadline for call in self.waiting.values()), default=_NEVER)
         if deadline != _NEVER:
             self._watch(deadline)

@@ -105,8 +105,13 @@ class Driver:
         if self._finishing:
             return
         self._busy = True
+        session = self.session
         try:
-            self._took(self.session.receive(data, self._now()))
+            run = session.receive(data, self._now())
+            if run.messages and self._announced:
+                self.on_run(run)
+            else:
+                self._took(run)
         finally:
             self._busy = False
         self._after()
@@ -187,6 +192,11 @@ class Driver:
         """Whether messages can be sent."""
         return self._announced and self.session.state is _OPEN
 
+    @property
+    def has_room(self) -> bool:
+        """Whether messages can be sent, and nothing waits to be taken by the transport."""
+        return self._announced and not self.writing_is_paused and self.session.state is _OPEN
+
     def send(self, message: Message) -> Message:
         """Send a message; returned as the session sent it, with its id."""
         if self.failure is not None:
@@ -202,6 +212,33 @@ class Driver:
         else:
             self._more = True
         return sent
+
+    def ask(self, request: Message, *, alone: bool) -> str | None:
+        """Send a request; returns its id. `alone` if no other waits for an answer: then it is written at once.
+
+        Others are likely to follow in the same turn of the loop, and are written together.
+        """
+        if self.failure is not None:
+            raise fresh(self.failure)
+        identifier = self.session.ask(request, self._now())
+        if self._busy or self._flush_due:
+            self._more = True
+        elif alone:
+            self._after()
+        else:
+            self._flush_due = self._more = True
+            self._loop.call_soon(self._flush_rest)
+        return identifier
+
+    def respond(self, request: Message, body: bytes, content_type: str | None) -> None:
+        """Send the response to a request."""
+        if self.failure is not None:
+            raise fresh(self.failure)
+        self.session.respond(request, body, content_type, self._now())
+        if self._busy or self._flush_due:
+            self._more = True
+        else:
+            self.flush()
 
     def flush(self) -> None:
         """Write what the session has to say.

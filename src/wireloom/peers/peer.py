@@ -10,6 +10,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 
 from wireloom.model import (
+    NO_ATTRIBUTES,
+    Authenticity,
     ConfigError,
     Kind,
     Message,
@@ -17,9 +19,10 @@ from wireloom.model import (
     PeerClosed,
     WireloomError,
     encode_value,
+    message_of,
 )
 from wireloom.peers.answers import PUBLISH, Answers, Operation
-from wireloom.peers.calls import Call, Calls
+from wireloom.peers.calls import Call, Calls, Waiting
 from wireloom.peers.driver import LINGER, Driver, fresh
 from wireloom.peers.handlers import Handler
 from wireloom.peers.inbox import Inbox
@@ -47,6 +50,7 @@ FULL = "; input is not read because a queue of this end is full"
 _NUMBERS = count(1)
 # Looking up a member of an enum costs as much as a call, and these are needed for every message.
 _EVENT, _REQUEST, _CANCEL, _REDIRECT = Kind.EVENT, Kind.REQUEST, Kind.CANCEL, Kind.REDIRECT
+_RESPONSE, _NOBODY = Kind.RESPONSE, Authenticity.NONE
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS, Kind.ACK))
 
 
@@ -144,13 +148,24 @@ class Peer:
         Raises RequestFailed when the peer says no, RequestTimeout when it says nothing, PeerClosed when the
         connection is lost. After a timeout or when this call is cancelled, the peer is told, where the protocol can.
         """
-        return self.decode(await self.ask(self._message(_REQUEST, topic, body, attributes), timeout=timeout))
+        # The same as `ask`, without a second coroutine.
+        call = Call(self._message(_REQUEST, topic, body, attributes), timeout, self._loop)
+        driver = self._driver
+        if driver is None or not driver.has_room:
+            driver = await self._room(timeout)
+        self._dispatch(call, driver)
+        try:
+            answer = await call.answer
+        except asyncio.CancelledError:
+            self._withdraw(call)
+            raise
+        return self.decode(answer)
 
     async def ask(self, message: Message, *, timeout: float | None = TIMEOUT) -> Message:  # noqa: ASYNC109
         """Send a request as it is, and return the answer as it came."""
         call = Call(message, timeout, self._loop)
         driver = self._driver
-        if driver is None or driver.writing_is_paused or not driver.is_open:
+        if driver is None or not driver.has_room:
             driver = await self._room(timeout)
         self._dispatch(call, driver)
         try:
@@ -317,10 +332,12 @@ class Peer:
         for message in run.messages:
             kind = message.kind
             wanted = True
-            if kind in _ANSWERS:
+            if kind is _RESPONSE:
                 wanted = self._calls.settle(message)
             elif kind is _REQUEST:
                 self._answers.request(message, driver)
+            elif kind in _ANSWERS:
+                wanted = self._calls.settle(message)
             elif kind is _EVENT:
                 wanted = self._take_event(message)
             elif kind is _CANCEL:
@@ -436,7 +453,7 @@ class Peer:
         """Send a request whose steps somebody iterates over."""
         self._dispatch(call, await self._room(call.patience))
 
-    def withdraw(self, call: Call) -> None:
+    def withdraw(self, call: Waiting) -> None:
         """Nobody waits for this call any more."""
         self._withdraw(call)
 
@@ -448,19 +465,19 @@ class Peer:
                 return driver
             await driver.drain()
 
-    def _dispatch(self, call: Call, driver: Driver) -> None:
-        sent = driver.send(call.request)
-        if sent.id is None:
+    def _dispatch(self, call: Waiting, driver: Driver) -> None:
+        identifier = driver.ask(call.request, alone=not self._calls.waiting)
+        if identifier is None:
             raise NotSupported(f"{self.protocol.name} has no requests")
-        self._calls.add(call, sent.id)
+        self._calls.add(call, identifier)
 
-    def _withdraw(self, call: Call) -> None:
+    def _withdraw(self, call: Waiting) -> None:
         if call.id and self._calls.remove(call.id) is not None:
             self._give_up(call)
         if call.steps is not None:
             call.steps.discard()
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: Waiting) -> None:
         """Tell the peer that the answer is no longer wanted, where the protocol can say so."""
         try:
             self._current().send(Message(Kind.CANCEL, call.request.topic, correlation_id=call.id))
@@ -490,9 +507,11 @@ class Peer:
         if not topic:
             raise ConfigError("a topic must not be empty")
         data, content_type = self.encode(body)
-        if attributes:
-            return Message(kind, topic, data, content_type=content_type, attributes=attributes)
-        return Message(kind, topic, data, None, None, None, content_type)
+        fields = (
+            kind, topic, data, None, None, None, content_type, attributes or NO_ATTRIBUTES,
+            "", None, None, None, _NOBODY,
+        )  # fmt: skip
+        return message_of(fields)
 
     def _inbox(self) -> Inbox[Message]:
         reason = f"queue {next(_NUMBERS)}"

@@ -46,6 +46,10 @@ class PortionDriver(Driver):
             self._waiting.append(data)
         elif len(data) <= SMALLEST:
             super().received(data)
+        elif len(data) <= self._portion and not self._holds:
+            started = time.monotonic()
+            super().received(data)
+            self._adapt(time.monotonic() - started)
         else:
             self._waiting.append(data)
             self._take_portion()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 
-from wireloom.model import Direction, Kind, Message
+from wireloom.model import NO_ATTRIBUTES, Authenticity, Direction, Kind, Message, ProtocolViolation, message_of
 from wireloom.protocols.emp.extensions import Hub, decode_hub, encode_hub
 from wireloom.protocols.emp.frames import Extension, Type
 from wireloom.protocols.emp.messages import DONE
@@ -22,9 +22,81 @@ _DATA, _REQUEST_RESPONSE, _HUB = int(Type.DATA), int(Extension.REQUEST_RESPONSE)
 _HEAD = struct.Struct(">IBBxx")
 _RELATED = struct.Struct(">IBBxxIBBxxBxxxQ")
 """Envelope, header and a request-response block."""
-_KINDS = {Kind.EVENT: 0, Kind.REQUEST: 0x80, Kind.RESPONSE: 0}
+_RELATED_SIZE = _RELATED.size
+_LENGTH = struct.Struct(">I")
+# Looking up members of an enum, or methods of a module's object, costs as much as a call.
+_EVENT, _REQUEST, _RESPONSE, _NOBODY = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Authenticity.NONE
+_KINDS = {_EVENT: 0, _REQUEST: 0x80, _RESPONSE: 0}
+_pack_related, _unpack_related, _unpack_length = _RELATED.pack, _RELATED.unpack_from, _LENGTH.unpack_from
 
 _remembered_hub = lru_cache(maxsize=1024)(decode_hub)
+
+
+@lru_cache(maxsize=1024)
+def _hub_of(block: bytes) -> tuple[str | None, str | None] | None:
+    """Topic and content type that the last block of a message gives it; None if it is another block, or wrong."""
+    length, extension, more = _HEAD.unpack_from(block)
+    if extension != _HUB or more & 0x80 or length != len(block) or block[8] & 0x84:
+        return None
+    try:
+        hub = decode_hub(block[8:])
+    except ProtocolViolation:
+        return None
+    return hub.topic, hub.content_type
+
+
+def read_related(
+    buffer: bytes | bytearray,
+    start: int,
+    settings: EmpSettings,
+    direction: Direction,
+    waiting: dict[str, Message],
+    owed: set[str],
+    messages: list[Message],
+) -> int:
+    """Add the plain requests and responses from `start` on to `messages`; returns where they end.
+
+    It ends before anything that is not complete, not plain, wrong, or against the conversation: a response to a
+    request that is not `waiting` for one, a request whose id is `owed` a response already. It enters requests in
+    `owed` and takes responses out of `waiting`.
+    """
+    available, largest, most = len(buffer), settings.max_message, settings.max_requests
+    while available - start >= _RELATED_SIZE:
+        size, type_, more, length, extension, last, asks, number = _unpack_related(buffer, start)
+        end = start + size
+        if (
+            type_ != _DATA or more < 0x80 or extension != _REQUEST_RESPONSE or length != 20 or not number
+            or size < _RELATED_SIZE or size > largest or end > available
+        ):  # fmt: skip
+            break
+        if buffer.__class__ is not bytes:
+            buffer = bytes(buffer)
+        at = start + _RELATED_SIZE
+        topic = content_type = None
+        if last & 0x80:
+            stop = at + _unpack_length(buffer, at)[0] if end - at > 8 else 0
+            if not at + 8 < stop <= end or stop > at + _SHORT or (hub := _hub_of(buffer[at:stop])) is None:
+                break
+            topic, content_type = hub
+            at = stop
+        related = str(number)
+        if asks & 0x80:
+            if related in owed or len(owed) >= most:
+                break
+            owed.add(related)
+            messages.append(message_of((
+                _REQUEST, topic, buffer[at:end], related, None, None, content_type, NO_ATTRIBUTES,
+                "emp", None, None, direction, _NOBODY,
+            )))  # fmt: skip
+        else:
+            if waiting.pop(related, None) is None:
+                break
+            messages.append(message_of((
+                _RESPONSE, topic, buffer[at:end], None, related, DONE, content_type, NO_ATTRIBUTES,
+                "emp", None, None, direction, _NOBODY,
+            )))  # fmt: skip
+        start = end
+    return start
 
 
 def read_plain(
@@ -39,16 +111,16 @@ def read_plain(
         return None
     end = start + size
     at = start + 8
-    kind, number, answered, status, topic, content_type = Kind.EVENT, None, None, None, None, None
+    kind, number, answered, status, topic, content_type = _EVENT, None, None, None, None, None
     more &= 0x80
     if more and size >= 28 and buffer[at + 4] == _REQUEST_RESPONSE:
         _, _, _, length, _, more, asks, identifier = _RELATED.unpack_from(buffer, start)
         if length != 20 or not identifier:
             return None
         if asks & 0x80:
-            kind, number = Kind.REQUEST, str(identifier)
+            kind, number = _REQUEST, str(identifier)
         else:
-            kind, answered, status = Kind.RESPONSE, str(identifier), DONE
+            kind, answered, status = _RESPONSE, str(identifier), DONE
         more &= 0x80
         at += 20
     if more:
@@ -81,9 +153,9 @@ def write_plain(message: Message, number: int, settings: EmpSettings) -> bytes |
     body = message.body
     if (
         asks is None
-        or (message.kind is not Kind.EVENT) != bool(number)
+        or (message.kind is not _EVENT) != bool(number)
         or (message.attributes and message.protocol in ("", "emp"))
-        or (message.status is not None and not (message.status == DONE and message.kind is Kind.RESPONSE))
+        or (message.status is not None and not (message.status == DONE and message.kind is _RESPONSE))
         or (settings.compress_above is not None and len(body) > settings.compress_above)
     ):
         return None
@@ -99,3 +171,16 @@ def write_plain(message: Message, number: int, settings: EmpSettings) -> bytes |
     else:
         head = _HEAD.pack(size, _DATA, more)
     return head + block + body
+
+
+def write_related(
+    asks: int, topic: str | None, body: bytes, content_type: str | None, number: int, settings: EmpSettings
+) -> bytes | None:
+    """A request (`asks` is 0x80) or response (0) without anything unusual as bytes; None where that takes more."""
+    block = _hub_block(topic, content_type)
+    if block is None:
+        return None
+    size = _RELATED_SIZE + len(block) + len(body)
+    if size > settings.max_message or (settings.compress_above is not None and len(body) > settings.compress_above):
+        return None
+    return _pack_related(size, _DATA, 0x80, 20, _REQUEST_RESPONSE, 0x80 if block else 0, asks, number) + block + body

@@ -15,7 +15,7 @@ from wireloom.protocols.contract import Role, Run, Session, SessionState
 from wireloom.protocols.emp import extensions, frames
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import to_frame, to_message
-from wireloom.protocols.emp.plain import read_plain, write_plain
+from wireloom.protocols.emp.plain import read_plain, read_related, write_plain, write_related
 from wireloom.protocols.emp.settings import EmpSettings
 
 OPENING, OPEN, CLOSING, CLOSED = SessionState
@@ -69,6 +69,8 @@ class EmpSession(Session):
     def __init__(self, role: Role, settings: EmpSettings) -> None:
         super().__init__(role)
         self.settings = settings
+        self._plain = settings.size_mode is SizeMode.INCLUSIVE
+        """Whether the short ways of `plain.py` may be tried."""
         self._receives = role.sends.opposite
         self._buffer = bytearray()
         self._out: list[bytes] = []
@@ -77,7 +79,7 @@ class EmpSession(Session):
         self._held_size = 0
         self._last_id = 0
         self._waiting: dict[str, Message] = {}
-        """Requests we sent, by id, until they are answered."""
+        """Requests we sent, by id, until they are answered; the messages need not bear the id."""
         self._owed: set[str] = set()
         """Ids of requests that the peer waits on."""
         self._deadline: float | None = None
@@ -101,11 +103,19 @@ class EmpSession(Session):
             kept += data
         buffer = kept or data
         settings, direction, position = self.settings, self._receives, 0
-        plain = settings.size_mode is SizeMode.INCLUSIVE
         messages: list[Message] = []
         try:
             while True:
-                if plain and self.state is OPEN and (quick := read_plain(buffer, position, settings, direction)):
+                if self._plain and self.state is OPEN:
+                    position = read_related(
+                        buffer, position, settings, direction, self._waiting, self._owed, messages
+                    )  # fmt: skip
+                    if position == len(buffer):
+                        break
+                    quick = read_plain(buffer, position, settings, direction)
+                else:
+                    quick = None
+                if quick is not None:
                     message, end = quick
                     self._correlate(message)
                 elif found := frames.decode(buffer, position, settings.max_message, settings.size_mode):
@@ -124,7 +134,7 @@ class EmpSession(Session):
         accepted = bytes(buffer[:position])
         if kept:
             del kept[:position]
-        else:
+        elif position < len(data):
             kept += data[position:]
         return Run(accepted, messages)
 
@@ -255,6 +265,35 @@ class EmpSession(Session):
 
     # The application's side
 
+    def ask(self, request: Message, now: float) -> str | None:
+        """Queue a request; the short way, where it is open and nothing is unusual."""
+        if (
+            self._plain and self.state is OPEN and not request.attributes and request.status is None
+            and len(self._waiting) < self.settings.max_requests and self._last_id < extensions.MAX_ID
+        ):  # fmt: skip
+            number = self._last_id + 1
+            data = write_related(0x80, request.topic, request.body, request.content_type, number, self.settings)
+            if data is not None:
+                self._last_id = number
+                identifier = str(number)
+                self._waiting[identifier] = request
+                self._out.append(data)
+                self.sent += 1
+                return identifier
+        return self.send(request, now).id
+
+    def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
+        """Queue the response to a request; the short way, where that is enough."""
+        identifier = request.id
+        if self._plain and self.state is OPEN and identifier in self._owed:
+            data = write_related(0, request.topic, body, content_type, int(identifier), self.settings)
+            if data is not None:
+                self._owed.discard(identifier)
+                self._out.append(data)
+                self.sent += 1
+                return
+        super().respond(request, body, content_type, now)
+
     def send(self, message: Message, now: float) -> Message:
         """Queue a message; what is sent during the handshake goes out when that ends.
 
@@ -355,7 +394,7 @@ class EmpSession(Session):
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
-        return list(self._waiting.values())
+        return [request.with_(id=identifier) for identifier, request in self._waiting.items()]
 
     def _write(self, frame: Frame) -> None:
         self._queue(frames.encode(frame, self.settings.size_mode))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from wireloom.model import NotSupported
 from wireloom.protocols.contract import HUB_PREFIX
@@ -34,6 +35,11 @@ _OPERATION_TYPES = {topic: number for number, topic in OPERATIONS.items()}
 PUBLISH = HUB_PREFIX + "publish/"
 UNNAMED = "hsp/"
 """Topics of types that no map names: `hsp/7`."""
+REMEMBERED, SHORT = 1024, 256
+"""How many topics a connection remembers the reading and writing of, and the longest of them."""
+
+Named = tuple[str, str | None, Mapping[str, str]]
+"""Topic, content type and attributes that a type gives a message."""
 
 
 @dataclass(slots=True)
@@ -45,6 +51,9 @@ class Names:
     taken: Mapping[int, str] = field(default_factory=dict)
     """Numbers that stand for something else at this end, though the peer may not know."""
     _numbers: dict[str, int] = field(init=False, default_factory=dict)
+    _read: dict[int | bytes, Named | None] = field(init=False, default_factory=dict)
+    """What types and the heads of envelopes were found to mean; the same few come again and again."""
+    _written: dict[tuple[str, str | None], tuple[int, bytes]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._numbers = {topic: number for number, topic in self.topics.items()}
@@ -69,12 +78,61 @@ class Names:
         content_type = "application/json" if self.profile and number in OPERATIONS else None
         return self.topic(number), payload, content_type
 
+    def of_number(self, number: int) -> Named | None:
+        """What a type gives a message with any payload; None where it is reserved, or stands for the hub's topics."""
+        try:
+            return self._read[number]
+        except KeyError:
+            topic = self.topic(number)
+            reserved = topic.startswith(HUB_PREFIX) or (self.profile and FIRST_RESERVED <= number <= LAST_RESERVED)
+            return self._remember(number, None if reserved else (topic, None, _attributes(number)))
+
+    def of_envelope(self, head: bytes) -> Named | None:
+        """What an envelope that begins with `head`, up to its body, gives a message.
+
+        None for the hub's operations and for what is no envelope: those take a closer look.
+        """
+        try:
+            return self._read[head]
+        except KeyError:
+            opened = open_envelope(head) if self.profile else None
+            if opened is None or opened[0] == self.topic(ENVELOPE) or opened[0].startswith(HUB_PREFIX):
+                return None
+            named = (opened[0], opened[2], _attributes(ENVELOPE))
+            return self._remember(head, named) if len(head) <= SHORT else named
+
+    def _remember(self, key: int | bytes, named: Named | None) -> Named | None:
+        if len(self._read) >= REMEMBERED:
+            self._read.clear()
+        self._read[key] = named
+        return named
+
     def says(self, number: int, topic: str) -> bool:
         """Whether a number stands for this topic at both ends, and for no other."""
         return self.topic(number) == topic and (number in self.topics or number not in self.taken)
 
     def write(self, topic: str, body: bytes, content_type: str | None) -> tuple[int, bytes]:
         """The typed payload that says this; an envelope where no number does."""
+        number, head = self.head(topic, content_type)
+        return number, head + body
+
+    def head(self, topic: str, content_type: str | None) -> tuple[int, bytes]:
+        """The type and the payload's beginning, before any body, that say this.
+
+        >>> Names({7: "a"}).head("a", None), Names().head("a", None)
+        ((7, b''), (64768, b'\\x00\\x01a\\x00'))
+        """
+        try:
+            return self._written[topic, content_type]
+        except KeyError:
+            found = self._head(topic, content_type)
+            if len(found[1]) <= SHORT:
+                if len(self._written) >= REMEMBERED:
+                    self._written.clear()
+                self._written[topic, content_type] = found
+            return found
+
+    def _head(self, topic: str, content_type: str | None) -> tuple[int, bytes]:
         topic = topic.removeprefix(PUBLISH)
         number = self._numbers.get(topic)
         if number is None:
@@ -82,12 +140,16 @@ class Names:
             if number is None and topic.startswith(UNNAMED):
                 number = parse_number(topic.removeprefix(UNNAMED))
         if number is not None and self.says(number, topic):
-            return number, body
+            return number, b""
         if self.profile:
-            return ENVELOPE, make_envelope(topic, body, content_type)
+            return ENVELOPE, make_envelope(topic, b"", content_type)
         raise NotSupported(
             f"hsp has no type for topic {topic!r}: name it in `topics`, or turn the hub profile on (`profile`)"
         )
+
+
+def _attributes(number: int) -> Mapping[str, str]:
+    return MappingProxyType({"type": str(number)})
 
 
 def parse_number(text: str) -> int | None:

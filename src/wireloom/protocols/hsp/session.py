@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
 from wireloom.protocols.contract import HUB_PREFIX, Bulk, Renumbered, Role, Run, Session, SessionState
 from wireloom.protocols.hsp import frames
+from wireloom.protocols.hsp.plain import read_plain, write_ack, write_request
 from wireloom.protocols.hsp.profile import Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
 
@@ -49,7 +50,7 @@ class HspSession(Session):
         self._out: list[bytes] = []
         self._next_id = unique & 0xFFFFFFFF
         self._waiting: dict[int, Message] = {}
-        """Requests we sent, by id, until they are answered."""
+        """Requests we sent, by id, until they are answered; the messages need not bear the id."""
         self._owed: set[int] = set()
         """Ids the peer waits on."""
         self._bulk: type[bulk.HspBulk] | None = None
@@ -89,7 +90,14 @@ class HspSession(Session):
         limit = self.settings.max_payload
         renumbered: list[Renumbered] = []
         try:
-            while (found := frames.decode(buffer, position, limit)) is not None:
+            while True:
+                if not self._bulk_owed:
+                    position = read_plain(
+                        buffer, position, limit, self.names, self._receives, self._waiting, self._owed, messages
+                    )
+                found = frames.decode(buffer, position, limit)
+                if found is None:
+                    break
                 frame, end = found
                 numbers = self.names.topics
                 message = self._accept(frame)
@@ -244,6 +252,29 @@ class HspSession(Session):
 
     # The application's side
 
+    def ask(self, request: Message, now: float) -> str | None:
+        """Queue a request; the short way, where nothing is unusual."""
+        topic = request.topic
+        if self.state is _OPEN and topic and topic != MAP and not request.attributes:
+            type_, head = self._own_names.head(topic, request.content_type)
+            if len(head) + len(request.body) <= self.settings.max_payload:
+                number = self._draw_id()
+                self._waiting[number] = request
+                self._queue(write_request(number, type_, head, request.body))
+                return str(number)
+        return self.send(request, now).id
+
+    def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
+        """Queue the `ACK` of a request; it has no room for a body."""
+        number = int(request.id or -1)
+        if self.state is not _OPEN or number not in self._owed:
+            super().respond(request, body, content_type, now)
+            return
+        self._owed.discard(number)
+        self._queue(write_ack(number))
+        if body:
+            self.count("hsp.response.body-dropped")
+
     def send(self, message: Message, now: float) -> Message:
         """Queue a message: `DATA`, `DATA_ACK`, or the answer to one."""
         state = self.state
@@ -312,7 +343,7 @@ class HspSession(Session):
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
-        return list(self._waiting.values())
+        return [request.with_(id=str(number)) for number, request in self._waiting.items()]
 
     def topic_numbers(self) -> Mapping[int, str]:
         """The types that stand for topics on this connection."""

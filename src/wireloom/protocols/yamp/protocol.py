@@ -19,6 +19,7 @@ from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.yamp import formats, frames
 from wireloom.protocols.yamp.conversation import CONVERSATION
 from wireloom.protocols.yamp.frames import ResponseType
+from wireloom.protocols.yamp.plain import uid_text
 
 if TYPE_CHECKING:
     from wireloom.protocols.columns import ColumnDecoder
@@ -73,16 +74,6 @@ class YampSettings(Settings):
             raise ConfigError(f"setting 'max_body' is {self.max_body}; it must be 0 to {frames.MAX_BODY_LIMIT}")
         if self.redirect and split_url(self.redirect) is None:
             raise ConfigError(f"setting 'redirect' is {self.redirect!r}; it must be <protocol>://<host>:<port>[/uri]")
-
-
-def uid_text(uid: bytes) -> str:
-    """A uid as hyphenated text.
-
-    >>> uid_text(bytes(range(16)))
-    '00010203-0405-0607-0809-0a0b0c0d0e0f'
-    """
-    digits = uid.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def parse_uid(text: str | None, what: str) -> bytes:

@@ -14,7 +14,6 @@ follows from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from wireloom.model import (
     BodyError,
@@ -29,17 +28,11 @@ from wireloom.model import (
 from wireloom.protocols.contract import HUB_PREFIX, Role, Run, Session, SessionState
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.protocol import (
-    SERIALIZER,
-    YampSettings,
-    parse_uid,
-    split_url,
-    to_frame,
-    to_message,
-    uid_text,
-)
+from wireloom.protocols.yamp.plain import Asked, Owed, read_plain, uid_text, write_request, write_response
+from wireloom.protocols.yamp.protocol import SERIALIZER, YampSettings, parse_uid, split_url, to_frame, to_message
 from wireloom.protocols.yamp.uids import Uids
 
+_OPEN, _CLOSED = SessionState.OPEN, SessionState.CLOSED
 PUBLISH = HUB_PREFIX + "publish/"
 ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS))
 
@@ -70,14 +63,6 @@ SENDABLE = frozenset((*ANSWERS, Kind.EVENT, Kind.REQUEST, Kind.CANCEL))
 """The kinds of user messages; the system frames are the session's own affair, but for close, redirect and ping."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Owed:
-    """A request that waits for our answer."""
-
-    uri: str
-    progressive: bool
-
-
 class YampSession(Session):
     """Client or server of one yamp connection.
 
@@ -99,13 +84,13 @@ class YampSession(Session):
         self._held: list[bytes] = []
         """Frames to send once the handshake is done."""
         self._held_size = 0
-        self._waiting: dict[bytes, Message] = {}
+        self._waiting: dict[bytes, Asked] = {}
         """Requests we sent, by uid, until they are answered."""
         self._cancelled: dict[bytes, None] = {}
         """Those of them we asked to cancel; a peer that never answers must not use up `max_requests`."""
-        self._owed: dict[bytes, _Owed] = {}
-        """Requests the peer waits on, by uid."""
-        self._killed: dict[bytes, None] = {}
+        self._owed: dict[str, Owed] = {}
+        """Requests the peer waits on, by uid as text."""
+        self._killed: dict[str, None] = {}
         """Requests the peer killed, whose late answers must not be sent; the oldest are forgotten first."""
         self._closing_reason = ""
         self._input_ended = False
@@ -145,7 +130,14 @@ class YampSession(Session):
         messages: list[Message] = []
         position = ignored = 0
         try:
-            while position < len(buffer) and self.state is not SessionState.CLOSED:
+            while True:
+                if self.state is _OPEN:
+                    position = read_plain(
+                        buffer, position, self.settings.max_body, self.settings.max_requests, self.content_type,
+                        self._receives, self._waiting, self._cancelled, self._owed, self._killed, messages,
+                    )  # fmt: skip
+                if position == len(buffer) or self.state is _CLOSED:
+                    break
                 self._check_turn(buffer[position])
                 found = frames.decode(buffer, position, self.settings.max_body)
                 if found is None:
@@ -188,11 +180,12 @@ class YampSession(Session):
                 if not self._take_response(frame):
                     return None
             case frames.Cancel(request_uid=request_uid, kill=kill):
-                if request_uid not in self._owed:
+                identifier = uid_text(request_uid)
+                if identifier not in self._owed:
                     self.count("yamp.cancel.unknown")
                     return None
                 if kill:
-                    self._forget(request_uid)
+                    self._forget(identifier)
             case frames.Ping(payload):
                 self._say(frames.Pong(payload))
             case frames.Pong(payload):
@@ -246,8 +239,9 @@ class YampSession(Session):
         self._held.clear()
 
     def _take_request(self, request: frames.Request) -> bool:
-        if request.uid in self._owed:
-            raise frames.violation("yamp.request.uid-reused", f"{uid_text(request.uid)} is still unanswered")
+        identifier = uid_text(request.uid)
+        if identifier in self._owed:
+            raise frames.violation("yamp.request.uid-reused", f"{identifier} is still unanswered")
         if self.state is SessionState.CLOSING:
             self.count("yamp.request.closing")
             self._say(frames.Response(self._uid(self._heard), request.uri, request.uid, ResponseType.ERROR, b""))
@@ -256,26 +250,26 @@ class YampSession(Session):
             raise frames.violation(
                 "yamp.request.too-many", f"{len(self._owed)} requests are unanswered; max_requests allows no more"
             )
-        self._killed.pop(request.uid, None)
-        self._owed[request.uid] = _Owed(request.uri, request.progressive)
+        self._killed.pop(identifier, None)
+        self._owed[identifier] = Owed(request.uid, request.uri, request.progressive)
         return True
 
     def _take_response(self, response: frames.Response) -> bool:
-        request = self._waiting.get(response.request_uid)
-        if request is None:
+        asked = self._waiting.get(response.request_uid)
+        if asked is None:
             self.count("yamp.response.unknown")
             return False
         if response.type is not ResponseType.PROGRESS:
             self._settle(response.request_uid)
-        elif not _wants_progress(request):
+        elif not _wants_progress(asked.request):
             self.count("yamp.progress.unrequested")
             return False
         return True
 
-    def _forget(self, request_uid: bytes) -> None:
+    def _forget(self, request_id: str) -> None:
         """The peer killed a request: no response may follow."""
-        del self._owed[request_uid]
-        self._killed[request_uid] = None
+        del self._owed[request_id]
+        self._killed[request_id] = None
         if len(self._killed) > self.settings.max_requests:
             del self._killed[next(iter(self._killed))]
         self._close_when_settled()
@@ -359,6 +353,36 @@ class YampSession(Session):
 
     # The application's side
 
+    def ask(self, request: Message, now: float) -> str | None:
+        """Queue a request; the short way, where the conversation is open and nothing is unusual."""
+        body, topic, settings = request.body, request.topic, self.settings
+        if (
+            self.state is _OPEN and topic and not request.attributes and request.content_type == self.content_type
+            and len(body) <= settings.max_body and len(self._waiting) < settings.max_requests
+        ):  # fmt: skip
+            uid = self._uids.draw(int((now + self.epoch) * 1000))
+            encoded = write_request(uid, topic, body)
+            if encoded is not None:
+                identifier = uid_text(uid)
+                self._waiting[uid] = Asked(identifier, request)
+                self._out.append(encoded)
+                self.sent += 1
+                return identifier
+        return self.send(request, now).id
+
+    def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
+        """Queue the response to a request; the short way, where that is enough."""
+        owed = self._owed.get(request.id or "")
+        if (
+            owed is None or self.state is not _OPEN or content_type != self.content_type
+            or len(body) > self.settings.max_body
+        ):  # fmt: skip
+            super().respond(request, body, content_type, now)
+            return
+        del self._owed[request.id or ""]
+        self._out.append(write_response(self._uids.draw(int((now + self.epoch) * 1000)), owed, body))
+        self.sent += 1
+
     def send(self, message: Message, now: float) -> Message:
         """Queue a message; before the handshake is done it is held back.
 
@@ -390,7 +414,7 @@ class YampSession(Session):
                 raise LimitExceeded(f"{len(self._waiting)} requests wait for a response; max_requests allows no more")
             self._settle(next(iter(self._cancelled)))
         sent = self._queue(message, message.topic, now)
-        self._waiting[parse_uid(sent.id, "id")] = sent
+        self._waiting[parse_uid(sent.id, "id")] = Asked(sent.id or "", sent)
         return sent
 
     def _settle(self, request_uid: bytes) -> None:
@@ -399,13 +423,13 @@ class YampSession(Session):
         self._cancelled.pop(request_uid, None)
 
     def _answer(self, message: Message, now: float) -> Message:
-        request_uid = parse_uid(message.correlation_id, "correlation_id")
-        owed = self._owed.get(request_uid)
+        request_id = uid_text(parse_uid(message.correlation_id, "correlation_id"))
+        owed = self._owed.get(request_id)
         if owed is None:
-            if request_uid not in self._killed:
+            if request_id not in self._killed:
                 raise NotSupported(f"no yamp request {message.correlation_id} waits for an answer")
             if message.kind is not Kind.PROGRESS:
-                del self._killed[request_uid]
+                del self._killed[request_id]
             self.count("yamp.response.killed")
             return message
         if message.kind is Kind.PROGRESS and not owed.progressive:
@@ -413,18 +437,18 @@ class YampSession(Session):
             return message
         sent = self._queue(errors.with_code(message, self.content_type), owed.uri, now)
         if message.kind is not Kind.PROGRESS:
-            del self._owed[request_uid]
+            del self._owed[request_id]
             self._close_when_settled()
         return sent
 
     def _cancel(self, message: Message, now: float) -> Message:
         request_uid = parse_uid(message.correlation_id, "correlation_id")
-        request = self._waiting.get(request_uid)
-        if request is None:
+        asked = self._waiting.get(request_uid)
+        if asked is None:
             # The answer was faster; the peer would ignore the cancel.
             self.count("yamp.cancel.unknown")
             return message
-        sent = self._queue(message, request.topic, now)
+        sent = self._queue(message, asked.request.topic, now)
         if sent.attributes.get("kill") == "true":
             self._settle(request_uid)
         else:
@@ -494,7 +518,7 @@ class YampSession(Session):
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
-        return list(self._waiting.values())
+        return [request.with_(id=identifier) for identifier, request in self._waiting.values()]
 
 
 def _wants_progress(request: Message) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from random import Random
 
+_pack = struct.Struct(">QQ").pack
 _VERSION = 7 << 12
 _VARIANT = 2 << 62
 _COUNTER_BITS = 12
@@ -38,4 +40,4 @@ class Uids:
                 self._last += 1
                 self._counter = 0
         high = (self._last & 0xFFFF_FFFF_FFFF) << 16 | _VERSION | self._counter
-        return (high << 64 | _VARIANT | self._random.getrandbits(62)).to_bytes(16)
+        return _pack(high, _VARIANT | self._random.getrandbits(62))
