@@ -1,0 +1,200 @@
+"""Sessions have a short way for the most common frames: whatever comes, it must give what the long way gives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.protocols.emp import strategies as emp_strategies
+from tests.protocols.hsp import strategies as hsp_strategies
+from tests.protocols.yamp import strategies as yamp_strategies
+from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed
+from wireloom.protocols.contract import Role, Session
+from wireloom.protocols.emp import frames as emp_frames
+from wireloom.protocols.registry import protocol
+from wireloom.protocols.yamp import frames as yamp_frames
+
+READERS = {
+    "emp": ("wireloom.protocols.emp.session.read_related", "wireloom.protocols.emp.session.read_plain"),
+    "hsp": ("wireloom.protocols.hsp.session.read_plain",),
+    "yamp": ("wireloom.protocols.yamp.session.read_plain",),
+}
+STREAMS = {
+    "emp": emp_strategies.stream() | emp_strategies.mutated_stream(),
+    "hsp": hsp_strategies.stream() | hsp_strategies.mutated_stream(),
+    "yamp": yamp_strategies.streams | yamp_strategies.spoiled(),
+}
+GREETINGS = {
+    "emp": emp_frames.encode(emp_frames.Frame(emp_frames.Type.HELLO, emp_frames.encode_hello(emp_frames.Hello()))),
+    "yamp": yamp_frames.encode(yamp_frames.Handshake(1, "json")),
+}
+TOPICS = {7: "sensors/kitchen", 300: "$hub/map"}
+
+
+@contextmanager
+def long_way(name: str) -> Iterator[None]:
+    """The short ways find nothing."""
+    found_nothing = {
+        "read_related": lambda buffer, start, *rest: start,
+        "read_plain": (lambda buffer, start, *rest: None) if name == "emp" else (lambda buffer, start, *rest: start),
+    }
+    patches = [patch(place, found_nothing[place.rpartition(".")[2]]) for place in READERS[name]]
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+def talking(name: str, role: Role = Role.SERVER, **values: object) -> Session:
+    """A session whose handshake is done, with a few requests on their way."""
+    own = protocol(name)
+    session = own.session(role, own.settings(values), unique=1, topics=TOPICS if name == "hsp" else None)
+    session.connected(0.0)
+    session.receive(GREETINGS.get(name, b""), 0.0)
+    session.outgoing()
+    return session
+
+
+def asked(name: str) -> list[Message]:
+    kind = "application/json" if name == "yamp" else None
+    return [
+        Message(Kind.REQUEST, "a/b", b"1", content_type=kind),
+        Message(Kind.REQUEST, "größe", b"2", content_type=kind),
+    ]
+
+
+def seen(session: Session, name: str, data: bytes, cuts: list[int]) -> tuple[object, ...]:
+    """Everything that can be seen of a session that reads these bytes in these pieces."""
+    ids = [session.ask(request, 0.0) for request in asked(name)]
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    messages: list[Message] = []
+    taken = b""
+    ignored = 0
+    for start, end in itertools.pairwise(places):
+        run = session.receive(data[start:end], 1.0)
+        messages += run.messages
+        taken += bytes(run.data)
+        ignored += run.ignored
+    violation = session.violation
+    return (
+        ids, messages, taken, ignored, session.state, session.counters, session.outgoing(), session.outstanding(),
+        session.unread(), session.refused, None if violation is None else (violation.clause, violation.detail),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(data=st.data(), cuts=st.lists(st.integers(0, 600), max_size=4), role=st.sampled_from(Role))
+@settings(max_examples=150, deadline=None)
+def test_the_short_way_reads_what_the_long_way_reads(
+    name: str, data: st.DataObject, cuts: list[int], role: Role
+) -> None:
+    stream = data.draw(STREAMS[name])
+    quick = seen(talking(name, role), name, stream, cuts)
+    with long_way(name):
+        assert seen(talking(name, role), name, stream, cuts) == quick
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_whole_conversations_take_the_short_way(name: str) -> None:
+    """Else the test above would hold nothing against nothing."""
+    client, server = talking(name, Role.CLIENT), talking(name, Role.SERVER)
+    ids = [client.ask(request, 1.0) for request in asked(name)]
+    with patch(f"wireloom.protocols.{name}.session.frames.decode", side_effect=lambda *_: None) as decode:
+        requests = server.receive(client.outgoing(), 1.0).messages
+        assert [(each.kind, each.topic, each.body, each.id) for each in requests] == [
+            (Kind.REQUEST, "a/b", b"1", ids[0]),
+            (Kind.REQUEST, "größe", b"2", ids[1]),
+        ]
+        for request in requests:
+            server.respond(request, b"3", request.content_type, 1.0)
+        answers = client.receive(server.outgoing(), 1.0).messages
+        assert [(each.kind, each.correlation_id, each.status) for each in answers] == [
+            (Kind.RESPONSE, identifier, "done") for identifier in ids
+        ]
+        assert not any(call.args[1] < len(call.args[0]) for call in decode.call_args_list)
+    assert client.outstanding() == []
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(
+    topic=st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=300),
+    body=st.binary(max_size=1100),
+    kind=st.sampled_from([None, "application/json", "text/plain", "application/octet-stream"]),
+    attributes=st.sampled_from([{}, {"progressive": "true"}, {"type": "7"}]),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_short_way_writes_what_the_long_way_writes(
+    name: str, topic: str, body: bytes, kind: str | None, attributes: dict[str, str]
+) -> None:
+    limit = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}[name]
+    request = Message(Kind.REQUEST, topic, body, content_type=kind, attributes=attributes)
+    outcomes = []
+    for way in ("ask", "send"):
+        session = talking(name, Role.CLIENT, **{limit: 1024})
+        try:
+            found = session.ask(request, 1.0) if way == "ask" else session.send(request, 1.0).id
+        except (NotSupported, LimitExceeded) as error:
+            outcomes.append((type(error), str(error)))
+            continue
+        outcomes.append((found, session.outgoing(), session.sent, [each.id for each in session.outstanding()]))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(body=st.binary(max_size=1100), kind=st.sampled_from([None, "application/json", "text/plain"]))
+@settings(max_examples=100, deadline=None)
+def test_the_short_way_answers_what_the_long_way_answers(name: str, body: bytes, kind: str | None) -> None:
+    limit = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}[name]
+    asking = talking(name, Role.CLIENT)
+    asking.ask(asked(name)[0], 1.0)
+    data = asking.outgoing()
+    outcomes: list[object] = []
+    for way in ("respond", "send"):
+        session = talking(name, Role.SERVER, **{limit: 1024})
+        (request,) = session.receive(data, 1.0).messages
+        try:
+            if way == "respond":
+                session.respond(request, body, kind, 1.0)
+            else:
+                session.send(Message(Kind.RESPONSE, request.topic, body, None, request.id, "done", kind), 1.0)
+        except (NotSupported, LimitExceeded) as error:
+            outcomes.append((type(error), str(error)))
+            continue
+        outcomes.append((session.outgoing(), session.sent, session.counters))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_request_is_answered_once(name: str) -> None:
+    client, server = talking(name, Role.CLIENT), talking(name, Role.SERVER)
+    client.ask(asked(name)[0], 1.0)
+    (request,) = server.receive(client.outgoing(), 1.0).messages
+    server.respond(request, b"", request.content_type, 1.0)
+    with pytest.raises(NotSupported):
+        server.respond(request, b"", request.content_type, 1.0)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_nothing_is_asked_when_the_conversation_is_over(name: str) -> None:
+    session = talking(name, Role.CLIENT)
+    session.close(1.0)
+    with pytest.raises(PeerClosed):
+        session.ask(asked(name)[0], 1.0)
+
+
+@pytest.mark.parametrize("name", ["emp", "yamp"])
+def test_no_more_requests_than_max_requests_wait(name: str) -> None:
+    session = talking(name, Role.CLIENT, max_requests=2)
+    for request in asked(name):
+        session.ask(request, 1.0)
+    with pytest.raises(LimitExceeded, match="max_requests"):
+        session.ask(asked(name)[0], 1.0)
