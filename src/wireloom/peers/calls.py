@@ -11,7 +11,8 @@ from wireloom.peers.inbox import Inbox
 
 CANCELLED = "cancelled"
 _PROGRESS, _ERROR = Kind.PROGRESS, Kind.ERROR
-_NEVER = float("inf")
+NEVER = float("inf")
+"""The deadline of a request that waits for ever."""
 
 
 class Waiting:
@@ -50,7 +51,7 @@ class Call(Waiting):
         self.request = request
         self.id = ""
         self.patience = patience
-        self.deadline = _NEVER if patience is None else loop.time() + patience
+        self.deadline = NEVER if patience is None else loop.time() + patience
         self.answer: asyncio.Future[Message] = loop.create_future()
         self.steps = steps
 
@@ -94,7 +95,7 @@ class Calls:
         call.id = request_id
         self.waiting[request_id] = call
         deadline = call.deadline
-        if (self._timer is None or deadline < self._timer_at) and deadline != _NEVER:
+        if (self._timer is None or deadline < self._timer_at) and deadline != NEVER:
             self._watch(deadline)
 
     def settle(self, answer: Message) -> bool:
@@ -180,6 +181,6 @@ class Calls:
             topic, patience = call.request.topic, call.patience
             why = self._explain()
             call.fail(RequestTimeout(f"no answer to the request for {topic!r} within {patience:g} s{why}"))
-        deadline = min((call.deadline for call in self.waiting.values()), default=_NEVER)
-        if deadline != _NEVER:
+        deadline = min((call.deadline for call in self.waiting.values()), default=NEVER)
+        if deadline != NEVER:
             self._watch(deadline)

@@ -258,11 +258,11 @@ class Client(Peer):
         calls = self._calls.take_all()
         try:
             for pattern in self._announced:
-                self._dispatch(Call(operation(SUBSCRIBE, pattern), TIMEOUT, self._loop), driver)
+                self.dispatch(Call(operation(SUBSCRIBE, pattern), TIMEOUT, self._loop), driver)
             for topic in self._provided:
-                self._dispatch(Call(operation(PROVIDE, topic), TIMEOUT, self._loop), driver)
+                self.dispatch(Call(operation(PROVIDE, topic), TIMEOUT, self._loop), driver)
             while calls:
-                self._dispatch(calls[0], driver)
+                self.dispatch(calls[0], driver)
                 calls.pop(0)
         except WireloomError as error:
             for call in calls:

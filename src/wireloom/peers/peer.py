@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
@@ -26,6 +26,7 @@ from wireloom.peers.calls import Call, Calls, Waiting
 from wireloom.peers.driver import LINGER, Driver, fresh
 from wireloom.peers.handlers import Handler
 from wireloom.peers.inbox import Inbox
+from wireloom.peers.many import IN_FLIGHT, Many
 from wireloom.peers.streams import MessageStream, Progress, Subscription
 from wireloom.protocols.contract import HUB_PREFIX, Protocol, Run, Session
 from wireloom.topics import Subscriptions
@@ -108,6 +109,11 @@ class Peer:
         return self._current().pipe
 
     @property
+    def driver(self) -> Driver | None:
+        """What runs the connection at the moment; for the parts of this room."""
+        return self._driver
+
+    @property
     def name(self) -> str:
         """The address of the other end."""
         return self._driver.pipe.peername if self._driver is not None and self._driver._pipe is not None else ""
@@ -152,8 +158,8 @@ class Peer:
         call = Call(self._message(_REQUEST, topic, body, attributes), timeout, self._loop)
         driver = self._driver
         if driver is None or not driver.has_room:
-            driver = await self._room(timeout)
-        self._dispatch(call, driver)
+            driver = await self.room(timeout)
+        self.dispatch(call, driver)
         try:
             answer = await call.answer
         except asyncio.CancelledError:
@@ -166,13 +172,69 @@ class Peer:
         call = Call(message, timeout, self._loop)
         driver = self._driver
         if driver is None or not driver.has_room:
-            driver = await self._room(timeout)
-        self._dispatch(call, driver)
+            driver = await self.room(timeout)
+        self.dispatch(call, driver)
         try:
             return await call.answer
         except asyncio.CancelledError:
             self._withdraw(call)
             raise
+
+    def request_many(
+        self,
+        topic: str,
+        bodies: Iterable[object] | AsyncIterable[object],
+        *,
+        in_flight: int = IN_FLIGHT,
+        timeout: float | None = TIMEOUT,
+        attributes: Mapping[str, str] | None = None,
+        return_errors: bool = False,
+    ) -> Many[object, object]:
+        """Ask for each body, `in_flight` of them at a time, and iterate over the answers in the order of the bodies.
+
+        Many times faster than a task with a `request` each. The next body is taken, and sent, when an answer is taken,
+        so both may go on for ever. What ends a `request` with an error ends the iteration at that answer, and gives
+        up what is in flight; with `return_errors` the error is an item like the answers, and the iteration goes on.
+
+        >>> import asyncio, wireloom.testing
+        >>> async def square(message, peer):
+        ...     return message.value() ** 2
+        >>> async def main():
+        ...     async with wireloom.testing.peer_pair("yamp", square) as (client, server):
+        ...         return [answer async for answer in client.request_many("math/square", range(5), in_flight=3)]
+        >>> asyncio.run(main())
+        [0, 1, 4, 9, 16]
+        """
+        if not topic:
+            raise ConfigError("a topic must not be empty")
+        return Many(
+            self,
+            bodies,
+            lambda body: self._message(_REQUEST, topic, body, attributes),
+            self.decode,
+            in_flight=in_flight,
+            timeout=timeout,
+            return_errors=return_errors,
+        )
+
+    def ask_many(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        *,
+        in_flight: int = IN_FLIGHT,
+        timeout: float | None = TIMEOUT,
+        return_errors: bool = False,
+    ) -> Many[Message, Message]:
+        """The same as `request_many` for requests as they are, and answers as they came."""
+        return Many(
+            self,
+            messages,
+            lambda message: message,
+            lambda answer: answer,
+            in_flight=in_flight,
+            timeout=timeout,
+            return_errors=return_errors,
+        )
 
     async def call(
         self,
@@ -430,7 +492,7 @@ class Peer:
         if announced and self._forget(pattern) and self.connected:
             call = Call(operation(UNSUBSCRIBE, pattern), TIMEOUT, self._loop)
             try:
-                self._dispatch(call, self._current())
+                self.dispatch(call, self._current())
             except WireloomError:
                 return  # a connection that is lost has no subscriptions
 
@@ -451,22 +513,25 @@ class Peer:
 
     async def send_progressive(self, call: Call) -> None:
         """Send a request whose steps somebody iterates over."""
-        self._dispatch(call, await self._room(call.patience))
+        self.dispatch(call, await self.room(call.patience))
 
     def withdraw(self, call: Waiting) -> None:
         """Nobody waits for this call any more."""
         self._withdraw(call)
 
-    async def _room(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
-        """The driver, when it is open and there is room to write."""
+    async def room(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
+        """Wait for the driver, when it is open and there is room to write."""
         while True:
             driver = await self._ready(timeout)
             if not driver.writing_is_paused:
                 return driver
             await driver.drain()
 
-    def _dispatch(self, call: Waiting, driver: Driver) -> None:
-        identifier = driver.ask(call.request, alone=not self._calls.waiting)
+    def dispatch(self, call: Waiting, driver: Driver, *, alone: bool | None = None) -> None:
+        """Send a request, and wait for its answer; `alone` if it should not wait for others to be sent with it."""
+        if alone is None:
+            alone = not self._calls.waiting
+        identifier = driver.ask(call.request, alone=alone)
         if identifier is None:
             raise NotSupported(f"{self.protocol.name} has no requests")
         self._calls.add(call, identifier)

@@ -1,0 +1,242 @@
+"""Many requests, a number of them in flight at a time, and their answers in order: no task and no future for each.
+
+`Row` holds the requests that were sent and whose outcome nobody has taken yet. There are never more than `in_flight`
+of them: the next request goes out when an answer is taken. So whoever is slow to take answers slows down the other
+end, and memory is bounded by what is in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from wireloom.model import ConfigError, Message, WireloomError
+from wireloom.peers.calls import NEVER, Waiting
+
+if TYPE_CHECKING:
+    from wireloom.peers.driver import Driver
+    from wireloom.peers.peer import Peer
+
+Body = TypeVar("Body")
+Answer = TypeVar("Answer")
+
+IN_FLIGHT = 64
+"""Requests of one row on the wire unless told otherwise."""
+
+
+class _Place(Waiting):
+    """One request's place in the row."""
+
+    __slots__ = ("outcome", "row")
+
+    def __init__(self, row: _Row[Body], request: Message | None) -> None:
+        self.row = row
+        if request is not None:
+            self.request = request
+        self.id = ""
+        self.patience = row.timeout
+        self.deadline = NEVER if row.timeout is None else row.loop.time() + row.timeout
+        self.outcome: Message | WireloomError | None = None
+
+    def finish(self, answer: Message) -> None:
+        """The answer is here."""
+        self.outcome = answer
+        row = self.row
+        if row.waker is not None and row.places[0] is self:
+            row.wake()
+
+    def fail(self, error: WireloomError) -> None:
+        """There will be no answer."""
+        self.outcome = error
+        if self.row.waker is not None:
+            self.row.wake()
+
+
+class _Row(Generic[Body]):
+    """Requests in the order in which they were sent."""
+
+    def __init__(self, peer: Peer, message: Callable[[Body], Message], in_flight: int, timeout: float | None) -> None:
+        self.peer = peer
+        self.message = message
+        self.in_flight = in_flight
+        self.timeout = timeout
+        self.loop = asyncio.get_running_loop()
+        self.places: deque[_Place] = deque()
+        self.waker: asyncio.Future[None] | None = None
+        """Set when somebody waits for the first place, or for the end."""
+        self.room: asyncio.Future[None] | None = None
+        """Set when somebody waits for a place."""
+        self.over = False
+        """No more requests will be sent."""
+        self.failure: Exception | None = None
+        """Why not, if not for the lack of bodies."""
+
+    def wake(self) -> None:
+        if self.waker is not None and not self.waker.done():
+            self.waker.set_result(None)
+
+    def end(self, failure: Exception | None = None) -> None:
+        self.over, self.failure = True, failure
+        self.wake()
+
+    def send(self, body: Body, driver: Driver) -> None:
+        """Send one request; what is wrong with it is its outcome."""
+        try:
+            place = _Place(self, self.message(body))
+        except WireloomError as error:
+            place = _Place(self, None)
+            place.outcome = error
+        self.places.append(place)
+        if place.outcome is None:
+            try:
+                self.peer.dispatch(place, driver, alone=self.in_flight == 1)
+            except WireloomError as error:
+                place.fail(error)
+
+    def fill(self, bodies: Iterator[Body]) -> None:
+        """Send requests as long as there are bodies, places, and room on the connection."""
+        places, in_flight, driver = self.places, self.in_flight, self.peer.driver
+        if driver is None:
+            return
+        while not self.over and len(places) < in_flight and driver.has_room:
+            try:
+                body = next(bodies)
+            except StopIteration:
+                self.over = True
+            except Exception as error:  # raised again where the row ends: the answers before it are not lost
+                self.end(error)
+            else:
+                self.send(body, driver)
+
+    async def feed(self, bodies: AsyncIterable[Body]) -> None:
+        """Send requests as bodies come; for those that have to be waited for."""
+        try:
+            async for body in bodies:
+                while len(self.places) >= self.in_flight:
+                    self.room = self.loop.create_future()
+                    await self.room
+                driver = self.peer.driver
+                if driver is None or not driver.has_room:
+                    driver = await self.peer.room(self.timeout)
+                self.send(body, driver)
+                self.wake()
+        except Exception as error:  # raised again where the row ends
+            self.end(error)
+        else:
+            self.end()
+
+    def take(self) -> _Place:
+        place = self.places.popleft()
+        if self.room is not None and not self.room.done():
+            self.room.set_result(None)
+        return place
+
+    async def wait(self) -> None:
+        """Until the first place has its outcome, a first place is there, or the row is over."""
+        if self.waker is not None:
+            raise RuntimeError("the answers of one row of requests are taken by one task at a time")
+        self.waker = self.loop.create_future()
+        try:
+            await self.waker
+        finally:
+            self.waker = None
+
+    def close(self) -> None:
+        """Nobody wants the answers that are left."""
+        self.over, self.failure = True, None
+        places = list(self.places)
+        self.places.clear()
+        for place in places:
+            if place.outcome is None:
+                self.peer.withdraw(place)
+
+
+class Many(AsyncIterator[Answer], Generic[Body, Answer]):
+    """The answers of many requests, in the order of the requests. Made by `request_many` and `ask_many`.
+
+    Leaving the `async with`, or dropping the iterator, gives up the requests that are in flight. Cancelling the wait
+    for an answer loses none.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        bodies: Iterable[Body] | AsyncIterable[Body],
+        message: Callable[[Body], Message],
+        answer: Callable[[Message], Answer],
+        *,
+        in_flight: int,
+        timeout: float | None,
+        return_errors: bool,
+    ) -> None:
+        self._row: _Row[Body] = _Row(peer, message, in_flight, timeout)
+        self._answer = answer
+        self._return_errors = return_errors
+        self._number = 0
+        self._bodies: Iterator[Body] | None = None
+        self._feeder: asyncio.Task[None] | None = None
+        if in_flight < 1:
+            raise ConfigError(f"in_flight is {in_flight}; at least one request must be on its way")
+        if isinstance(bodies, AsyncIterable):
+            self._coming: AsyncIterable[Body] = bodies
+        elif isinstance(bodies, str | bytes | bytearray | memoryview | dict):
+            raise ConfigError(f"bodies is one {type(bodies).__name__}; it must be a list, or any iterable, of bodies")
+        else:
+            self._bodies = iter(bodies)
+
+    async def __anext__(self) -> Answer:
+        row, bodies = self._row, self._bodies
+        places = row.places
+        if bodies is None and self._feeder is None:
+            self._feeder = row.loop.create_task(row.feed(self._coming))
+        while True:
+            if bodies is not None and not row.over:
+                row.fill(bodies)
+            if places:
+                outcome = places[0].outcome
+                if outcome is not None:
+                    row.take()
+                    if bodies is not None and not row.over:
+                        # Before this answer is worked on, so that the other end has something to do meanwhile.
+                        row.fill(bodies)
+                    return self._hand_out(outcome)
+            elif row.over:
+                failure, row.failure = row.failure, None
+                raise failure or StopAsyncIteration
+            elif bodies is not None:
+                # Nothing is on its way, and nothing can be sent: the connection is being made again, or is full.
+                try:
+                    await row.peer.room(row.timeout)
+                except WireloomError:
+                    row.over = True
+                    raise
+                continue
+            await row.wait()
+
+    def _hand_out(self, outcome: Message | WireloomError) -> Answer:
+        self._number += 1
+        if isinstance(outcome, Message):
+            return self._answer(outcome)
+        if self._return_errors:
+            return outcome  # type: ignore[return-value]
+        self.close()
+        outcome.add_note(f"in the answer to request {self._number} of many")
+        raise outcome
+
+    def close(self) -> None:
+        """Send no more, and give up what is in flight."""
+        if self._feeder is not None:
+            self._feeder.cancel()
+        self._row.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_feeder"):
+            self.close()
