@@ -179,7 +179,6 @@ async def in_tasks(call: Call, in_flight: int, count: int) -> list[float]:
 
 
 async def in_a_row(row: Row, in_flight: int, count: int) -> list[float]:
-    latencies: list[float] = []
     began: deque[float] = deque()
 
     def bodies() -> Iterator[bytes]:
@@ -187,9 +186,7 @@ async def in_a_row(row: Row, in_flight: int, count: int) -> list[float]:
             began.append(time.perf_counter())
             yield BODY
 
-    async for _ in row(bodies(), in_flight):
-        latencies.append(time.perf_counter() - began.popleft())
-    return latencies
+    return [time.perf_counter() - began.popleft() async for _ in row(bodies(), in_flight)]
 
 
 async def measure(kind: str, port: int, in_flight: int, count: int, style: str) -> tuple[float, float, float]:
