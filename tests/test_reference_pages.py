@@ -91,7 +91,7 @@ def test_every_scheme_is_on_the_page() -> None:
     schemes = {
         (scheme.name, protocol.name, scheme.transport, str(scheme.port))
         for protocol in protocols().values()
-        for scheme in protocol.schemes
+        for scheme in protocol.all_schemes
     }
     assert set(found) == schemes
 

@@ -82,7 +82,7 @@ def test_an_unknown_protocol_is_named_with_the_known_ones() -> None:
 
 
 def test_an_unknown_scheme_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown URL scheme 'http'; known: .*hsp, hsps"):
+    with pytest.raises(ConfigError, match=r"unknown URL scheme 'http'; known: .*hsp, hsp[+]unix, hsps"):
         registry.scheme("http")
 
 

@@ -67,7 +67,7 @@ def test_publish_with_and_without_acknowledgement(echo: str) -> None:
 
 def test_hub_carries_events_from_pub_to_sub(tmp_path: Path) -> None:
     config = tmp_path / "hub.toml"
-    config.write_text('[[listener]]\nurl = "hsp://127.0.0.1:0"\nprofile = true\n')
+    config.write_text('[[listener]]\nurl = "hsp://127.0.0.1:0"\nprofile = true\n[http]\nurl = "off"\n')
     with started("hub", "--config", config, "--data", tmp_path / "data") as hub:
         assert hub.stdout is not None
         lines = iter(hub.stdout.readline, "")
@@ -147,7 +147,22 @@ def test_nobody_there_says_what_to_do() -> None:
     done = wireloom("req", "hsp://127.0.0.1:1", "x")
     assert (done.code, len(done.errors.splitlines())) == (2, 1)
     assert "cannot reach hsp://127.0.0.1:1" in done.errors
-    assert "nothing listens there; start the server, or check host and port in the URL" in done.errors
+    assert "nothing listens there; start the server, or check the URL" in done.errors
     done = wireloom("req", "hsp://no-such-host.invalid", "x")
     assert done.code == 2
     assert "check the name in the URL" in done.errors
+
+
+def test_unix_socket_from_the_shell(tmp_path: Path) -> None:
+    url = f"emp+unix://{tmp_path}/echo.sock"
+    assert "nothing listens there; start the server" in wireloom("req", url, "x").errors
+    with started("echo", url) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"listening on {url}\n"
+        assert wireloom("req", url, "x", "hello").out == b"hello\n"
+        taken = wireloom("echo", url)
+        assert (taken.code, len(taken.errors.splitlines())) == (2, 1)
+        assert "something listens there already" in taken.errors
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert not list(tmp_path.iterdir())

@@ -15,6 +15,8 @@ from wireloom.peers import endpoint
         ("emp://h:0", "emp", "tcp", "emp://h:0"),
         ("yamp+ws://h/p?q=1", "yamp", "ws", "yamp+ws://h:5044/p?q=1"),
         ("memory://yamp/room", "yamp", "memory", "memory://yamp/room"),
+        ("hsp+unix:///run/hub.sock", "hsp", "unix", "hsp+unix:///run/hub.sock"),
+        ("wolpertinger+unix:///a%20b/c", "wolpertinger", "unix", "wolpertinger+unix:///a%20b/c"),
     ],
 )
 def test_parts(url: str, protocol: str, transport: str, text: str) -> None:
@@ -29,6 +31,9 @@ def test_parts(url: str, protocol: str, transport: str, text: str) -> None:
         ("memory://hsp", "memory://<protocol>/<name>"),
         ("memory://smtp/x", "unknown protocol 'smtp'"),
         ("nonsense", "scheme://host:port"),
+        ("hsp:///run/hub.sock", "the host is missing"),
+        ("hsp+unix://run/hub.sock", "no host but an absolute path, such as hsp[+]unix:///run/wireloom.sock"),
+        ("mesh+unix:///run/hub.sock", "unknown URL scheme 'mesh[+]unix'"),
     ],
 )
 def test_mistakes(url: str, complaint: str) -> None:

@@ -16,6 +16,9 @@ URLS = {
     "emp": "emp://127.0.0.1:0",
     "yamp": "yamp://127.0.0.1:0",
     "yamp+ws": "yamp+ws://127.0.0.1:0",
+    "hsp+unix": "hsp+unix://{folder}/talking.sock",
+    "emp+unix": "emp+unix://{folder}/talking.sock",
+    "yamp+unix": "yamp+unix://{folder}/talking.sock",
     "hsp in memory": "memory://hsp/talking",
     "yamp in memory": "memory://yamp/talking",
 }
@@ -24,8 +27,8 @@ WITH_BODIES = [name for name in URLS if "hsp" not in name]
 
 
 @pytest.fixture(params=list(URLS))
-def url(request: pytest.FixtureRequest) -> str:
-    return URLS[request.param]
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return URLS[request.param].format(folder=tmp_path_factory.mktemp("sockets"))
 
 
 async def until(condition: object) -> None:

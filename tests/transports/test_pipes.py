@@ -13,14 +13,25 @@ from tests.certificates import Authority
 from tests.transports.recorder import Recorder
 from wireloom.transports import TLS, Address, Options, transport
 
-NAMES = ["tcp", "tls", "memory", "ws", "wss"]
+NAMES = ["tcp", "tls", "memory", "unix", "ws", "wss"]
 SECURE = ("tls", "wss")
-HALVES = ("tcp", "memory")
+HALVES = ("tcp", "memory", "unix")
 
 
 @pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets of the file system stand in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def place(name: str, word: str, port: int = 0) -> Address:
+    """Where a transport can listen."""
+    return Address("" if name == "unix" else "127.0.0.1", port, word)
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +61,7 @@ async def joined(
         servers.append(Recorder(echo=echo))
         return servers[-1]
 
-    address = Address("127.0.0.1", 0, "test" if name == "memory" else "")
+    address = place(name, "test" if name in ("memory", "unix") else "")
     listener = await transport(name).listen(address, welcome, options[1])
     client = Recorder()
     try:
@@ -133,7 +144,7 @@ async def test_reader_may_pause_inside_received(name: str, options: tuple[Option
             server.pipe.pause_reading()
 
         server.received = once  # type: ignore[method-assign]
-        if hasattr(server.pipe, "data_received") and name in ("tcp", "tls"):
+        if hasattr(server.pipe, "data_received") and name in ("tcp", "tls", "unix"):
             pytest.skip("TCP binds the callback when it connects; reads stop at the socket")
         for _ in range(5):
             client.pipe.write(b"abc")
@@ -175,11 +186,11 @@ async def test_pipe_knows_both_addresses(name: str, options: tuple[Options, Opti
 
 async def test_nobody_listens(name: str, options: tuple[Options, Options]) -> None:
     with pytest.raises(OSError):
-        await transport(name).connect(Address("127.0.0.1", 1, "nobody"), Recorder(), options[0])
+        await transport(name).connect(place(name, "nobody", 1), Recorder(), options[0])
 
 
 async def test_address_in_use(name: str, options: tuple[Options, Options]) -> None:
-    address = Address("127.0.0.1", 0, "taken")
+    address = place(name, "taken")
     listener = await transport(name).listen(address, Recorder, options[1])
     try:
         with pytest.raises(OSError):
@@ -189,7 +200,7 @@ async def test_address_in_use(name: str, options: tuple[Options, Options]) -> No
 
 
 async def test_closed_listener_takes_nobody(name: str, options: tuple[Options, Options]) -> None:
-    listener = await transport(name).listen(Address("127.0.0.1", 0, "closed"), Recorder, options[1])
+    listener = await transport(name).listen(place(name, "closed"), Recorder, options[1])
     listener.close()
     await asyncio.sleep(0)
     with pytest.raises(OSError):

@@ -169,6 +169,7 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
     try:
         url = parse_url(text)
         protocol, scheme = find_scheme(url.scheme)
+        address = url.address(scheme.port, local=scheme.local)
     except ConfigError as error:
         raise _Wrong("url", str(error)) from None
     values = table.get("settings", {})
@@ -190,7 +191,7 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
         text,
         protocol,
         scheme,
-        url.address(scheme.port),
+        address,
         settings,
         _topics(table.get("topics", {})),
         context,
@@ -251,7 +252,7 @@ def _http_address(text: str) -> Address:
     url = parse_url(text)
     if url.scheme != "http":
         raise ConfigError(f"URL {text!r}: metrics are served over http, such as {DEFAULT_HTTP}")
-    return Address(url.host, 80 if url.port is None else url.port)
+    return url.address(80).with_path("")
 
 
 class _Wrong(ConfigError):

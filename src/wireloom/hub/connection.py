@@ -89,7 +89,7 @@ class Connection:
                 "peer": self.peer,
                 "local": self.local,
                 "role": "client" if self.contacted else "server",
-                "principal": pipe.tls.peer_name if pipe.tls else None,
+                "principal": pipe.principal,
                 "tls": pipe.tls.version if pipe.tls else None,
             },
             self.id,
@@ -318,7 +318,8 @@ class _Recorded(Pipe):
         self._pipe = pipe
         self._connection = connection
         self.peername, self.sockname, self.tls = pipe.peername, pipe.sockname, pipe.tls
-        self.headers, self.carries_messages = pipe.headers, pipe.carries_messages
+        self.headers, self.credentials = pipe.headers, pipe.credentials
+        self.carries_messages, self.max_write = pipe.carries_messages, pipe.max_write
 
     def write(self, data: bytes) -> None:
         """Record and send."""

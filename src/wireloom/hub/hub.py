@@ -134,7 +134,7 @@ class Hub:
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {listener.url}: {error.strerror or error}; "
-                "stop whoever uses that port, or name another one in the configuration"
+                "stop whoever listens there, or name another place in the configuration"
             ) from None
         self._listeners.append(opened)
         self.urls[listener.url] = f"{listener.scheme.name}://{opened.address}"

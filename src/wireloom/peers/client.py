@@ -319,8 +319,8 @@ def _reason(error: OSError) -> str:
     text = error.strerror or str(error) or type(error).__name__
     if isinstance(error, socket.gaierror):
         return f"{text}: no such host is known; check the name in the URL"
-    if isinstance(error, ConnectionRefusedError):
-        return f"{text}: nothing listens there; start the server, or check host and port in the URL"
+    if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+        return f"{text}: nothing listens there; start the server, or check the URL"
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT):
         return f"{text}: check the address, and that a firewall lets this machine reach it"
     return text

@@ -33,10 +33,10 @@ def fresh(error: WireloomError) -> WireloomError:
 def is_local(peername: str) -> bool:
     """Whether the other end is on this machine.
 
-    >>> is_local("127.0.0.1:5045"), is_local("[::1]:5045"), is_local("memory:a"), is_local("192.0.2.1:5045")
+    >>> is_local("127.0.0.1:5045"), is_local("[::1]:5045"), is_local("unix:/a"), is_local("192.0.2.1:5045")
     (True, True, True, False)
     """
-    return peername.startswith(("127.", "[::1]:", "memory:"))
+    return peername.startswith(("127.", "[::1]:", "memory:", "unix:"))
 
 
 class Driver:

@@ -41,6 +41,8 @@ def endpoint(url: str) -> Endpoint:
     'hsp://127.0.0.1:5042'
     >>> endpoint("memory://hsp/test").transport.name
     'memory'
+    >>> endpoint("yamp+unix:///run/hub.sock").url
+    'yamp+unix:///run/hub.sock'
     >>> endpoint("gopher://127.0.0.1")
     Traceback (most recent call last):
     wireloom.model.ConfigError: unknown URL scheme 'gopher'; known: ...
@@ -55,4 +57,5 @@ def endpoint(url: str) -> Endpoint:
         protocol, scheme = registry.scheme(parts.scheme)
     except ConfigError as error:
         raise ConfigError(f"{error}, {MEMORY}") from None
-    return Endpoint(protocol, scheme.name, transport(scheme.transport), parts.address(scheme.port), scheme.secure)
+    address = parts.address(scheme.port, local=scheme.local)
+    return Endpoint(protocol, scheme.name, transport(scheme.transport), address, scheme.secure)

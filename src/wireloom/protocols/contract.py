@@ -80,6 +80,8 @@ class Scheme:
     transport: str
     port: int
     secure: bool = False
+    local: bool = False
+    """Whether URLs name a file of this machine instead of host and port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -632,9 +634,15 @@ class Protocol(abc.ABC):
         """
         raise NotSupported(f"{self.name} has no redirects")
 
+    @property
+    def all_schemes(self) -> tuple[Scheme, ...]:
+        """The protocol's schemes, and with each of them that is plain TCP the same over a Unix socket."""
+        plain = (scheme.name for scheme in self.schemes if scheme.transport == "tcp")
+        return (*self.schemes, *(Scheme(f"{name}+unix", "unix", 0, local=True) for name in plain))
+
     def scheme(self, name: str) -> Scheme:
         """The scheme of that name."""
-        return next(s for s in self.schemes if s.name == name)
+        return next(s for s in self.all_schemes if s.name == name)
 
 
 @dataclass(frozen=True, slots=True)

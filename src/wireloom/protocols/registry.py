@@ -66,10 +66,12 @@ def scheme(name: str) -> tuple[Protocol, Scheme]:
 
     >>> scheme("hsp")[1].port
     5042
+    >>> scheme("hsp+unix")[1].transport
+    'unix'
     """
     for candidate in protocols().values():
-        for known in candidate.schemes:
+        for known in candidate.all_schemes:
             if known.name == name:
                 return candidate, known
-    names = ", ".join(sorted(s.name for p in protocols().values() for s in p.schemes))
+    names = ", ".join(sorted(s.name for p in protocols().values() for s in p.all_schemes))
     raise ConfigError(f"unknown URL scheme {name!r}; known: {names}")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from wireloom.model import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A place that can be reached or listened at, whatever the transport.
+    """A place that can be reached or listened at, whatever the transport; without a host, a file of this machine.
 
-    >>> str(Address("::1", 5042))
-    '[::1]:5042'
+    >>> str(Address("::1", 5042)), str(Address("", path="/run/hub.sock"))
+    ('[::1]:5042', '/run/hub.sock')
     """
 
     host: str
@@ -22,6 +22,8 @@ class Address:
     user: str | None = None
 
     def __str__(self) -> str:
+        if not self.host:
+            return quote(self.path)
         host = f"[{self.host}]" if ":" in self.host else self.host
         user = "" if self.user is None else f"{self.user}@"
         return f"{user}{host}:{self.port}{self.path}"
@@ -48,12 +50,23 @@ class URL:
     user: str | None = None
     password: str | None = None
 
-    def address(self, default_port: int) -> Address:
+    def address(self, default_port: int, *, local: bool = False) -> Address:
         """Where this points; a password in it is a mistake, because others can read the command line.
+
+        With `local` it is a file of this machine, for schemes that have no host and no port.
 
         >>> str(parse_url("wolpertinger+xmpp://ada@example.org/bob").address(5222))
         'ada@example.org:5222/bob'
+        >>> str(parse_url("hsp+unix:///run/hub.sock").address(0, local=True))
+        '/run/hub.sock'
         """
+        if local:
+            if self.host or self.path in ("", "/"):
+                example = f"{self.scheme}:///run/wireloom.sock"
+                raise ConfigError(f"URL {self.text!r}: it has no host but an absolute path, such as {example}")
+            return Address("", path=unquote(self.path))
+        if not self.host:
+            raise ConfigError(f"URL {self.text!r}: the host is missing")
         if self.password is not None:
             raise ConfigError("a password does not belong into a URL: put it into a file or the environment")
         return Address(self.host, default_port if self.port is None else self.port, self.path, self.user)
@@ -89,13 +102,13 @@ def parse_url(text: str) -> URL:
         port = parts.port
     except ValueError:
         raise wrong("the port must be a number from 0 to 65535") from None
-    if not parts.hostname:
+    if not parts.hostname and parts.path in ("", "/"):
         raise wrong("the host is missing")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     return URL(
         text,
         parts.scheme,
-        unquote(parts.hostname),
+        unquote(parts.hostname or ""),
         port,
         path,
         tuple(parse_qsl(parts.query, keep_blank_values=True)),

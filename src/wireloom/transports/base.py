@@ -32,6 +32,15 @@ class TLSInfo:
     """The common name of the peer's verified certificate."""
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who the process at the other end of a Unix socket is, as the kernel says."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
 class Pipe(abc.ABC):
     """One connected pair of byte streams, as the owner sees it."""
 
@@ -39,12 +48,21 @@ class Pipe(abc.ABC):
     """The other end: `host:port`, or a name."""
     sockname: str = ""
     tls: TLSInfo | None = None
+    credentials: Credentials | None = None
+    """The process at the other end, where both are on this machine and the kernel tells."""
     headers: Mapping[str, str] = {}
     """What the transport's own handshake said (WebSocket), by lowercase name."""
     carries_messages: bool = False
     """Whether each `write` travels as one message; the owner then writes one frame a call."""
     max_write: int = 0
     """The most bytes of one `write`, where the other side has such a limit; 0: none."""
+
+    @property
+    def principal(self) -> str | None:
+        """Who the other end has shown to be: the name in its certificate, or `uid:1000` on a Unix socket."""
+        if self.tls is not None:
+            return self.tls.peer_name
+        return None if self.credentials is None else f"uid:{self.credentials.uid}"
 
     @abc.abstractmethod
     def write(self, data: bytes) -> None:

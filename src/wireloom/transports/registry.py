@@ -21,6 +21,7 @@ BUILT_IN = {
     "memory": "wireloom.transports.memory:MEMORY",
     "quic": "wireloom.transports.quic:QUIC",
     "udp": "wireloom.transports.udp:UDP",
+    "unix": "wireloom.transports.unix:UNIX",
     "ws": "wireloom.transports.websocket:WS",
     "wss": "wireloom.transports.websocket:WSS",
     "xmpp": "wireloom.transports.xmpp:XMPP",

@@ -35,15 +35,19 @@ class TCPPipe(Pipe, asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._high_water)
         self.write = self._transport.write  # type: ignore[method-assign]
+        self.name_ends(transport)
+        secured = transport.get_extra_info("ssl_object")
+        if secured is not None:
+            self.tls = tls_info(secured)
+        self._owner.opened(self)
+
+    def name_ends(self, transport: asyncio.BaseTransport) -> None:
+        """Find out who talks to whom."""
         self.peername = _endpoint(transport.get_extra_info("peername"))
         self.sockname = _endpoint(transport.get_extra_info("sockname"))
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        secured = transport.get_extra_info("ssl_object")
-        if secured is not None:
-            self.tls = tls_info(secured)
-        self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes arrived."""
