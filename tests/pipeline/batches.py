@@ -22,14 +22,14 @@ Contents = dict[str, list[tuple[object, ...]]]
 class LocalWorkers:
     """Does what Spark's workers do, one task after the other."""
 
-    def __init__(self, warehouse: Path, groups: Sequence[Sequence[Range]], tasks: int = 1) -> None:
-        self.warehouse, self.groups, self.tasks = warehouse, groups, tasks
+    def __init__(self, warehouse: Path, groups: Sequence[Sequence[Range]], tasks: int = 1, trust: str = "") -> None:
+        self.warehouse, self.groups, self.tasks, self.trust = warehouse, groups, tasks, trust
 
     def decode(self) -> list[Report]:
         return [
             Report.of(row)
             for group in self.groups
-            for batch in write_decoded(self.warehouse, [(part, decode_range(part)) for part in group])
+            for batch in write_decoded(self.warehouse, [(part, decode_range(part, self.trust)) for part in group])
             for row in batch.to_pylist()
         ]
 

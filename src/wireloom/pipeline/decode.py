@@ -7,6 +7,7 @@ follows, and it must not matter which runs happen to be decoded together.
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import struct
 from collections.abc import Sequence
@@ -27,8 +28,9 @@ from wireloom.model import KINDS, ConfigError, Direction, JournalError
 from wireloom.pipeline import blocks, ledger
 from wireloom.pipeline.planning import Range
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES, REJECTS, Table, arrow_schema
-from wireloom.pipeline.steps import sessions
+from wireloom.pipeline.steps import audit, sessions
 from wireloom.pipeline.steps.sessions import Event
+from wireloom.protocols.audit import Auditor
 from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans, Stream
 from wireloom.protocols.contract import CUT, Settings
 from wireloom.protocols.registry import protocol, protocols
@@ -45,7 +47,13 @@ class DecodedRange:
     messages: pa.Table
     rejects: pa.Table
     events: Sequence[Event] = ()
-    """What the journal says of connections: opened, closed, refused bytes."""
+    """What is known of connections beside their messages: opened, closed, refused bytes."""
+    findings: pa.Table | None = None
+    """What is wrong with single packets."""
+    packets: pa.Table | None = None
+    """Packets that a receiver remembers, see `steps/audit.py`."""
+    late: bool = False
+    """Whether earlier messages of the same connections may come with other input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +101,61 @@ def _decoder(name: str) -> tuple[ColumnDecoder, Settings]:
     return found.columns(), found.lenient()
 
 
-def decode_range(part: Range) -> DecodedRange:
-    """The messages and rejects of one range."""
+@cache
+def auditor(name: str, trust: str) -> Auditor | None:
+    """Who looks at the packets of a protocol after the fact; `trust` is a trust file, or empty."""
+    decoder, settings = _decoder(name)
+    if trust and any(field.name == "trust" for field in dataclasses.fields(settings)):
+        settings = protocol(name).settings({"trust": trust})
+    return decoder.auditor(settings)
+
+
+def decode_range(part: Range, trust: str = "") -> DecodedRange:
+    """The messages and rejects of one range; `trust` is a trust file for those who sign."""
     path = Path(part.file)
     limit = committed_length(path)
     rejects = _Rejects(part.file)
     if limit == 0:
         return DecodedRange(_empty(MESSAGES), rejects.table())
+    audited = _Audited(trust)
     with path.open("rb") as file:
         # Unmapped when the last array that looks at it is gone.
         data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     events: list[Event] = []
-    messages = _decode(data, part, min(limit, len(data)), rejects, events)
-    return DecodedRange(messages, rejects.table(), events)
+    messages = _decode(data, part, min(limit, len(data)), rejects, events, audited)
+    return DecodedRange(messages, rejects.table(), events, audited.findings(), audited.packets())
 
 
-def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects, events: list[Event]) -> pa.Table:
+class _Audited:
+    """What auditors say of packets, collected."""
+
+    def __init__(self, trust: str) -> None:
+        self.trust = trust
+        self._findings: list[pa.Table] = []
+        self._packets: list[pa.Table] = []
+
+    def examine(self, name: str, columns: Columns, data: NDArray[np.uint8], rows: pa.Table) -> pa.Table:
+        """The same messages, with their authenticity."""
+        looks = auditor(name, self.trust)
+        if looks is None or not rows.num_rows:
+            return rows
+        found = audit.examine(looks, data, columns.offset, columns.size, rows)
+        self._findings.append(found.findings)
+        self._packets.append(found.packets)
+        return found.messages
+
+    def findings(self) -> pa.Table | None:
+        """All findings."""
+        return pa.concat_tables(self._findings) if self._findings else None
+
+    def packets(self) -> pa.Table | None:
+        """All packets to remember."""
+        return pa.concat_tables(self._packets).unify_dictionaries() if self._packets else None
+
+
+def _decode(
+    data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects, events: list[Event], audited: _Audited
+) -> pa.Table:
     try:
         first = journal_blocks.check_head(data.data[:limit])
     except journal_blocks.BlockFault as fault:
@@ -142,7 +189,7 @@ def _decode(data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects,
                 detail = f"no protocol {name!r} is installed here"
                 rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), UNKNOWN_PROTOCOL, detail)
             continue
-        tables += _decode_runs(data, runs, maps, part.file, rejects)
+        tables += _decode_runs(data, runs, maps, part.file, rejects, audited)
     if not tables:
         return _empty(MESSAGES)
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
@@ -276,15 +323,21 @@ def _streams(segment: NDArray[np.uint8], runs: _Runs, maps: dict[int, dict[int, 
 
 
 def _decode_runs(
-    segment: NDArray[np.uint8], runs: _Runs, maps: dict[int, dict[int, str]], file: str, rejects: _Rejects
+    segment: NDArray[np.uint8],
+    runs: _Runs,
+    maps: dict[int, dict[int, str]],
+    file: str,
+    rejects: _Rejects,
+    audited: _Audited,
 ) -> list[pa.Table]:
     """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
     decoder, settings = _decoder(runs.protocol)
     of = _streams(segment, runs, maps)
     columns = decoder.decode(Spans(runs.data, runs.start, runs.end, of.number, of.streams), settings)
-    tables = [_table(columns, runs, of, np.arange(len(runs.start)), file)]
+    everything = np.arange(len(runs.start))
+    tables = [audited.examine(runs.protocol, columns, runs.data, _table(columns, runs, of, everything, file))]
     hidden = sorted({reject.span for reject in columns.rejects if reject.clause == BROKEN})
-    _add_rejects(columns, runs, np.arange(len(runs.start)), rejects)
+    _add_rejects(columns, runs, everything, rejects)
     if hidden:
         # Every run as a stream of its own: what another run did wrong does not count against it.
         again = np.array(hidden)
@@ -296,7 +349,7 @@ def _decode_runs(
             [of.streams[of.number[run]] for run in hidden],
         )
         columns = decoder.decode(alone, settings)
-        tables.append(_table(columns, runs, of, again, file))
+        tables.append(audited.examine(runs.protocol, columns, runs.data, _table(columns, runs, of, again, file)))
         _add_rejects(columns, runs, again, rejects)
     return [table for table in tables if table.num_rows]
 

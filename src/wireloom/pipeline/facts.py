@@ -7,14 +7,14 @@ such facts beside the tables, as Arrow files that belong to nobody once the batc
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from wireloom.pipeline.steps import nodes, sessions, traffic, turns
+from wireloom.pipeline.steps import audit, nodes, sessions, traffic, turns
 from wireloom.pipeline.steps.view import View, in_order
 
 FACTS = {
@@ -23,6 +23,8 @@ FACTS = {
     "visits": sessions.VISITS,
     "minutes": traffic.MINUTES,
     "sightings": nodes.SIGHTINGS,
+    "packets": audit.PACKETS,
+    "seen": audit.SEEN,
 }
 """The kinds of facts and their columns; each has a `bucket`."""
 FOLDER = "_facts"
@@ -33,28 +35,37 @@ class Observed:
     """Finished rows and facts of one task."""
 
     exchanges: pa.Table | None
-    findings: pa.Table | None
+    findings: Sequence[pa.Table]
     facts: dict[str, pa.Table]
 
 
-def observe(messages: pa.Table, visits: Sequence[pa.Table], *, late: bool = False) -> Observed:
-    """Everything that can be told from some rows of `messages` alone; `visits` are facts about their connections.
+def observe(
+    messages: pa.Table,
+    *,
+    visits: Sequence[pa.Table] = (),
+    packets: Sequence[pa.Table] = (),
+    midstream: Collection[str] = (),
+    late: bool = False,
+) -> Observed:
+    """Everything that can be told from some rows of `messages` alone.
 
-    `late` says that messages of the same connections may still come that are earlier than these.
+    `visits` and `packets` are facts about their connections and packets. `midstream` are connections whose beginning
+    nobody saw. `late` says that messages of the same connections may still come that are earlier than these.
     """
     view = View(in_order(messages))
-    found = turns.observe(view, late=late)
+    found = turns.observe(view, midstream=midstream, late=late)
     facts = {
         "turns": found.turns,
         "marks": found.marks,
         "visits": list(visits),
         "minutes": [traffic.observe(view)],
         "sightings": [nodes.observe(view, late=late)],
+        "packets": list(packets),
     }
     joined = {name: together(parts) for name, parts in facts.items()}
     return Observed(
         together(found.exchanges),
-        together(found.findings),
+        found.findings,
         {name: rows for name, rows in joined.items() if rows is not None and rows.num_rows},
     )
 

@@ -105,7 +105,8 @@ class DecodingReader(JournalStreamReader):
         from wireloom.pipeline.decode import decode_range
 
         parts = ranges_of(partition)
-        yield from write_decoded(Path(self.warehouse), [(part, decode_range(part)) for part in parts])
+        decoded = [(part, decode_range(part, self.options.trust)) for part in parts]
+        yield from write_decoded(Path(self.warehouse), decoded)
 
 
 def write_decoded(warehouse: Path, decoded: Sequence[tuple[Range, DecodedRange]]) -> Iterator[pa.RecordBatch]:
@@ -119,16 +120,26 @@ def write_decoded(warehouse: Path, decoded: Sequence[tuple[Range, DecodedRange]]
         yield from write_table(warehouse, MESSAGES, messages)
     if rejects is not None:
         yield from write_table(warehouse, REJECTS, rejects)
-    visits = [
-        sessions.observe(View(found.messages), View(found.rejects), found.events, part.file)
-        for part, found in decoded
-        if not part.refused
-    ]
-    observed = facts.observe(arrow_schema(MESSAGES.columns).empty_table() if messages is None else messages, visits)
+    late = any(found.late for _, found in decoded)
+    observed = facts.observe(
+        arrow_schema(MESSAGES.columns).empty_table() if messages is None else messages,
+        visits=[
+            sessions.observe(View(found.messages), View(found.rejects), found.events, part.file, late=found.late)
+            for part, found in decoded
+            if not part.refused
+        ],
+        packets=[found.packets for _, found in decoded if found.packets is not None],
+        midstream={
+            event.connection or "" for _, found in decoded for event in found.events if event.what == "midstream"
+        },
+        late=late,
+    )
     if observed.exchanges is not None:
         yield from write_table(warehouse, EXCHANGES, observed.exchanges)
-    if observed.findings is not None:
-        yield from write_table(warehouse, FINDINGS, observed.findings)
+    of_packets = [found.findings for _, found in decoded if found.findings is not None]
+    findings = facts.together([*of_packets, *observed.findings])
+    if findings is not None:
+        yield from write_table(warehouse, FINDINGS, findings)
     for kind, rows in observed.facts.items():
         name, size = facts.write(warehouse, rows)
         yield report(kind, WrittenFile(name, rows.num_rows, size, {}))

@@ -28,14 +28,12 @@ from wireloom.pipeline.schemas import (
     arrow_schema,
     spark_schema,
 )
-from wireloom.pipeline.steps import nodes, sessions, traffic, turns
+from wireloom.pipeline.steps import audit, nodes, sessions, traffic, turns
 from wireloom.pipeline.tables import WrittenFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-CARRIED = ("turns", "visits", "sightings")
-"""The kinds of facts that go from batch to batch."""
 _ROWS_A_TASK = 250_000
 
 
@@ -101,15 +99,16 @@ def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
     spoken = turns.join(gathered("turns"), gathered("marks"), known.ended, plan.clock, known.without_past)
     yield from write_table(warehouse, EXCHANGES, spoken.exchanges)
     yield from write_table(warehouse, EXCHANGES, spoken.open_exchanges, held=True)
-    yield from write_table(warehouse, FINDINGS, spoken.findings)
+    replays, seen = audit.join(gathered("packets"), gathered("seen"), plan.clock)
+    yield from write_table(warehouse, FINDINGS, pa.concat_tables([spoken.findings, replays]))
     yield from write_table(warehouse, FINDINGS, spoken.open_findings, held=True)
-    seen, sightings = nodes.join(gathered("sightings"), plan.clock)
-    yield from write_table(warehouse, NODES, seen)
+    known_nodes, sightings = nodes.join(gathered("sightings"), plan.clock)
+    yield from write_table(warehouse, NODES, known_nodes)
     if plan.traffic is not None:
         changing = traffic.as_counts(tables.read_arrow(warehouse / TRAFFIC.name, TRAFFIC, plan.traffic))
         counts = pa.concat_tables([gathered("minutes"), facts.of_task(changing, task, plan.tasks)])
         yield from write_table(warehouse, TRAFFIC, traffic.join(counts, traffic.over_before(plan.clock.watermark_us)))
-    state = {"turns": spoken.turns, "visits": known.visits, "sightings": sightings}
+    state = {"turns": spoken.turns, "visits": known.visits, "sightings": sightings, "seen": seen}
     yield from write_table(warehouse, STATE, _state_rows(plan, state))
 
 

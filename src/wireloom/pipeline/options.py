@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 from wireloom.model import ConfigError, parse_size
 from wireloom.pipeline import planning
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table
+from wireloom.protocols.registry import protocols
 
-DEFAULTS = {"table": "messages", "partitionBytes": "16m", "maxBytesPerTrigger": "512m"}
+DEFAULTS = {"table": "messages", "partitionBytes": "16m", "maxBytesPerTrigger": "512m", "trust": ""}
 """Every option beside the path, with what it is when it is not given."""
 
 
@@ -22,6 +24,8 @@ class Options:
     table: Table
     partition_bytes: int
     max_bytes: int
+    trust: str = ""
+    """A trust file: whose signatures hold."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
@@ -47,4 +51,16 @@ class Options:
             tables[values["table"]],
             parse_size("partitionBytes", values["partitionBytes"]),
             parse_size("maxBytesPerTrigger", values["maxBytesPerTrigger"]),
+            check_trust(values["trust"]),
         )
+
+
+def check_trust(path: str) -> str:
+    """The absolute path of a trust file that every protocol which has such files can read; empty for none."""
+    if not path:
+        return ""
+    absolute = str(Path(path).resolve())
+    for known in protocols().values():
+        if any(field.name == "trust" for field in fields(known.settings_type)):
+            known.columns().auditor(known.settings({"trust": absolute}))
+    return absolute

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from wireloom.pipeline import planning
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.planning import Offsets, Range
-from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table, spark_schema
+from wireloom.pipeline.schemas import MESSAGES, REJECTS, spark_schema
 
 FORMAT = "wireloom"
 BATCH_ROWS = 65536
@@ -68,7 +68,7 @@ class JournalReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one partition."""
-        return read_table(self.options.table, partition)
+        return read_table(self.options, partition)
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -103,7 +103,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one partition."""
-        return read_table(self.options.table, partition)
+        return read_table(self.options, partition)
 
 
 def partitions(options: Options, start: Offsets, end: Offsets, *, refused: bool | None = None) -> list[InputPartition]:
@@ -119,11 +119,11 @@ def ranges_of(partition: InputPartition) -> tuple[Range, ...]:
     return partition.ranges if isinstance(partition, Ranges) else ()
 
 
-def read_table(table: Table, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_table(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition as record batches with exactly the table's types."""
     from wireloom.pipeline.decode import decode_range, plain
 
     for part in ranges_of(partition):
-        decoded = decode_range(part)
-        rows = decoded.messages if table == MESSAGES else decoded.rejects
-        yield from plain(rows, table).to_batches(max_chunksize=BATCH_ROWS)
+        decoded = decode_range(part, options.trust)
+        rows = decoded.messages if options.table == MESSAGES else decoded.rejects
+        yield from plain(rows, options.table).to_batches(max_chunksize=BATCH_ROWS)

@@ -244,7 +244,9 @@ def attach_duckdb(connection: duckdb.DuckDBPyConnection, folder: Path, table: Ta
         return
     listed = ", ".join("'" + uri.removeprefix("file://").replace("'", "''") + "'" for uri in uris)
     types = ", ".join(f"'{c.name}': {c.type}" for c in table.columns if c.name in table.partition_by)
+    folders = f"hive_partitioning=true, hive_types={{{types}}}" if types else "hive_partitioning=false"
+    # By name: files of an older version may lack a column.
     connection.execute(
-        f'create view "{table.name}" as {empty} union all select {names} from '  # noqa: S608
-        f"read_parquet([{listed}], union_by_name=true, hive_partitioning=true, hive_types={{{types}}})"
+        f'create view "{table.name}" as select {names} from ({empty} union all by name select * from '  # noqa: S608
+        f"read_parquet([{listed}], union_by_name=true, {folders}))"
     )

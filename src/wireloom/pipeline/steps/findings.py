@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -47,21 +47,28 @@ def together(parts: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(parts) if parts else SCHEMA.empty_table()
 
 
-def of_single_messages(view: View, rows: NDArray[np.int64], conversation: Conversation) -> list[pa.Table]:
-    """What single messages of one protocol break: how a direction begins, and who may say what."""
+def of_single_messages(
+    view: View, rows: NDArray[np.int64], conversation: Conversation, midstream: Collection[str] = ()
+) -> list[pa.Table]:
+    """What single messages of one protocol break: how a direction begins, and who may say what.
+
+    Where the beginning of a connection was not seen (`midstream`), nothing is said about beginnings.
+    """
     found: list[pa.Table] = []
     kind, direction = view.kind[rows], view.direction[rows]
     greeting = conversation.greeting
     if greeting is not None:
         first = view.column("sequence").to_numpy()[rows] == 0
+        connection, names = view.connection
+        begun = np.array([name not in midstream for name in names], np.bool_)[connection[rows]]
         opens = kind == KINDS.index(Kind.OPEN)
         allowed = np.zeros((len(DIRECTIONS), len(KINDS)), np.bool_)
         for code, way in enumerate(DIRECTIONS):
             for kind_code, each in enumerate(KINDS):
                 allowed[code, kind_code] = each in greeting.first.get(way, frozenset(KINDS))
         for rule, broken in (
-            (greeting.missing, first & ~allowed[direction, kind]),
-            (greeting.repeated, ~first & opens),
+            (greeting.missing, begun & first & ~allowed[direction, kind]),
+            (greeting.repeated, begun & ~first & opens),
         ):
             if broken.any():
                 found.append(of_rows(view, rows[broken], rule))

@@ -50,6 +50,7 @@ VISITS = pa.schema(
         ("from_s2c", pa.int64()),
         ("lane", pa.string()),
         ("place", pa.string()),
+        ("midstream", pa.bool_()),
         ("late", pa.bool_()),
     ]
 )
@@ -59,16 +60,18 @@ connection outlives that."""
 
 _MIN = ("first", "opened", "closed", "farewell", "from_c2s", "from_s2c")
 _SUM = ("messages_c2s", "messages_s2c", "bytes_c2s", "bytes_s2c", "rejects")
-_MAX = tuple(name for name in VISITS.names if name not in (*_MIN, *_SUM, "bucket", "connection", "late"))
+_ANY = ("midstream", "late")
+_MAX = tuple(name for name in VISITS.names if name not in (*_MIN, *_SUM, "bucket", "connection", *_ANY))
 _RANKS = ("close", "error", "redirect")
 """Goodbyes, the most telling last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a connection beside messages: `opened`, `closed`, `refused` or `started`.
+    """Something that happened to a connection beside messages.
 
-    `refused` are bytes that were no message; `started` is said of a whole lane.
+    `opened`, `closed`; `midstream`: it began before anybody looked; `refused`: bytes that were no message;
+    `overhead`: bytes of the transport's own; `started`, of a whole lane: whoever wrote it was started then.
     """
 
     what: str
@@ -201,7 +204,7 @@ def _of_rejects(rejects: View) -> dict[str, Sequence[object]]:
 
 
 def _of_events(events: Sequence[Event]) -> dict[str, Sequence[object]]:
-    refused = [event.what == "refused" for event in events]
+    back = [event.direction == "s2c" for event in events]
     return {
         "connection": [event.connection for event in events],
         "protocol": [event.protocol for event in events],
@@ -213,9 +216,10 @@ def _of_events(events: Sequence[Event]) -> dict[str, Sequence[object]]:
         "opened": [event.time_us if event.what == "opened" else None for event in events],
         "closed": [event.time_us if event.what == "closed" else None for event in events],
         "reason": [event.reason for event in events],
-        "bytes_c2s": [e.size if r and e.direction != "s2c" else 0 for e, r in zip(events, refused, strict=True)],
-        "bytes_s2c": [e.size if r and e.direction == "s2c" else 0 for e, r in zip(events, refused, strict=True)],
-        "rejects": [int(each) for each in refused],
+        "bytes_c2s": [0 if way else event.size for event, way in zip(events, back, strict=True)],
+        "bytes_s2c": [event.size if way else 0 for event, way in zip(events, back, strict=True)],
+        "rejects": [int(event.what == "refused") for event in events],
+        "midstream": [event.what == "midstream" for event in events],
     }
 
 
@@ -225,7 +229,8 @@ def _together(visits: pa.Table) -> pa.Table:
     named = visits.filter(pc.is_valid(visits["connection"]))
     if named.num_rows == 0:
         return starts
-    rules = [*((n, "min") for n in _MIN), *((n, "sum") for n in _SUM), *((n, "max") for n in _MAX), ("late", "any")]
+    how = {"min": _MIN, "max": _MAX, "sum": _SUM, "any": _ANY}
+    rules = [(name, rule) for rule, names in how.items() for name in names]
     summed = named.group_by(["bucket", "connection"]).aggregate(rules)
     by_name = {name.rpartition("_")[0]: summed[name] for name in summed.column_names if name not in VISITS.names}
     values = {"bucket": summed["bucket"], "connection": summed["connection"], **by_name}
@@ -256,12 +261,13 @@ def join(visits: pa.Table, clock: Clock) -> Joined:
     rows = _rows(known)
     names = known["connection"].to_pylist()
     begins = np.maximum(*(pc.fill_null(known[name], 0).to_numpy() for name in ("from_c2s", "from_s2c")))
+    unseen = (begins > 0) | pc.fill_null(known["midstream"], False).to_numpy()
     return Joined(
         rows.filter(pa.array(over)),
         rows.filter(pa.array(~over)),
         known.filter(pa.array(~over)).combine_chunks(),
         {name: int(at) for name, at in zip(names, closed.tolist(), strict=True) if at < NEVER},
-        frozenset(name for name, begin in zip(names, begins.tolist(), strict=True) if begin > 0),
+        frozenset(name for name, each in zip(names, unseen.tolist(), strict=True) if each),
     )
 
 

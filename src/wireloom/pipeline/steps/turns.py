@@ -69,10 +69,11 @@ class Observed:
     marks: list[pa.Table] = field(default_factory=list)
 
 
-def observe(view: View, *, late: bool = False) -> Observed:
+def observe(view: View, *, midstream: Collection[str] = (), late: bool = False) -> Observed:
     """Settle the conversations in some rows of `messages` as far as these rows tell.
 
-    `late` says that messages of the same connections may still come that are earlier than these.
+    `midstream` are connections whose beginning nobody saw. `late` says that messages of the same connections may still
+    come that are earlier than these.
     """
     found = Observed()
     codes, names = view.protocol
@@ -84,7 +85,7 @@ def observe(view: View, *, late: bool = False) -> Observed:
         if not len(rows):
             continue
         conversation = known[name].conversation
-        found.findings += findings.of_single_messages(view, rows, conversation)
+        found.findings += findings.of_single_messages(view, rows, conversation, midstream)
         for number, pairing in enumerate(conversation.pairings):
             _observe_pairing(view, rows, number, pairing, conversation, found, late)
     return found
