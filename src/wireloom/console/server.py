@@ -22,7 +22,7 @@ from typing import Self
 from aiohttp import web
 
 import wireloom
-from wireloom.console.tail import shown
+from wireloom.console.lately import shown
 from wireloom.console.watch import Cursor, Watch
 from wireloom.model import ConfigError, Kind, Message, WireloomError
 from wireloom.protocols.contract import HUB_PREFIX

@@ -15,7 +15,9 @@ from typing import cast
 
 import aiohttp
 
-from wireloom.console.tail import Line, Tail
+from wireloom.console.lately import Lately, Line
+from wireloom.journal.retention import cursors
+from wireloom.journal.segment import bytes_after
 from wireloom.model import JournalError, WireloomError, iso_time, type_of_json
 
 log = logging.getLogger("wireloom.console")
@@ -45,7 +47,7 @@ class Watch:
     def __init__(self, hub_url: str, journal: Path | None = None, warehouse: Path | None = None) -> None:
         self.hub_url = hub_url.rstrip("/")
         self.warehouse = warehouse
-        self._tail = None if journal is None else Tail(journal)
+        self._lately = None if journal is None else Lately(journal)
         self._hub: Line = {"up": False, "why": "not asked yet"}
         self._totals: tuple[float, dict[str, dict[str, int]]] = (0.0, {})
         self._rates: dict[str, dict[str, float]] = {}
@@ -88,12 +90,12 @@ class Watch:
         if not cursor.has_history:
             cursor.has_history = True
             found["history"] = {name: list(past) for name, past in self._history.items()}
-        tail = self._tail
-        if tail is not None:
-            found["topics"] = cast("type_of_json", tail.topics())
-            found["skipped"] = tail.skipped
+        lately = self._lately
+        if lately is not None:
+            found["topics"] = cast("type_of_json", lately.topics())
+            found["skipped"] = lately.skipped
             for name in ("messages", "exchanges", "rejects"):
-                ring = getattr(tail, name)
+                ring = getattr(lately, name)
                 found[name] = ring.since(getattr(cursor, name))
                 setattr(cursor, name, ring.newest)
         return found
@@ -110,8 +112,8 @@ class Watch:
             return
         self._hub = status | {"up": True}
         self._measure(cast("dict[str, dict[str, int]]", status["protocols"]))
-        if self._tail is None and isinstance(folder := status.get("journal"), str):
-            self._tail = Tail(folder)
+        if self._lately is None and isinstance(folder := status.get("journal"), str):
+            self._lately = Lately(folder)
 
     def _measure(self, totals: dict[str, dict[str, int]]) -> None:
         now = time.monotonic()
@@ -132,10 +134,10 @@ class Watch:
             self._history.setdefault(name, deque(maxlen=HISTORY)).append(each["in"])
 
     async def _look(self) -> None:
-        if self._tail is None:
+        if self._lately is None:
             return
         try:
-            await asyncio.to_thread(self._tail.look)
+            await asyncio.to_thread(self._lately.look)
         except JournalError as error:
             log.warning("%s", error)
 
@@ -169,7 +171,7 @@ class Watch:
         pipeline: Line = {
             "running": _is_locked(folder / "lock"),
             "rate": rate,
-            "lag_bytes": None,
+            "lag_bytes": self._lag(),
             "last_commit": iso_time(committed) if committed else None,
             "age_s": max(0.0, now - committed / 1e9),
             "tables": lines,
@@ -181,6 +183,13 @@ class Watch:
             counted = ask(folder, "select count(*), count(*) filter (severity = 'critical') from findings")
             findings |= dict(zip(("total", "critical"), map(_plain, counted.rows[0]), strict=True))
         return pipeline, findings
+
+    def _lag(self) -> int | None:
+        """Bytes of the journal that the pipeline, going by the cursor it leaves there, has not read."""
+        if self._lately is None:
+            return None
+        found = cursors(self._lately.folder)
+        return max((bytes_after(self._lately.folder, each.segment, each.position) for each in found), default=None)
 
 
 async def _often(part: Callable[[], Awaitable[None]], pause: float) -> None:

@@ -2,7 +2,6 @@
 
 from wireloom.journal.blocks import Block, TopicMap
 from wireloom.journal.commit import GroupCommit
-from wireloom.journal.follow import Follower
 from wireloom.journal.reader import (
     Entry,
     Offset,
@@ -22,7 +21,6 @@ __all__ = [
     "Cursor",
     "Entry",
     "Expired",
-    "Follower",
     "GroupCommit",
     "Journal",
     "Keep",

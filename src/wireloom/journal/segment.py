@@ -86,6 +86,17 @@ def committed_length(segment: Path | str) -> int:
     return size if stated is None else min(stated, size)
 
 
+def bytes_after(folder: Path | str, segment: str, position: int) -> int:
+    """Committed bytes of a journal after a place in it: how far somebody who has read up to there is behind."""
+    total = -position if position else 0
+    for path in segments(folder):
+        if path.name >= segment:
+            with contextlib.suppress(JournalError):
+                # One that retention takes away meanwhile is nothing to catch up with.
+                total += committed_length(path)
+    return max(total, 0)
+
+
 def stated_length(segment: Path) -> int | None:
     """What the committed-length file says; None when there is none, 0 when it says nothing yet."""
     committed = committed_path(segment)

@@ -20,7 +20,7 @@ from wireloom.journal import blocks
 from wireloom.journal.log import RECORD_TAGS
 from wireloom.journal.reader import Decoding, Entry, Offset, Record, Unreadable
 from wireloom.journal.recovery import mapped
-from wireloom.journal.segment import committed_length, first_packet_id, segment_time, segments
+from wireloom.journal.segment import bytes_after, committed_length, first_packet_id, segment_time, segments
 from wireloom.model import ConfigError, JournalError, parse_iso_time
 from wireloom.protocols.contract import Settings
 
@@ -90,6 +90,10 @@ class Tail:
             tail._open(found[-1])
             tail._hop_to(committed_length(found[-1]))
         return tail
+
+    def behind(self) -> int:
+        """Committed bytes that were not read yet."""
+        return bytes_after(self.folder, "" if self._path is None else self._path.name, self._position)
 
     def close(self) -> None:
         """Let go of the segment."""

@@ -7,16 +7,18 @@ so that the console costs about the same at any rate.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wireloom.journal import Block, Entry, Follower, Record, read_blocks, segments
+from wireloom.journal import Block, Entry, Record, Tail, read_blocks, segments
 from wireloom.journal.segment import REFUSED
 from wireloom.model import JournalError, Kind, Message, iso_time, type_of_json
 
 LOOK = 256 * 1024
+FIRST_LOOK_NS = 60 * 10**9
 KEEP = 1000
 BODY = 4096
 """Bytes of a body that are shown."""
@@ -66,7 +68,7 @@ class _Asked:
     progress: int = 0
 
 
-class Tail:
+class Lately:
     """What was said lately. `look` reads the disk: call it in a thread, one call at a time."""
 
     def __init__(self, journal: Path | str) -> None:
@@ -75,23 +77,26 @@ class Tail:
         self.exchanges = Ring()
         self.rejects = Ring()
         self.skipped = 0
-        self._follower: Follower | None = None
+        self._tail: Tail | None = None
         self._refused: tuple[str, int] = ("", 0)
         self._topics: OrderedDict[str, _Topic] = OrderedDict()
         self._asked: OrderedDict[tuple[str | None, str], _Asked] = OrderedDict()
 
     def look(self) -> None:
         """Take in what was committed since the last look."""
-        if self._follower is None:
-            self._follower = Follower(self.folder)
-            self._follower.to_end(keep=LOOK)
-        elif self._follower.behind() > 2 * LOOK:
-            self.skipped += self._follower.to_end(keep=LOOK)
-        for found in self._follower.read():
-            if isinstance(found, Entry):
-                self._message(found)
-            elif isinstance(found, Record) and found.block.record == "closed":
-                self._closed(found.block)
+        if self._tail is None:
+            self._tail = Tail(self.folder, time.time_ns() - FIRST_LOOK_NS)
+        elif (behind := self._tail.behind()) > 2 * LOOK:
+            self.skipped += behind
+            self._tail = Tail.at_end(self.folder)
+        left = LOOK
+        while left > 0 and (piece := self._tail.read(LOOK)):
+            left -= LOOK
+            for found in piece:
+                if isinstance(found, Entry):
+                    self._message(found)
+                elif isinstance(found, Record) and found.block.record == "closed":
+                    self._closed(found.block)
         for block in self._newly_refused():
             self.rejects.add(_reject(block))
 
