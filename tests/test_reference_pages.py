@@ -17,6 +17,7 @@ import wireloom.testing
 from wireloom.cli import main as command_line
 from wireloom.hub import config
 from wireloom.hub.hub import Hub
+from wireloom.hub.limits import Limits
 from wireloom.hub.metrics import Counter
 from wireloom.pipeline.schemas import STATE, TABLES, Table
 from wireloom.protocols.contract import Settings
@@ -66,7 +67,7 @@ def defaults(kind: type[Settings]) -> list[list[str]]:
     ("heading", "kind"),
     [
         ("[journal]", config.JournalSettings),
-        ("[limits]", config.Limits),
+        ("[limits]", Limits),
         *((name, protocol.settings_type) for name, protocol in protocols().items()),
     ],
 )

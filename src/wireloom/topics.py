@@ -77,6 +77,25 @@ def matches(pattern: str, topic: str) -> bool:
     return len(wanted) == len(levels) and _same(wanted, levels)
 
 
+def covers(pattern: str, wanted: str) -> bool:
+    """Whether everything that `wanted`, a topic or a pattern, can match is matched by `pattern`, too.
+
+    >>> covers("sensors/#", "sensors/+/oven"), covers("sensors/+", "sensors/#"), covers("+/kitchen", "sensors/kitchen")
+    (True, False, True)
+    >>> covers("#", "#"), covers("#", "$hub/undeliverable"), covers("a/+", "a/+"), covers("a/#", "a")
+    (True, False, True, True)
+    """
+    if wanted[:1] == "$" and pattern[:1] in ("+", "#"):
+        return False
+    allowed, levels = pattern.split("/"), wanted.split("/")
+    for index, level in enumerate(allowed):
+        if level == "#":
+            return True
+        if index >= len(levels) or levels[index] == "#" or level not in ("+", levels[index]):
+            return False
+    return len(allowed) == len(levels)
+
+
 def _same(wanted: Iterable[str], levels: Iterable[str]) -> bool:
     return all(want in ("+", level) for want, level in zip(wanted, levels, strict=False))
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from wireloom.hub.config import HubConfig, SlowConsumer, default_config, load_config, parse_config
+from wireloom.hub.config import HubConfig, default_config, load_config, parse_config
+from wireloom.hub.limits import SlowConsumer
 from wireloom.model import ConfigError
 
 

@@ -315,7 +315,7 @@ async def test_connections_over_the_limit_are_turned_away(tmp_path: Path) -> Non
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             second.write(b"\x03")
             await other.readexactly(1)
-        assert hub.metrics.turned_away.value() == 1
+        assert hub.metrics.turned_away.value("connections") == 1
         writer.close()
         second.close()
 

@@ -237,3 +237,51 @@ async def test_any_event_name_is_journaled_and_harms_nobody(tmp_path: Path, name
             await eventually(lambda: hub.metrics.received.value("mesh") == 22)
         assert len(hub.router.subscriptions) <= 1
     assert [e.message.topic for e in journaled(tmp_path) if e.message.protocol == "mesh"].count(name) == 21
+
+
+async def test_access_is_judged_by_the_author_of_each_packet(tmp_path: Path) -> None:
+    """Two authors behind one address, many packets in one read: each has the rights of its own key."""
+    meter, door = mesh.Identity.generate(hmac=True), mesh.Identity.generate(hmac=True)
+    rules = f"""
+    [[access.rule]]
+    who = ["mesh:{meter.node_id.hex()}"]
+    publish = ["sensors/#"]
+    subscribe = ["sensors/#"]
+    [[access.rule]]
+    who = ["mesh:{door.node_id.hex()}"]
+    publish = ["doors/#"]
+    """
+    topics = ["sensors/a", "doors/a"] * 10
+    async with hub_on(tmp_path, closed(tmp_path, meter, door) + rules) as hub:
+        now = time.time()
+        packets = [
+            Author(MeshSettings(), who).write(Message(Kind.EVENT, topic, b"1"), now)[0]
+            for topic in topics
+            for who in (meter, door)
+        ]
+        speak(hub, *packets).close()
+        await eventually(lambda: hub.metrics.received.value("mesh") + hub.metrics.denied.value("mesh", "publish") == 40)
+        assert hub.metrics.denied.value("mesh", "publish") == 20
+        await eventually(lambda: hub.commit.healthy and hub.journal.pending_bytes == 0)
+    kept = [each.message for each in journaled(tmp_path) if each.message.kind is Kind.EVENT]
+    assert {(each.topic, each.attributes["node_id"]) for each in kept} == {
+        ("sensors/a", meter.node_id.hex()),
+        ("doors/a", door.node_id.hex()),
+    }
+    assert len(kept) == 20
+
+
+async def test_a_mesh_subscription_that_no_rule_allows_is_counted(tmp_path: Path) -> None:
+    meter = mesh.Identity.generate(hmac=True)
+    meter.save(tmp_path / "meter.json")
+    rules = f'[[access.rule]]\nwho = ["mesh:{meter.node_id.hex()}"]\nsubscribe = ["sensors/#"]\n'
+    hub_key = mesh.Identity.generate(hmac=True)
+    hub_key.save(tmp_path / "hub.json")
+    text = closed(tmp_path, meter).replace("settings = { ", f'settings = {{ key = "{tmp_path}/hub.json", ') + rules
+    mesh.TrustStore([hub_key.trusted_key()]).save(tmp_path / "mine.json")
+    settings = {"key": str(tmp_path / "meter.json"), "trust": str(tmp_path / "mine.json")}
+    async with hub_on(tmp_path, text) as hub:
+        async with wireloom.connect(url_of(hub, "mesh"), settings=settings) as node:
+            async with node.subscribe("sensors/+"), node.subscribe("doors/#"):
+                await eventually(lambda: hub.metrics.denied.value("mesh", "subscribe") == 1)
+                assert len(hub.router.subscriptions) == 1

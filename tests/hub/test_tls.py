@@ -30,7 +30,7 @@ async def test_peers_publish_over_tls_and_are_known_by_their_certificate(tmp_pat
             async with wireloom.connect(url_of(hub, scheme), tls=stranger, reconnect=False, timeout=5) as peer:
                 await peer.publish("x", b"1", ack=True, timeout=5)
     principals = [block.details["principal"] for block in records(tmp_path, "opened")]
-    assert principals == ["meter-7"]
+    assert principals == ["certificate:meter-7"]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
             print("wireloom: hub check needs a file: wireloom hub check hub.toml", file=sys.stderr)
             return 2
         config = load_config(path, arguments.data)
+        for warning in config.warnings:
+            print(f"warning: {warning}")
         print(f"{path}: fine; {len(config.listeners)} listeners, journal in {config.journal_folder}")
         return 0
     config = (
@@ -59,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for library in ("asyncio", "websockets", "slixmpp", "quic"):
         logging.getLogger(library).setLevel(logging.WARNING)
+    for warning in config.warnings:
+        logging.getLogger("wireloom.hub").warning("%s", warning)
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""`wireloom keys`: the identity of a mesh node, and whom it trusts."""
+"""`wireloom keys`: the identity of a mesh node, whom it trusts, and tokens for a hub."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ examples:
   wireloom keys trust trust.json                 whom trust.json trusts
   wireloom keys trust trust.json --remove NODE_ID [--key-id KEY_ID]
   wireloom keys rotate node.json --trust trust.json     new keys; the old ones stay trusted until removed
+  wireloom keys token dashboard --file tokens    a token for peers of a hub, printed once
 """
 
 
@@ -28,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command `keys`."""
     parser = subparsers.add_parser(
         "keys",
-        help="make, show, trust and rotate the keys of mesh nodes",
+        help="make, show, trust and rotate the keys of mesh nodes; make tokens",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -61,6 +62,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     rotate.add_argument("--remove-old", action="store_true", help="and the old ones no longer")
     rotate.set_defaults(run=run_rotate)
+
+    token = actions.add_parser("token", help="make a token that lets a peer show a hub who it is")
+    token.add_argument("name", metavar="NAME", help="what rules call it: token:NAME")
+    token.add_argument("--file", type=Path, default=Path("tokens"), metavar="FILE", help="the hub's file of tokens")
+    token.add_argument("--remove", action="store_true", help="remove the token of that name instead")
+    token.set_defaults(run=run_token)
 
 
 def run_new(arguments: argparse.Namespace) -> int:
@@ -159,4 +166,27 @@ def run_rotate(arguments: argparse.Namespace) -> int:
         store.save(arguments.trust)
     new.save(arguments.file)
     print(f"{arguments.file}: node {new.node_id.hex()}, key {old.auth_key_id.hex()} -> {new.auth_key_id.hex()}")
+    return 0
+
+
+def run_token(arguments: argparse.Namespace) -> int:
+    """Make a token, or remove one."""
+    import hashlib
+    import secrets
+
+    path, name = arguments.file, arguments.name
+    if not name.strip() or ":" in name or "#" in name or not name.isprintable():
+        raise ConfigError(f"the name of a token is a word without ':' and '#', not {name!r}")
+    lines = path.read_text().splitlines() if path.exists() else []
+    kept = [line for line in lines if line.partition(":")[0].strip() != name]
+    if arguments.remove and len(kept) == len(lines):
+        raise ConfigError(f"{path} has no token {name!r}")
+    token = "wlt_" + secrets.token_urlsafe(32)
+    if not arguments.remove:
+        kept.append(f"{name}: sha256:{hashlib.sha256(token.encode()).hexdigest()}")
+    fresh = path.with_name(path.name + ".new")
+    fresh.touch(0o600)
+    fresh.write_text("".join(f"{line}\n" for line in kept))
+    fresh.replace(path)
+    print(f"{path}: {name} is removed" if arguments.remove else token)
     return 0

@@ -40,6 +40,7 @@ def add_tls(parser: argparse.ArgumentParser, *, server: bool) -> None:
     group.add_argument("--ca", type=Path, metavar="FILE", help=f"the authority {what} (PEM)")
     if not server:
         group.add_argument("--insecure", action="store_true", help="take any certificate; for tests only")
+        parser.add_argument("--token-file", type=Path, metavar="FILE", help="a file with the token to show to a hub")
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, object]:
@@ -82,6 +83,17 @@ def tls(arguments: argparse.Namespace) -> TLS | None:
     if arguments.certificate is None and arguments.ca is None and not insecure:
         return None
     return TLS(certificate=arguments.certificate, key=arguments.key, ca=arguments.ca, verify=not insecure)
+
+
+def token(arguments: argparse.Namespace) -> str | None:
+    """The token in the file that was named, if any; tokens do not stand on the command line, where others see them."""
+    path: Path | None = arguments.token_file
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--token-file {path} cannot be read: {error}") from None
 
 
 def protocol_options(protocol: Protocol, words: Sequence[str]) -> Mapping[str, object]:

@@ -109,6 +109,7 @@ def _peer(arguments: argparse.Namespace) -> Client:
         settings=options.settings(arguments),
         topics=options.topics(arguments),
         tls=options.tls(arguments),
+        token=options.token(arguments),
         reconnect=False,
         timeout=arguments.timeout,
     )

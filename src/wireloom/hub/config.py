@@ -18,19 +18,27 @@ url = "http://127.0.0.1:5046"
 [limits]
 queue_bytes = 4194304
 slow_consumer = "drop-oldest"
+
+[access]
+tokens = "tokens"
+
+[[access.rule]]
+who = ["certificate:meter-*", "token:dashboard"]
+publish = ["sensors/#"]
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import ssl
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
+from wireloom.hub.access import AccessConfig, parse_access, parse_rule
+from wireloom.hub.limits import Limits, check_positive
+from wireloom.hub.wrong import WrongKey
 from wireloom.model import ConfigError
 from wireloom.protocols.contract import Protocol, Scheme, Settings
 from wireloom.protocols.registry import protocols
@@ -42,25 +50,6 @@ from wireloom.transports.tls import TLS
 
 DEFAULT_HTTP = "http://127.0.0.1:5046"
 _LOOPBACK = "127.0.0.1"
-
-
-def _check_positive(settings: Settings, *may_be_zero: str) -> None:
-    """Sizes, counts and times of nothing or less make no sense here, unless 0 stands for no limit."""
-    for each in dataclasses.fields(settings):
-        value = getattr(settings, each.name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
-            if each.name not in may_be_zero:
-                raise ConfigError(f"setting {each.name!r} is {value}; it must be more than 0")
-            if value != 0:
-                raise ConfigError(f"setting {each.name!r} is {value}; it must be 0 (no limit) or more")
-
-
-class SlowConsumer(StrEnum):
-    """What happens to events for a subscriber whose queue is full."""
-
-    DROP_OLDEST = "drop-oldest"
-    DROP_NEWEST = "drop-newest"
-    DISCONNECT = "disconnect"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +71,7 @@ class JournalSettings(Settings):
     """Whether events sent to subscribers are recorded, too."""
 
     def __post_init__(self) -> None:
-        _check_positive(self, "keep_days", "keep_bytes")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits(Settings):
-    """What one peer, and all of them, may take."""
-
-    queue_bytes: int = 4 * 1024 * 1024
-    """Unsent bytes of events per subscriber."""
-    slow_consumer: SlowConsumer = SlowConsumer.DROP_OLDEST
-    max_connections: int = 20_000
-    pending_bytes: int = 64 * 1024 * 1024
-    """Bytes waiting for the journal's sync before the hub stops reading from its peers."""
-    drain_seconds: float = 10.0
-    request_timeout: float = 30.0
-    """Seconds a provider has to answer a request."""
-
-    def __post_init__(self) -> None:
-        _check_positive(self)
+        check_positive(self, "keep_days", "keep_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +89,15 @@ class ListenerConfig:
     """What `tls` was made from, for transports that do TLS on their own."""
     contacts: tuple[Address, ...] = ()
     """Whom this listener gets in touch with by itself."""
+    origins: tuple[str, ...] = ()
+    """Origins of web pages that may connect."""
+
+    @property
+    def local(self) -> bool:
+        """Whether only peers on this machine reach it: what they may do by default depends on that."""
+        if self.scheme.local:
+            return True
+        return is_loopback(self.address.host) and not transport(self.scheme.transport).listens_as_client
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +109,9 @@ class HubConfig:
     journal: JournalSettings = field(default_factory=JournalSettings)
     limits: Limits = field(default_factory=Limits)
     http: Address | None = None
+    access: AccessConfig = field(default_factory=AccessConfig)
+    warnings: tuple[str, ...] = ()
+    """What is allowed, but hardly meant."""
 
     @property
     def journal_folder(self) -> Path:
@@ -159,32 +142,32 @@ def default_config(data: Path) -> HubConfig:
 
 def make_listener(table: Mapping[str, object]) -> ListenerConfig:
     """A listener from its table."""
-    known = ("url", "profile", "settings", "tls", "topics")
+    known = ("url", "profile", "settings", "tls", "topics", "origins")
     for key in table:
         if key not in known:
-            raise _Wrong(key, f"unknown key {key!r}; known: {', '.join(known)}")
+            raise WrongKey(key, f"unknown key {key!r}; known: {', '.join(known)}")
     text = table.get("url")
     if not isinstance(text, str):
-        raise _Wrong("url", "a listener needs a url, such as hsp://127.0.0.1:5042")
+        raise WrongKey("url", "a listener needs a url, such as hsp://127.0.0.1:5042")
     try:
         url = parse_url(text)
         protocol, scheme = find_scheme(url.scheme)
         address = url.address(scheme.port, local=scheme.local)
     except ConfigError as error:
-        raise _Wrong("url", str(error)) from None
+        raise WrongKey("url", str(error)) from None
     values = table.get("settings", {})
     if not isinstance(values, dict):
-        raise _Wrong("settings", "settings must be a table, such as { max_payload = 65536 }")
+        raise WrongKey("settings", "settings must be a table, such as { max_payload = 65536 }")
     profile = table.get("profile", False)
     if not isinstance(profile, bool):
-        raise _Wrong("profile", f"profile must be true or false, not {profile!r}")
+        raise WrongKey("profile", f"profile must be true or false, not {profile!r}")
     if "profile" in protocol.settings_type.__dataclass_fields__:
         values = {"profile": profile, **values}
     values = {**protocol.hub_settings, **values}
     try:
         settings = protocol.settings(values)
     except ConfigError as error:
-        raise _Wrong("settings", str(error)) from None
+        raise WrongKey("settings", str(error)) from None
     context = _tls(table.get("tls"), scheme)
     certificates = table.get("tls")
     return ListenerConfig(
@@ -197,6 +180,7 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
         context,
         TLS(**certificates) if isinstance(certificates, dict) else None,
         tuple(_contact(each, scheme) for each in settings.contacts),
+        _origins(table.get("origins"), address.host),
     )
 
 
@@ -207,8 +191,34 @@ def _contact(text: str, scheme: Scheme) -> Address:
         if url.scheme != scheme.name:
             raise ConfigError(f"URL {text!r}: this listener speaks {scheme.name}")
     except ConfigError as error:
-        raise _Wrong("settings", str(error)) from None
+        raise WrongKey("settings", str(error)) from None
     return url.address(scheme.port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen at is reached from this machine alone.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    return host.startswith("127.") or host in ("::1", "localhost")
+
+
+def _origins(values: object, host: str) -> tuple[str, ...]:
+    """The Origins that are listed; else those of the host that the listener is configured with.
+
+    The name that a request says it was sent to (`Host`) is not asked: a page of another host can make its own name
+    point here.
+    """
+    if values is None:
+        hosts = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else (f"[{host}]" if ":" in host else host,)
+        return tuple(f"{scheme}://{each}:*" for each in hosts for scheme in ("http", "https"))
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        raise WrongKey("origins", 'origins must be a list, such as ["https://example.org"]')
+    for each in values:
+        if each != "*" and (not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", each) or each != each.lower()):
+            raise WrongKey("origins", f"origins: {each!r} is no Origin; write scheme://host[:port], in small letters")
+    return tuple(values)
 
 
 def _tls(table: object, scheme: Scheme) -> ssl.SSLContext | None:
@@ -219,32 +229,32 @@ def _tls(table: object, scheme: Scheme) -> ssl.SSLContext | None:
     if table is None and listens_as_client:
         return TLS().client_context()
     if table is None:
-        raise _Wrong("url", f'{scheme.name} needs certificates: tls = {{ certificate = "hub.pem", key = "hub.key" }}')
+        raise WrongKey("url", f'{scheme.name} needs certificates: tls = {{ certificate = "hub.pem", key = "hub.key" }}')
     known = ("certificate", "key", "ca", "require_client_certificate")
     if not scheme.secure or not isinstance(table, dict):
-        raise _Wrong("tls", f"tls is a table of {', '.join(known)}, for schemes with TLS")
+        raise WrongKey("tls", f"tls is a table of {', '.join(known)}, for schemes with TLS")
     for key in table:
         if key not in known:
-            raise _Wrong(key, f"tls: unknown key {key!r}; known: {', '.join(known)}")
+            raise WrongKey(key, f"tls: unknown key {key!r}; known: {', '.join(known)}")
     try:
         return TLS(**table).client_context() if listens_as_client else TLS(**table).server_context()
     except ConfigError as error:
-        raise _Wrong("tls", str(error)) from None
+        raise WrongKey("tls", str(error)) from None
 
 
 def _topics(table: object) -> dict[int, str]:
     if not isinstance(table, dict):
-        raise _Wrong("topics", 'topics must be a table from numbers to topics, such as { 7 = "sensors/kitchen" }')
+        raise WrongKey("topics", 'topics must be a table from numbers to topics, such as { 7 = "sensors/kitchen" }')
     topics: dict[int, str] = {}
     for number, topic in table.items():
         if not (str(number).isdecimal() and int(number) <= 0xFFFF):
-            raise _Wrong(str(number), f"topics: {number!r} is not a number from 0 to 65535")
+            raise WrongKey(str(number), f"topics: {number!r} is not a number from 0 to 65535")
         if not isinstance(topic, str):
-            raise _Wrong(str(number), f"topics: the topic of {number} must be a text, not {topic!r}")
+            raise WrongKey(str(number), f"topics: the topic of {number} must be a text, not {topic!r}")
         try:
             topics[int(number)] = validate_topic(topic)
         except ConfigError as error:
-            raise _Wrong(str(number), f"topics: {error}") from None
+            raise WrongKey(str(number), f"topics: {error}") from None
     return topics
 
 
@@ -253,14 +263,6 @@ def _http_address(text: str) -> Address:
     if url.scheme != "http":
         raise ConfigError(f"URL {text!r}: metrics are served over http, such as {DEFAULT_HTTP}")
     return url.address(80).with_path("")
-
-
-class _Wrong(ConfigError):
-    """A wrong value at a key; the loader adds file and line."""
-
-    def __init__(self, key: str, text: str) -> None:
-        super().__init__(text)
-        self.key = key
 
 
 def load_config(path: Path, data: Path | None = None) -> HubConfig:
@@ -276,7 +278,7 @@ def load_config(path: Path, data: Path | None = None) -> HubConfig:
     return parse_config(table, text, str(path), data)
 
 
-_SECTIONS = ("data", "listener", "journal", "http", "limits")
+_SECTIONS = ("data", "listener", "journal", "http", "limits", "access")
 
 
 def parse_config(table: Mapping[str, object], text: str, name: str, data: Path | None = None) -> HubConfig:
@@ -295,7 +297,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     for number, entry in enumerate(tables):
         try:
             listeners.append(make_listener(entry))
-        except _Wrong as error:
+        except WrongKey as error:
             raise wrong("listener", number, error, error.key) from None
 
     def section(kind: type[Settings], key: str) -> Settings:
@@ -311,6 +313,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     journal, limits = section(JournalSettings, "journal"), section(Limits, "limits")
     assert isinstance(journal, JournalSettings)
     assert isinstance(limits, Limits)
+    access = _access(table.get("access", {}), wrong)
     http_table = table.get("http", {})
     if not isinstance(http_table, dict):
         raise ConfigError(f"{name}: http must be a table: [http]")
@@ -328,7 +331,40 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     folder = data if data is not None else Path(named)
     if not listeners:
         listeners = list(default_config(folder).listeners)
-    return HubConfig(folder, tuple(listeners), journal, limits, http)
+    warnings = tuple(
+        f"{name}:{_line(text, 'listener', number, 'url')}: listener: {each}"
+        for number, listener in enumerate(listeners)
+        for each in _warnings(listener, access)
+    )
+    return HubConfig(folder, tuple(listeners), journal, limits, http, access, warnings)
+
+
+def _access(table: object, wrong: Callable[[str, int, ConfigError, str | None], ConfigError]) -> AccessConfig:
+    rules = table.get("rule") if isinstance(table, dict) else None
+    for number, rule in enumerate(rules if isinstance(rules, list) else ()):
+        if isinstance(rule, dict):
+            try:
+                parse_rule(rule)
+            except WrongKey as error:
+                raise wrong("access.rule", number, error, error.key) from None
+    try:
+        return parse_access(table)
+    except WrongKey as error:
+        raise wrong("access", 0, error, error.key) from None
+
+
+def _warnings(listener: ListenerConfig, access: AccessConfig) -> Iterator[str]:
+    """What an operator should know about a listener that other machines reach."""
+    if listener.local:
+        return
+    if not access.rules:
+        yield (
+            f"{listener.url} is reached from other machines, and no rule says who may do what there: everything is "
+            "refused. Allow it with [[access.rule]], who, publish, subscribe, request, provide"
+        )
+    elif len(access.tokens) and not listener.scheme.secure and listener.protocol.takes_tokens:
+        secure = next((each.name for each in listener.protocol.schemes if each.secure), None)
+        yield f"{listener.url} carries tokens that others on the way can read; use {secure or 'TLS'} instead"
 
 
 def _line(text: str, section: str, number: int, key: str | None) -> int:
@@ -339,7 +375,7 @@ def _line(text: str, section: str, number: int, key: str | None) -> int:
         if header:
             if header[1] == section:
                 seen += 1
-            inside = seen == number and header[1].split(".")[0] == section
+            inside = seen == number and (header[1] == section or header[1].startswith(section + "."))
             at = line_number if inside and header[1] == section else at
         if inside and key is not None and re.search(rf"(^|[\s{{,])\"?{re.escape(key)}\"?\s*=", line):
             return line_number

@@ -7,12 +7,17 @@ deliveries of events, goes there as well. Events for a peer that reads slowly wa
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from wireloom.hub.config import ListenerConfig, SlowConsumer
+from wireloom.hub.access import ANONYMOUS, EVERYTHING, Grants, Right
+from wireloom.hub.config import ListenerConfig
+from wireloom.hub.exchanges import TOO_MANY
+from wireloom.hub.limits import Bucket, OverRate, SlowConsumer, address_of
+from wireloom.hub.screen import Screened, screen, screen_all
 from wireloom.journal.blocks import TopicMap
 from wireloom.model import Direction, Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
     from wireloom.hub.hub import Hub
 
 log = logging.getLogger("wireloom.hub")
+
+_DENIED_TOLD = 64
+"""Refusals of one connection that are logged; all are counted."""
 
 
 class Connection:
@@ -64,6 +72,19 @@ class Connection:
         self._topic_map: TopicMap | None = None
         self.peer = ""
         self.local = ""
+        self.address = ""
+        """The peer's, without its port."""
+        self.identities: tuple[str, ...] = ()
+        """What the peer has proved to be."""
+        self.grants: Grants = EVERYTHING
+        self._shown: tuple[str, ...] = ()
+        """Tokens."""
+        self._proved: tuple[str, ...] = ()
+        """What the session said last."""
+        self._bucket: Bucket | None = None
+        self._guarded = False
+        """Whether a read need be looked at for what it may and how much it is."""
+        self._denied: set[tuple[str, str]] = set()
 
     def talks_over(self, pipe: Pipe) -> bool:
         """Whether this is the owner of a pipe."""
@@ -78,9 +99,11 @@ class Connection:
         """The pipe is up: record it and start the conversation."""
         self._pipe = pipe
         self.peer, self.local = pipe.peername, pipe.sockname
+        self.address = address_of(self.peer)
         if not self.hub.admit(self):
             pipe.abort()
             return
+        self.authorise()
         self.hub.journal.record(
             "opened",
             {
@@ -89,7 +112,7 @@ class Connection:
                 "peer": self.peer,
                 "local": self.local,
                 "role": "client" if self.contacted else "server",
-                "principal": pipe.principal,
+                "principal": self.principal if self.identities else None,
                 "tls": pipe.tls.version if pipe.tls else None,
             },
             self.id,
@@ -98,6 +121,71 @@ class Connection:
             destination=self.local or None,
         )
         self.driver.opened(_Recorded(pipe, self))
+        kind, _, token = pipe.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self.login(token.strip()) != "accepted":
+            self.driver.close("the token is not known here")
+
+    # Who the peer is
+
+    @property
+    def principal(self) -> str:
+        """The first thing the peer has proved to be."""
+        return self.identities[0] if self.identities else ANONYMOUS
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether the peer may do nothing at all, as long as it proves nothing more."""
+        return self.grants.nothing and not self.session.authored
+
+    def authorise(self) -> None:
+        """Find out anew who the peer is, and what it may do."""
+        hub, pipe = self.hub, self._pipe
+        self._proved = self.session.identities
+        self.identities = (*self._shown, *(pipe.identities if pipe is not None else ()), *self._proved)
+        self.grants = self.grants_of()
+        payer = self.principal if self.identities else self.address
+        self._bucket = hub.doorkeeper.bucket(payer, self.address, stranger=self.is_stranger)
+        self._guarded = not self.grants.everything or self._bucket is not None
+        self._denied.clear()
+
+    def grants_of(self, *authors: str) -> Grants:
+        """What the peer, and whoever wrote what it passes on, may do."""
+        return self.hub.access.grants((*self.identities, *authors), local=self.listener.local)
+
+    def grants_for(self, message: Message) -> Grants:
+        """What the sender of a message may do."""
+        author = self.session.written_by(message)
+        return self.grants if not author else self.grants_of(author)
+
+    def may_publish(self, message: Message) -> bool:
+        """Whether the sender of an event may publish it."""
+        return self.grants_for(message).may(Right.PUBLISH, message.topic or "")
+
+    def login(self, token: str) -> str:
+        """The peer shows a token: `accepted`, `refused`, or `limited` if too many wrong ones came from its address."""
+        hub, now = self.hub, self.hub.now()
+        attempts = hub.doorkeeper.attempts.of(self.address)
+        holder = None if attempts.is_empty(now) else hub.access.config.tokens.holder(token)
+        outcome = "accepted" if holder is not None else "limited" if attempts.is_empty(now) else "refused"
+        hub.metrics.logins.add(1, self.name, outcome)
+        if holder is None:
+            attempts.take(1 if outcome == "refused" else 0, now)
+            log.warning("%r showed a token that is not known here", self)
+        else:
+            self._shown = (f"token:{holder}",)
+            self.authorise()
+            hub.journal.record("principal", {"principal": self.principal}, self.id, protocol=self.name)
+            log.info("%r is %s", self, self.principal)
+        return outcome
+
+    def log_denied(self, right: Right, topic: str, count: int = 1) -> None:
+        """Count what was refused; said in the log once for each topic."""
+        self.hub.metrics.denied.add(count, self.name, right)
+        if (right, topic) not in self._denied and len(self._denied) < _DENIED_TOLD:
+            self._denied.add((right, topic))
+            log.warning("%r, %s, may not %s %r", self, self.principal, right, topic)
+            if right is Right.PUBLISH:
+                self.hub.router.refused(self, topic, f"{self.principal} may not publish there")
 
     def writing_paused(self) -> None:
         """The peer reads more slowly than we write: events wait in the queue now."""
@@ -108,7 +196,7 @@ class Connection:
         self.driver.writing_resumed()
         while (self._urgent or self._queue) and not self.driver.writing_is_paused:
             data, count = (self._urgent or self._queue).popleft()
-            self._queued_bytes -= len(data)
+            self._count_queued(-len(data))
             self._write_events(data, count)
         if not self._queue and self._lost:
             self._report_lost()
@@ -117,6 +205,11 @@ class Connection:
 
     def _on_run(self, run: Run) -> None:
         hub = self.hub
+        if self.session.identities is not self._proved:
+            self.authorise()
+        requests: Sequence[Message] = ()
+        if self._guarded:
+            run, requests = self._guard(run)
         ticket = 0
         if run.data:
             start, counted = 0, 0
@@ -132,11 +225,56 @@ class Connection:
         else:
             for message in run.messages:
                 hub.router.route(self, message, ticket)
+        for message in requests:
+            hub.router.route(self, message, ticket)
         for refused in run.refused:
             self._record_refused(refused.clause, refused.detail, refused.data)
         if self.session.violation is not None:
             self._record_violation()
         hub.watch_pending()
+
+    def _guard(self, run: Run) -> tuple[Run, Sequence[Message]]:
+        """What the rules and the rate leave of a read; and requests that are judged one by one."""
+        bucket = self._bucket
+        if bucket is not None and run.count:
+            now = self.hub.now()
+            refusing = self.hub.config.limits.over_rate is OverRate.REFUSE
+            if refusing and bucket.is_empty(now):
+                return self._refuse_all(run), ()
+            delay = bucket.take(run.count, now)
+            if delay > 0 and not refusing:
+                self.hub.metrics.over_rate.add(1, self.name, OverRate.PAUSE)
+                self.driver.hold("rate")
+                self.hub.call_later(delay, self._paid)
+        if self.grants.everything:
+            return run, ()
+        left = screen(self, run)
+        for topic, count in left.refused.items():
+            self.log_denied(Right.PUBLISH, topic, count)
+        self._record_screened(left, "access.publish", f"{self.principal} may not publish there")
+        return left.run, left.requests
+
+    def _refuse_all(self, run: Run) -> Run:
+        """The sender is over its rate: events are dropped, requests get an error, the rest passes."""
+        self.hub.metrics.over_rate.add(1, self.name, OverRate.REFUSE)
+        left = screen_all(self, run)
+        self._record_screened(left, "limits.rate", f"{self.principal} sends more than it may")
+        messages = left.run.messages
+        for message in (*left.requests, *(each for each in messages if each.kind is Kind.REQUEST)):
+            self.hub.router.exchanges.fail(self, message, TOO_MANY, "too many messages; try again later")
+        return dataclasses.replace(
+            left.run,
+            messages=[each for each in messages if each.kind is not Kind.REQUEST],
+            ignored=left.run.ignored + sum(each.kind is Kind.REQUEST for each in messages),
+        )
+
+    def _record_screened(self, left: Screened, clause: str, detail: str) -> None:
+        for frame in left.frames:
+            self._record_refused(clause, detail, frame)
+
+    def _paid(self) -> None:
+        if self.driver.failure is None:
+            self.driver.release("rate")
 
     def _record(self, data: bytes | memoryview, count: int, topics: TopicMap | None) -> int:
         """Append what the peer said to the journal; returns the ticket."""
@@ -173,6 +311,7 @@ class Connection:
     def _on_end(self, failure: WireloomError) -> None:
         if self._lost:
             self._report_lost()
+        self._count_queued(-self._queued_bytes)
         cut = self.session.unread()
         if cut and self.session.violation is None:
             self._record_refused(CUT, "the connection ended inside a frame", cut)
@@ -245,17 +384,60 @@ class Connection:
                 case SlowConsumer.DISCONNECT:
                     self._lose(count + sum(each for _, each in (*self._queue, *self._urgent)))
                     log.warning("%r is too slow: disconnected with %d bytes unsent", self, self._queued_bytes)
-                    self.session.close_reason = "error"
-                    self.hub.forget(self)
-                    self.driver.abort()
+                    self.cut_off("slow-consumer")
                     return
                 case SlowConsumer.DROP_OLDEST:
                     while self._queue and self._queued_bytes + len(data) > limits.queue_bytes:
-                        oldest, dropped = self._queue.popleft()
-                        self._queued_bytes -= len(oldest)
-                        self._lose(dropped)
+                        self._drop_oldest()
         (self._urgent if urgent else self._queue).append((data, count))
-        self._queued_bytes += len(data)
+        self._count_queued(len(data))
+        self.hub.watch_memory()
+
+    def _count_queued(self, change: int) -> None:
+        self._queued_bytes += change
+        self.hub.queued_bytes += change
+
+    def _drop_oldest(self) -> None:
+        oldest, dropped = self._queue.popleft()
+        self._count_queued(-len(oldest))
+        self._lose(dropped)
+
+    def shed(self) -> None:
+        """All queues together hold too much, and this one most: half of it goes, or the peer does."""
+        if self.hub.config.limits.slow_consumer is SlowConsumer.DISCONNECT or not self._queue:
+            self._lose(sum(each for _, each in (*self._queue, *self._urgent)))
+            self.cut_off("memory")
+            return
+        goal = self._queued_bytes // 2
+        newest = self.hub.config.limits.slow_consumer is SlowConsumer.DROP_NEWEST
+        while self._queue and self._queued_bytes > goal:
+            data, count = self._queue.pop() if newest else self._queue.popleft()
+            self._count_queued(-len(data))
+            self._lose(count)
+
+    def cut_off(self, limit: str) -> None:
+        """A limit is reached: drop the connection now."""
+        log.warning("%r is dropped: %s", self, limit)
+        self.hub.metrics.cut_off.add(1, self.name, limit)
+        self.session.close_reason = "error"
+        self._queue.clear()
+        self._urgent.clear()
+        self._count_queued(-self._queued_bytes)
+        self.hub.forget(self)
+        self.driver.abort()
+
+    def dismiss(self, limit: str, why: str) -> None:
+        """A limit of time is reached: say goodbye."""
+        log.info("%r is told to go: %s", self, why)
+        self.hub.metrics.cut_off.add(1, self.name, limit)
+        self.driver.close(why)
+        if limit == "idle":
+            self.session.close_reason = "idle"
+
+    @property
+    def heard(self) -> int:
+        """How many messages came so far: whether the number grows tells whether the peer is silent."""
+        return self._recorded[self._inbound]
 
     def _write_events(self, data: bytes, count: int) -> None:
         assert self._pipe is not None

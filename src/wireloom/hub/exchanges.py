@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.hub")
 
 NOT_FOUND, UNAVAILABLE, TIMED_OUT, BAD_REQUEST, UNSUPPORTED = "404", "503", "504", "400", "501"
+UNKNOWN_TOKEN, FORBIDDEN, TOO_MANY = "401", "403", "429"
 """Statuses of errors that the hub itself answers with; numbers, because hsp's error codes are."""
 
 

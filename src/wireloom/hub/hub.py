@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from wireloom.hub.access import TOKEN_PREFIX, Access
 from wireloom.hub.config import HubConfig, ListenerConfig
 from wireloom.hub.connection import Connection
 from wireloom.hub.contacts import keep_in_touch
 from wireloom.hub.http import Page, serve_pages
+from wireloom.hub.limits import Doorkeeper
 from wireloom.hub.metrics import Metrics
 from wireloom.hub.retention import DiskWatch, Retention
 from wireloom.hub.router import Router
 from wireloom.hub.status import status
+from wireloom.hub.watch import Watch
 from wireloom.journal.commit import GroupCommit
 from wireloom.journal.writer import Journal
 from wireloom.model import ConfigError, Direction
@@ -28,6 +32,8 @@ from wireloom.transports.registry import transport
 log = logging.getLogger("wireloom.hub")
 
 _TICK = 0.5
+_TOKEN = re.compile(TOKEN_PREFIX.encode() + rb"[A-Za-z0-9_-]+")
+"""Tokens do not belong into the journal, not even with what was refused."""
 _REFUSALS = 100
 """Refused frames recorded a second; datagrams can be refused by the million."""
 
@@ -44,7 +50,12 @@ class Hub:
         self.config = config
         self.metrics = Metrics()
         self.router = Router(self, config.limits.request_timeout)
+        self.access = Access(config.access)
+        self.doorkeeper = Doorkeeper(config.limits, config.access.attempts_per_minute)
+        self.watch = Watch(self)
         self.connections: dict[int, Connection] = {}
+        self.queued_bytes = 0
+        """Of all queues."""
         self.urls: dict[str, str] = {}
         """Where each listener really listens, by the URL it was configured with."""
         self._listeners: list[Listener] = []
@@ -73,6 +84,7 @@ class Hub:
         """Open the journal, then the doors."""
         self._loop = asyncio.get_running_loop()
         self.now: Callable[[], float] = self._loop.time
+        self.call_later = self._loop.call_later
         settings = self.config.journal
         self.journal = Journal.open(
             self.config.journal_folder,
@@ -82,7 +94,7 @@ class Hub:
         )
         for cut in self.journal.recovery.cuts:
             log.warning("recovered after a crash: cut %d bytes from the end of %s", cut.cut_bytes, cut.segment)
-        self.commit = GroupCommit(self.journal, self._loop, high_water=self.config.limits.pending_bytes)
+        self.commit = GroupCommit(self.journal, self._loop, high_water=self._high_water)
         self.retention = Retention(settings, self.config.journal_folder, self.metrics)
         self._gauges()
         try:
@@ -129,6 +141,8 @@ class Hub:
                 certificates=listener.certificates,
                 admit=admit,
                 max_sources=self.config.limits.max_connections,
+                handshake_timeout=self.config.limits.handshake_seconds,
+                origins=listener.origins,
             )
             opened = await transport(listener.scheme.transport).listen(listener.address, owner, options)
         except OSError as error:
@@ -174,8 +188,9 @@ class Hub:
         gauge(
             "wireloom_queued_bytes",
             "Bytes of events that wait for slow subscribers.",
-            lambda: sum(connection.queued_bytes for connection in self.connections.values()),
+            lambda: self.queued_bytes,
         )
+        gauge("wireloom_memory_bytes", "Bytes that count for `memory_bytes`.", self.watch.memory)
 
     def _page_table(self) -> dict[str, Callable[[], Page]]:
         def ready() -> Page:
@@ -197,10 +212,13 @@ class Hub:
 
     def admit(self, connection: Connection) -> bool:
         """Whether there is room for one more peer; remembers it if so."""
-        if self._draining or len(self.connections) >= self.config.limits.max_connections:
-            self.metrics.turned_away.add(1)
+        refusal = "draining" if self._draining else self.doorkeeper.refusal(connection.address)
+        if refusal is not None:
+            self.metrics.turned_away.add(1, refusal)
             return False
+        self.doorkeeper.enter(connection.address)
         self.connections[connection.id] = connection
+        self.watch.arrived(connection)
         self.metrics.connections.add(1, connection.name)
         if self._paused:
             connection.driver.hold("journal")
@@ -228,7 +246,7 @@ class Hub:
                 protocol,
                 connection,
                 direction,
-                data,
+                _TOKEN.sub(lambda found: b"*" * len(found[0]), data),
                 clause=clause,
                 detail=detail,
                 source=source or None,
@@ -238,11 +256,22 @@ class Hub:
     def forget(self, connection: Connection) -> None:
         """A peer is gone."""
         if self.connections.pop(connection.id, None) is not None:
+            self.doorkeeper.leave(connection.address)
             self.router.drop(connection)
             if connection.over is not None:
                 connection.over.set()
         if not self.connections:
             self._empty.set()
+
+    @property
+    def _high_water(self) -> int:
+        limits = self.config.limits
+        return min(limits.pending_bytes, limits.memory_bytes)
+
+    def watch_memory(self) -> None:
+        """Something was queued: if that is too much in all, the longest queue is shortened."""
+        if self.queued_bytes + self.journal.pending_bytes > self.config.limits.memory_bytes:
+            self.watch.shed()
 
     def watch_pending(self) -> None:
         """Stop reading while more waits for the disk than memory should hold."""
@@ -263,6 +292,7 @@ class Hub:
             self.router.exchanges.expire(self.now())
             self._disk.look(self.commit.last_error)
             self.retention.tick(self._loop)
+            self.watch.tick(self.now())
 
     # Stopping
 

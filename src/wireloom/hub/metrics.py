@@ -96,7 +96,13 @@ class Metrics:
         )
         self.requests = Counter("wireloom_requests_total", "Requests by how they ended.", "protocol", "outcome")
         self.ignored = Counter("wireloom_ignored_total", "Harmless oddities of peers.", "protocol", "what")
-        self.turned_away = Counter("wireloom_connections_refused_total", "Connections over the limit.")
+        self.turned_away = Counter("wireloom_connections_refused_total", "Connections turned away.", "reason")
+        self.cut_off = Counter(
+            "wireloom_connections_limited_total", "Connections closed by a limit.", "protocol", "limit"
+        )
+        self.denied = Counter("wireloom_access_denied_total", "What no rule allows.", "protocol", "right")
+        self.logins = Counter("wireloom_logins_total", "Tokens shown, by what came of it.", "protocol", "outcome")
+        self.over_rate = Counter("wireloom_over_rate_total", "Reads of peers that sent too much.", "protocol", "policy")
         self.removed_segments = Counter("wireloom_journal_segments_removed_total", "Segments removed by retention.")
         self.removed_bytes = Counter("wireloom_journal_bytes_removed_total", "Bytes of segments removed by retention.")
         self.listeners = Listened(

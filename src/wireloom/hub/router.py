@@ -13,8 +13,9 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from wireloom.hub.exchanges import BAD_REQUEST, NOT_FOUND, Exchanges
-from wireloom.model import ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed
+from wireloom.hub.access import Right
+from wireloom.hub.exchanges import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNKNOWN_TOKEN, Exchanges
+from wireloom.model import ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
 from wireloom.protocols.contract import HUB_PREFIX, Bulk
 from wireloom.topics import Subscriptions, validate_topic
 
@@ -109,7 +110,11 @@ class Router:
         self._hub.metrics.undeliverable.add(1, subscriber.name)
         if message.topic == UNDELIVERABLE:
             return
-        notice = {"topic": message.topic, "connection": f"{subscriber.id:016x}", "why": why, "size": len(message.body)}
+        self._notify(
+            {"topic": message.topic, "connection": f"{subscriber.id:016x}", "why": why, "size": len(message.body)}
+        )
+
+    def _notify(self, notice: dict[str, type_of_json]) -> None:
         event = Message(Kind.EVENT, UNDELIVERABLE, json.dumps(notice).encode(), content_type="application/json")
         for listener in self.subscriptions.lookup(UNDELIVERABLE):
             self._deliver(listener, event)
@@ -124,9 +129,12 @@ class Router:
             self._operate(source, message, topic.removeprefix(HUB_PREFIX))
         else:
             providers = self.providers.lookup(topic) if topic else ()
+            is_publish = not providers and source.protocol.request_is_publish
+            if not is_publish and not self._allowed(source, message, Right.REQUEST, topic):
+                return
             if providers:
                 self.exchanges.forward(source, message, providers[next(self._turn) % len(providers)])
-            elif source.protocol.request_is_publish:
+            elif is_publish:
                 self._publish_acknowledged(source, message, topic, ticket)
             else:
                 self.exchanges.fail(source, message, NOT_FOUND, f"nobody provides {topic!r}")
@@ -137,8 +145,36 @@ class Router:
         except ConfigError as error:
             self.exchanges.fail(source, message, BAD_REQUEST, str(error))
             return
+        if not self._allowed(source, message, Right.PUBLISH, topic):
+            return
         self._publish(source, message.with_(topic=topic))
         self._hub.commit.when_durable(ticket, lambda: self._acknowledge(source, message))
+
+    def _allowed(self, source: Connection, message: Message, right: Right, topic: str) -> bool:
+        """Whether the rules allow what a request asks for; if not, it is answered."""
+        if source.grants.everything or source.grants_for(message).may(right, topic):
+            return True
+        source.log_denied(right, topic)
+        self.exchanges.fail(source, message, FORBIDDEN, f"{source.principal} may not {right} {topic!r}")
+        return False
+
+    def _login(self, source: Connection, message: Message) -> None:
+        """`$hub/login`: the peer shows a token."""
+        try:
+            token = json.loads(message.body)["token"]
+            if not isinstance(token, str):
+                raise TypeError
+        except (ValueError, TypeError, KeyError, RecursionError):
+            self.exchanges.fail(source, message, BAD_REQUEST, 'a JSON body such as {"token": "..."} is needed')
+            return
+        outcome = source.login(token)
+        if outcome == "accepted":
+            self._answer(source, message, json.dumps({"principal": source.principal}).encode())
+        elif outcome == "refused":
+            self.exchanges.fail(source, message, UNKNOWN_TOKEN, "this token is not known here")
+        else:
+            self.exchanges.fail(source, message, TOO_MANY, "too many wrong tokens came from this address")
+            source.driver.close("too many wrong tokens")
 
     def _acknowledge(self, source: Connection, message: Message) -> None:
         self._hub.metrics.acknowledged.add(1, source.name)
@@ -166,6 +202,9 @@ class Router:
                     raise ConfigError("these numbers cannot stand for these topics on this connection")
                 self._answer(source, message)
                 return
+            if operation == "login":
+                self._login(source, message)
+                return
             index, add = {
                 "subscribe": (self.subscriptions, True),
                 "unsubscribe": (self.subscriptions, False),
@@ -175,6 +214,8 @@ class Router:
             pattern = json.loads(message.body)["topic"]
             if not isinstance(pattern, str):
                 raise TypeError("the topic is no text")
+            if add and not self._allowed(source, message, Right(operation), pattern):
+                return
             (index.add if add else index.remove)(pattern, source)
         except KeyError as missing:
             example = {"topic": '{"topic": "sensors/#"}', "topics": '{"topics": {"7": "sensors/kitchen"}}'}
@@ -185,6 +226,18 @@ class Router:
             self.exchanges.fail(source, message, BAD_REQUEST, f"{HUB_PREFIX}{operation}: {error}")
         else:
             self._answer(source, message)
+
+    def refused(self, source: Connection, topic: str, why: str) -> None:
+        """Tell those who listen for it that an event was not taken."""
+        self._notify({"topic": topic, "connection": f"{source.id:016x}", "principal": source.principal, "why": why})
+
+    def revoke(self, connection: Connection) -> None:
+        """Take back what a connection may no longer have: the rules have changed."""
+        for index, right in ((self.subscriptions, Right.SUBSCRIBE), (self.providers, Right.PROVIDE)):
+            for pattern in index.patterns(connection):
+                if not connection.grants.may(right, pattern) and not connection.session.authored:
+                    index.remove(pattern, connection)
+                    log.warning("%r may no longer %s %s", connection, right, pattern)
 
     def drop(self, connection: Connection) -> None:
         """A connection is gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import secrets
 import socket
@@ -14,9 +15,11 @@ from typing import Self
 from wireloom.model import (
     ConfigError,
     HandshakeFailed,
+    Kind,
     Message,
     NotSupported,
     PeerClosed,
+    RequestFailed,
     RequestTimeout,
     WireloomError,
 )
@@ -27,7 +30,7 @@ from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
 from wireloom.peers.peer import CONCURRENCY, DRAIN, PROVIDE, QUEUE, SUBSCRIBE, TIMEOUT, Peer, operation
 from wireloom.peers.portions import PortionDriver
-from wireloom.protocols.contract import Role
+from wireloom.protocols.contract import LOGIN, Role
 from wireloom.transports import TLS, Options
 from wireloom.transports.tls import client_context
 
@@ -43,6 +46,7 @@ def connect(
     settings: Mapping[str, object] | None = None,
     topics: Mapping[int, str] | None = None,
     tls: TLS | ssl.SSLContext | None = None,
+    token: str | None = None,
     reconnect: bool | Backoff = True,
     resend: bool = False,
     queue: int = QUEUE,
@@ -58,6 +62,7 @@ def connect(
     - `settings` are the protocol's settings by name; `topics` are numbers that stand for topics, in protocols that
       number them.
     - `tls` are certificates, for schemes with TLS.
+    - `token` says to a hub who we are; it is shown first of all on every connection.
     - `reconnect` says whether, and how fast, a lost connection is made again. `resend` sends requests that were not
       answered again, too; otherwise they fail with PeerClosed.
     - `queue` is how many messages a subscription holds before no more is read from the connection.
@@ -69,6 +74,7 @@ def connect(
         settings=settings,
         topics=topics,
         tls=tls,
+        token=token,
         backoff=reconnect if isinstance(reconnect, Backoff) else Backoff() if reconnect else None,
         resend=resend,
         queue=queue,
@@ -88,6 +94,7 @@ class Client(Peer):
         settings: Mapping[str, object] | None,
         topics: Mapping[int, str] | None,
         tls: TLS | ssl.SSLContext | None,
+        token: str | None,
         backoff: Backoff | None,
         resend: bool,
         queue: int,
@@ -98,7 +105,12 @@ class Client(Peer):
         self._home = self._place = place
         self._settings = place.protocol.settings(settings)
         self._sessions = place.protocol.sessions(self._settings, topics)
+        if token is not None and not place.protocol.takes_tokens:
+            raise ConfigError(f"{place.protocol.name} has no way to show a token")
         self._tls = tls
+        self._token = token
+        self._login: Call | None = None
+        """The token was shown, and the answer is awaited."""
         self._backoff = backoff
         self._delays: Iterator[float] | None = None
         self._resend = resend
@@ -183,6 +195,11 @@ class Client(Peer):
                     place.address, driver, Options(tls=tls, server_hostname=hostname, certificates=certificates)
                 )
                 await opening
+                if self._login is not None:
+                    await self._login.answer
+        except RequestFailed as error:
+            driver.abort()
+            raise HandshakeFailed(f"{place.url} refused the token: {error}") from None
         except TimeoutError:
             driver.abort()
             raise HandshakeFailed(f"{place.url} did not answer within {self._timeout:g} s") from None
@@ -192,7 +209,7 @@ class Client(Peer):
             driver.abort()
             raise
         finally:
-            self._opening = None
+            self._opening = self._login = None
 
     def _on_open(self) -> None:
         self._opened_at = asyncio.get_running_loop().time()
@@ -206,6 +223,8 @@ class Client(Peer):
         if opening is not None:
             if not opening.done():
                 opening.set_exception(error)
+            if self._login is not None:
+                self._login.fail(error)
             self._gone.set()
         else:
             self.lost(error)
@@ -257,6 +276,9 @@ class Client(Peer):
         assert driver is not None
         calls = self._calls.take_all()
         try:
+            if self._token is not None:
+                self._login = Call(_show(self._token), TIMEOUT, self._loop)
+                self.dispatch(self._login, driver)
             for pattern in self._announced:
                 self.dispatch(Call(operation(SUBSCRIBE, pattern), TIMEOUT, self._loop), driver)
             for topic in self._provided:
@@ -265,7 +287,7 @@ class Client(Peer):
                 self.dispatch(calls[0], driver)
                 calls.pop(0)
         except WireloomError as error:
-            for call in calls:
+            for call in (*calls, *([self._login] if self._login is not None else ())):
                 call.fail(fresh(error))
 
     async def _ready(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
@@ -310,6 +332,11 @@ class Client(Peer):
         except (NotSupported, ConfigError) as error:
             raise HandshakeFailed(f"{self._place.url} redirects to {url}, which is not followed: {error}") from error
         return True
+
+
+def _show(token: str) -> Message:
+    body = json.dumps({"token": token}).encode()
+    return Message(Kind.REQUEST, LOGIN, body, content_type="application/json")
 
 
 def _reason(error: OSError) -> str:

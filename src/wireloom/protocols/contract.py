@@ -33,11 +33,14 @@ if TYPE_CHECKING:
 
 HUB_PREFIX = "$hub/"
 """Requests for topics under this prefix are operations of the hub profile: `$hub/subscribe`,
-`$hub/unsubscribe`, `$hub/provide`, `$hub/withdraw`, `$hub/map`, each with a JSON body, and
+`$hub/unsubscribe`, `$hub/provide`, `$hub/withdraw`, `$hub/map`, `$hub/login`, each with a JSON body, and
 `$hub/publish/<topic>`, an acknowledged publish of the request's body."""
 
 PUBLISH = HUB_PREFIX + "publish/"
 """What the topics of acknowledged publishes begin with."""
+
+LOGIN = HUB_PREFIX + "login"
+"""Shows a token: `{"token": "..."}`. Sessions blank the body of such a message in `Run.data`."""
 
 URGENT = "urgent"
 """The attribute, `1`, of a message that goes ahead of others in every queue."""
@@ -268,7 +271,8 @@ class Renumbered(NamedTuple):
 class Run:
     """What a session took from one read.
 
-    `data` is the run of complete, accepted frames exactly as they came, for the journal. `messages`
+    `data` is the run of complete, accepted frames exactly as they came, for the journal, but for credentials: the
+    body of a `LOGIN` is blanked there. `messages`
     are those frames as messages, in order. A session with column kernels may leave `messages` empty
     and fill `bulk` instead; then no object was made per message.
     """
@@ -313,6 +317,17 @@ class Bulk(abc.ABC):
     @abc.abstractmethod
     def forward(self, topic: str) -> bytes:
         """The events and publishes of one topic as unacknowledged frames, for whom `Session.can_forward` says so."""
+
+    def authors(self, topic: str) -> Sequence[str]:
+        """Who wrote the events of one topic, each once, as `Session.written_by` names them.
+
+        Empty where messages have no authors but the peer.
+        """
+        return ()
+
+    def drop(self, topic: str, author: str) -> list[bytes]:
+        """Take out what one of those authors wrote; returns the frames, as they came."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def others(self) -> list[Message]:
@@ -364,6 +379,10 @@ class Session(abc.ABC):
     """Whether slow work is handed out by `work`, so that the owner's loop need not wait for it."""
     max_frame: int = 0
     """The most bytes of one frame that the transport takes; 0: any. The owner sets it before `connected`."""
+    authored: ClassVar[bool] = False
+    """Whether messages prove by themselves who wrote them; see `written_by`."""
+    identities: tuple[str, ...] = ()
+    """Who the peer has proved to be by means of the protocol, such as `user:ada`; see `Protocol.identity_kinds`."""
     protected: bool = False
     """Whether nobody else can listen (TLS, or both ends on this machine); the owner sets it before `connected`."""
 
@@ -491,6 +510,18 @@ class Session(abc.ABC):
         return b""
 
     @property
+    def buffered(self) -> int:
+        """How many bytes `unread` and half-assembled messages hold."""
+        return len(self.unread())
+
+    def written_by(self, message: Message) -> str | None:
+        """Who wrote a message, proved by the message itself: `mesh:<node>`; empty if nothing is proved.
+
+        None where messages have no authors of their own: then they are the peer's.
+        """
+        return None
+
+    @property
     def secrets(self) -> Mapping[str, str]:
         """The settings with which recorded traffic of this connection can be read, where it is encrypted."""
         return {}
@@ -570,6 +601,10 @@ class Protocol(abc.ABC):
     """Settings that a listener of the hub has unless its configuration says otherwise."""
     loopback_settings: ClassVar[Mapping[str, object]] = types.MappingProxyType({})
     """Settings of the listener on loopback that a hub without any configuration opens."""
+    takes_tokens: ClassVar[bool] = True
+    """Whether peers have a way to show a token (see `LOGIN`)."""
+    identity_kinds: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
+    """What peers can prove to be by means of the protocol: the words before the colon, and what follows it."""
     decode_options: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
     """Options of `wireloom decode` that only this protocol has, and the setting each of them gives."""
     conversation: ClassVar[Conversation] = Conversation()

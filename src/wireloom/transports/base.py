@@ -30,6 +30,8 @@ class TLSInfo:
     """The peer's certificate in DER form, where it showed one."""
     peer_name: str | None = None
     """The common name of the peer's verified certificate."""
+    peer_names: tuple[str, ...] = ()
+    """All names in it: the common name first, then the alternative ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Pipe(abc.ABC):
     """The process at the other end, where both are on this machine and the kernel tells."""
     headers: Mapping[str, str] = {}
     """What the transport's own handshake said (WebSocket), by lowercase name."""
+    identities: tuple[str, ...] = ()
+    """Who the other end has proved to be to the transport: `certificate:meter-7`, `xmpp:ada@example.org`."""
     carries_messages: bool = False
     """Whether each `write` travels as one message; the owner then writes one frame a call."""
     max_write: int = 0
@@ -138,7 +142,8 @@ class Options:
     handshake_timeout: float = 10.0
     """Seconds for TLS and WebSocket handshakes."""
     origins: tuple[str, ...] | None = None
-    """WebSocket servers: the Origins of web pages that may connect. None: no web page; '*': every one."""
+    """WebSocket servers: the Origins of web pages that may connect. None: no web page; '*': every one;
+    'http://host:*': those of one host."""
     max_message: int = 64 * 1024 * 1024
     """WebSocket: the largest message taken."""
     admit: Callable[[bytes, str], bool] | None = None

@@ -39,6 +39,7 @@ class TCPPipe(Pipe, asyncio.Protocol):
         secured = transport.get_extra_info("ssl_object")
         if secured is not None:
             self.tls = tls_info(secured)
+            self.identities = tuple(f"certificate:{name}" for name in self.tls.peer_names)
         self._owner.opened(self)
 
     def name_ends(self, transport: asyncio.BaseTransport) -> None:
@@ -87,7 +88,11 @@ class TCPPipe(Pipe, asyncio.Protocol):
         if transport.is_closing():
             return
         if transport.can_write_eof():
-            transport.write_eof()
+            try:
+                transport.write_eof()
+            except OSError:
+                # The peer has reset the connection, and the loop has not noticed yet.
+                transport.abort()
         else:
             transport.close()
 
@@ -195,13 +200,16 @@ def _endpoint(name: object) -> str:
 def tls_info(secured: ssl.SSLObject) -> TLSInfo:
     """What a finished TLS handshake agreed on."""
     cipher = secured.cipher()
-    names = (secured.getpeercert() or {}).get("subject", ())
-    common = [value for part in names for key, value in part if key == "commonName"]  # type: ignore[str-unpack]
+    certificate = secured.getpeercert() or {}
+    subject = certificate.get("subject", ())
+    common = [str(value) for part in subject for key, value in part if key == "commonName"]  # type: ignore[str-unpack]
+    others = [str(value) for _, value in certificate.get("subjectAltName", ())]  # type: ignore[str-unpack]
     return TLSInfo(
         version=secured.version() or "",
         cipher=cipher[0] if cipher else "",
         peer_certificate=secured.getpeercert(binary_form=True),
-        peer_name=str(common[0]) if common else None,
+        peer_name=common[0] if common else None,
+        peer_names=tuple(dict.fromkeys((*common, *others))),
     )
 
 

@@ -38,6 +38,8 @@ class UnixPipe(TCPPipe):
         """Ask the kernel who the other end is."""
         self.credentials = _peer_of(transport.get_extra_info("socket"))
         here = f"unix:{self._path}"
+        if self.credentials is not None:
+            self.identities = (f"uid:{self.credentials.uid}",)
         if self._server:
             client = "client" if self.credentials is None else str(self.credentials.pid)
             self.sockname, self.peername = here, f"{here}@{client}"

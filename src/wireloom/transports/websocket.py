@@ -7,6 +7,7 @@ Origin: a web page may connect only if its Origin is named in `Options.origins`.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import cast
 
@@ -248,11 +249,13 @@ class WebSocketTransport(Transport):
         return await listen_stream(address, accept, options, secure=self._secure)
 
 
-def allowed_origins(names: tuple[str, ...] | None) -> Sequence[Origin | None] | None:
+def allowed_origins(names: tuple[str, ...] | None) -> Sequence[Origin | re.Pattern[str] | None] | None:
     """The Origins that may connect, in the form the protocol core takes: None in the list is `no Origin`.
 
     >>> allowed_origins(("https://example.org",))
     ['https://example.org', None]
+    >>> allowed_origins(("http://localhost:*",))[0].fullmatch("http://localhost:8080") is not None
+    True
     >>> allowed_origins(None)
     [None]
     >>> allowed_origins(("*",)) is None
@@ -260,7 +263,13 @@ def allowed_origins(names: tuple[str, ...] | None) -> Sequence[Origin | None] | 
     """
     if names is not None and ANY_ORIGIN in names:
         return None
-    return [*(Origin(name) for name in names or ()), None]
+    return [*map(_origin, names or ()), None]
+
+
+def _origin(name: str) -> Origin | re.Pattern[str]:
+    """An Origin, or with `*` for its port all those of one host."""
+    host = name.removesuffix(f":{ANY_ORIGIN}")
+    return Origin(name) if host == name else re.compile(re.escape(host) + r"(:\d+)?")
 
 
 def _headers(message: Request | Response) -> dict[str, str]:

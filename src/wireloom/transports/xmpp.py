@@ -65,6 +65,7 @@ class XMPPPipe(Pipe):
         self.to = to
         self.peername, self.sockname = str(to), str(account.stream.boundjid.full)
         self.tls = account.tls_of(to)
+        self.identities = (f"xmpp:{to.bare}",)
         limit = account.stream.limits.max_bytes
         self.max_write = 0 if limit is None else max(limit - _SHELL - 2 * len(str(to)), 1)
         self._reading = True

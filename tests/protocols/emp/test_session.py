@@ -671,3 +671,18 @@ def test_nothing_a_peer_sends_escapes_as_an_exception(data: bytes, greets: bool,
         assert session.violation.clause in EMP.clauses
         assert bytes(run.data) + session.refused == data
     assert session.state is SessionState.CLOSED
+
+
+@pytest.mark.parametrize("compression", [None, "identity", "gzip"])
+def test_what_is_kept_of_a_login_is_stars(compression: str | None) -> None:
+    attributes = {} if compression is None else {"compression": compression}
+    client, server = opened(Role.CLIENT), opened()
+    for topic in ("before", "$hub/login", "after"):
+        client.send(Message(Kind.REQUEST, topic, b'{"token": "secret"}', attributes=attributes), 0)
+    run = server.receive(client.outgoing(), 0)
+    assert [each.body for each in run.messages] == [b'{"token": "secret"}'] * 3
+    decoder = EMP.decoder(Direction.C2S, EMP.settings())
+    decoder.feed(run.data)
+    kept = [(each.message.topic, each.message.id, each.message.body) for each in decoder]
+    stars = b"*" * 19
+    assert kept == [(each.topic, each.id, stars if each.topic == "$hub/login" else each.body) for each in run.messages]

@@ -50,6 +50,7 @@ def test_the_reserved_types_of_the_profile() -> None:
         0xFD03: "$hub/provide",
         0xFD04: "$hub/withdraw",
         0xFD05: "$hub/map",
+        0xFD06: "$hub/login",
     }
     assert (FIRST_RESERVED, LAST_RESERVED) == (0xFD00, 0xFD0F)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, ProtocolViolation
-from wireloom.protocols.contract import Role, Run, Session, SessionState
+from wireloom.protocols.contract import LOGIN, Role, Run, Session, SessionState
 from wireloom.protocols.emp import extensions, frames
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import to_frame, to_message
@@ -104,6 +104,8 @@ class EmpSession(Session):
         buffer = kept or data
         settings, direction, position = self.settings, self._receives, 0
         messages: list[Message] = []
+        logins: list[tuple[int, int, Message]] = []
+        """Where messages with credentials are."""
         try:
             while True:
                 if self._plain and self.state is OPEN:
@@ -123,6 +125,8 @@ class EmpSession(Session):
                 else:
                     break
                 messages.append(message)
+                if message.topic == LOGIN:
+                    logins.append((position, end, message))
                 position = end
                 if self.state is CLOSED:
                     if position < len(buffer):
@@ -130,13 +134,21 @@ class EmpSession(Session):
                     break
         except ProtocolViolation as violation:
             self._refuse(violation, bytes(buffer[position:]))
-            return Run(bytes(buffer[:position]), messages)
-        accepted = bytes(buffer[:position])
+            return Run(self._blanked(bytes(buffer[:position]), logins), messages)
+        accepted = self._blanked(bytes(buffer[:position]), logins) if logins else bytes(buffer[:position])
         if kept:
             del kept[:position]
         elif position < len(data):
             kept += data[position:]
         return Run(accepted, messages)
+
+    def _blanked(self, data: bytes, logins: list[tuple[int, int, Message]]) -> bytes:
+        """The same messages with stars for the bodies of some; what was compressed is not any more."""
+        for start, end, message in reversed(logins):
+            attributes = {name: value for name, value in message.attributes.items() if name != "compression"}
+            starred = message.with_(body=b"*" * len(message.body), attributes=attributes)
+            data = data[:start] + frames.encode(to_frame(starred, self.settings), self.settings.size_mode) + data[end:]
+        return data
 
     def _accept(self, frame: Frame, now: float) -> Message:
         """Check a frame against the conversation, act on it, and say what it means."""
@@ -387,6 +399,11 @@ class EmpSession(Session):
     def _say_bye(self) -> None:
         self._write(_BYE)
         self._leave("close")
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of the beginning of a frame."""
+        return len(self._buffer)
 
     def unread(self) -> bytes:
         """The beginning of a frame."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wireloom.model import Direction, Message, ProtocolViolation
 from wireloom.protocols.columns import Spans, Stream
-from wireloom.protocols.contract import Bulk
+from wireloom.protocols.contract import LOGIN, Bulk
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.columns import scan, violation_at
 from wireloom.protocols.hsp.profile import FIRST_RESERVED, LAST_RESERVED
@@ -118,8 +118,10 @@ class HspBulk(Bulk):
         for number in np.flatnonzero(np.bincount(self._type[self._plain], minlength=1)).tolist():
             self._numbers.setdefault(self._names.topic(number), []).append(number)
         others = [] if int(self._plain.sum()) == rows else self._read(~self._plain)
-        self.remaps = MAP in self._numbers or any(map(is_map, others))
-        if self.remaps:
+        self.by_frame = not self._numbers.keys().isdisjoint((MAP, LOGIN)) or any(
+            is_map(each) or each.topic == LOGIN for each in others
+        )
+        if self.by_frame:
             return
         self._settle_owed()
         self._others = self._hand_over(others)

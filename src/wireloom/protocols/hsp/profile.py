@@ -1,7 +1,7 @@
 """Topics in hsp: numbers that stand for topics, and the reserved types of the hub profile.
 
 hsp leaves the meaning of its 16-bit types to the application. Here a type means a topic: by a map
-that both ends agree on, else the topic `hsp/<type>`. Where the hub profile is on, six types are
+that both ends agree on, else the topic `hsp/<type>`. Where the hub profile is on, seven types are
 reserved: one wraps a message together with its topic (`ENVELOPE`), the others are the hub's operations.
 
 An envelope's payload is: topic length (2 bytes), topic (UTF-8), content type length (1 byte), content
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from wireloom.model import NotSupported
-from wireloom.protocols.contract import HUB_PREFIX
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN
 
 ENVELOPE = 0xFD00
 MAP_TYPE = 0xFD05
@@ -29,6 +29,7 @@ OPERATIONS = {
     0xFD03: HUB_PREFIX + "provide",
     0xFD04: HUB_PREFIX + "withdraw",
     MAP_TYPE: HUB_PREFIX + "map",
+    0xFD06: LOGIN,
 }
 FIRST_RESERVED, LAST_RESERVED = 0xFD00, 0xFD0F
 _OPERATION_TYPES = {topic: number for number, topic in OPERATIONS.items()}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
-from wireloom.protocols.contract import HUB_PREFIX, Bulk, Renumbered, Role, Run, Session, SessionState
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Bulk, Renumbered, Role, Run, Session, SessionState
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.plain import read_plain, write_ack, write_request
 from wireloom.protocols.hsp.profile import Names, parse_map
@@ -89,6 +89,8 @@ class HspSession(Session):
         position, ignored = 0, 0
         limit = self.settings.max_payload
         renumbered: list[Renumbered] = []
+        logins: list[tuple[int, int]] = []
+        """Where credentials are."""
         try:
             while True:
                 if not self._bulk_owed:
@@ -103,6 +105,8 @@ class HspSession(Session):
                 message = self._accept(frame)
                 if message is not None:
                     messages.append(message)
+                    if message.topic == LOGIN:
+                        logins.append((end - len(message.body), end))
                 else:
                     ignored += 1
                 position = end
@@ -111,16 +115,18 @@ class HspSession(Session):
         except ProtocolViolation as violation:
             violation.offset = None
             self._refuse(violation, buffer[position:])
-            return Run(buffer[:position], messages, ignored=ignored, renumbered=renumbered)
+            return Run(_blanked(buffer[:position], logins), messages, ignored=ignored, renumbered=renumbered)
         self._buffer = buffer[position:]
         accepted = buffer[:position] if self._buffer else buffer
+        if logins:
+            accepted = _blanked(accepted, logins)
         return Run(accepted, messages, ignored=ignored, renumbered=renumbered)
 
     def _receive_bulk(self, buffer: bytes) -> Run:
         assert self._bulk is not None
         run = self._bulk(self, buffer)
-        if run.remaps:
-            # What follows a new topic map must be read with it: one frame after the other.
+        if run.by_frame:
+            # What follows a new topic map must be read with it, and credentials must be found: frame after frame.
             return self._receive_frames(buffer)
         self._buffer = buffer[run.consumed :]
         if run.pings:
@@ -337,6 +343,11 @@ class HspSession(Session):
             self.state = SessionState.CLOSING
         self._close_when_settled()
 
+    @property
+    def buffered(self) -> int:
+        """Bytes of the beginning of a frame."""
+        return len(self._buffer)
+
     def unread(self) -> bytes:
         """The beginning of a frame."""
         return self._buffer
@@ -348,6 +359,17 @@ class HspSession(Session):
     def topic_numbers(self) -> Mapping[int, str]:
         """The types that stand for topics on this connection."""
         return self.names.topics
+
+
+def _blanked(data: bytes, spans: list[tuple[int, int]]) -> bytes:
+    """The same with stars at some places.
+
+    >>> _blanked(b"my secret!", [(3, 9)])
+    b'my ******!'
+    """
+    for start, end in spans:
+        data = data[:start] + b"*" * (end - start) + data[end:]
+    return data
 
 
 def is_map(message: Message) -> bool:

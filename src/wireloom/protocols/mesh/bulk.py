@@ -76,6 +76,27 @@ class MeshBulk(Bulk):
             packets.sort(key=lambda packet: not frames.is_urgent(packet))
         return b"".join(packets)
 
+    def authors(self, topic: str) -> Sequence[str]:
+        """The nodes that wrote the events of one name; empty text for those nothing is proved of."""
+        return list(dict.fromkeys(map(self._author, self.rows.get(topic, ()))))
+
+    def _author(self, row: Row) -> str:
+        start, end, authenticity, _, _ = row
+        if authenticity is not Authenticity.VERIFIED:
+            return ""
+        node_id = frames.decode(self._data[start:end], self._session.settings.limits).get(Type.NODE_ID) or b""
+        return f"mesh:{node_id.hex()}"
+
+    def drop(self, topic: str, author: str) -> list[bytes]:
+        """Take the events of one name and one node out."""
+        rows = self.rows.get(topic, [])
+        dropped = [row for row in rows if self._author(row) == author]
+        self.rows[topic] = [row for row in rows if row not in dropped]
+        if not self.rows[topic]:
+            del self.rows[topic]
+        self.count -= len(dropped)
+        return [self._data[row[0] : row[1]] for row in dropped]
+
     def others(self) -> list[Message]:
         """Hellos, heartbeats, what they imply, and what nobody here understands."""
         return self.rest

@@ -170,6 +170,10 @@ class Mesh(Protocol):
     conversation: ClassVar[Conversation] = CONVERSATION
     hub_settings: ClassVar[Mapping[str, object]] = MappingProxyType({"require": Require.TRUSTED})
     loopback_settings: ClassVar[Mapping[str, object]] = MappingProxyType({"require": Require.ANY})
+    takes_tokens: ClassVar[bool] = False
+    identity_kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"mesh": "the NODE ID, in hex, of a packet's author whose key the trust file verifies"}
+    )
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"trust": "trust"})
 
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:

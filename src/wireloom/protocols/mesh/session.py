@@ -14,7 +14,16 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from wireloom.model import ConfigError, Direction, Kind, Message, NotSupported, PeerClosed, ProtocolViolation
+from wireloom.model import (
+    Authenticity,
+    ConfigError,
+    Direction,
+    Kind,
+    Message,
+    NotSupported,
+    PeerClosed,
+    ProtocolViolation,
+)
 from wireloom.protocols.contract import HUB_PREFIX, Bulk, Rejected, Role, Run, Session, SessionState
 from wireloom.protocols.mesh import frames
 from wireloom.protocols.mesh.author import Author
@@ -37,6 +46,7 @@ class MeshSession(Session):
     """Client and server differ in who says Hello first. Gate and author may be shared with other sessions."""
 
     hears_itself: ClassVar[bool] = False
+    authored: ClassVar[bool] = True
 
     def __init__(self, role: Role, settings: MeshSettings, gate: Gate, author: Author, *, greets: bool = False) -> None:
         super().__init__(role)
@@ -150,36 +160,45 @@ class MeshSession(Session):
                     self._answered.clear()
                 self._answered[node_id] = now
                 self._hello(now, message_id, wait=False)
-            return [*self._wishes(self.settings.unasked), *self._settle(self._greeting, now)]
+            return [*self._wishes(self.settings.unasked, hello), *self._settle(self._greeting, now)]
         if said.answers is None:
             self._hello(now, message_id, wait=False)
-            return self._wishes(said.subscribe)
+            return self._wishes(said.subscribe, hello)
         number = self._greetings.get(said.answers)
         if number is None:
             self.count("mesh.hello.unasked")
-            return self._wishes(said.subscribe)
-        return [*self._wishes(said.subscribe), *self._settle(number, now)]
+            return self._wishes(said.subscribe, hello)
+        return [*self._wishes(said.subscribe, hello), *self._settle(number, now)]
 
-    def _wishes(self, wanted: tuple[str, ...]) -> list[Message]:
+    def _wishes(self, wanted: tuple[str, ...], hello: Message) -> list[Message]:
         """What the peer wants now and did not want before, and the other way round, as requests to the hub."""
         if wanted == self._subscribed or self.role is Role.CLIENT:
             return []
         before, self._subscribed = self._subscribed, wanted
         changes = [(SUBSCRIBE, pattern) for pattern in wanted if pattern not in before]
         changes += [(UNSUBSCRIBE, pattern) for pattern in before if pattern not in wanted]
-        return [self._implied_request(topic, pattern) for topic, pattern in changes]
+        return [self._implied_request(topic, pattern, hello) for topic, pattern in changes]
 
-    def _implied_request(self, topic: str, pattern: str) -> Message:
+    def _implied_request(self, topic: str, pattern: str, hello: Message) -> Message:
         self._implied += 1
+        node = hello.attributes.get("node_id")
         return Message(
             Kind.REQUEST,
             topic,
             json.dumps({"topic": pattern}).encode(),
             f"hello-{self._implied}",
             content_type="application/json",
+            attributes={} if node is None else {"node_id": node},
             protocol="mesh",
             direction=Direction.DGRAM,
+            authenticity=hello.authenticity,
         )
+
+    def written_by(self, message: Message) -> str:
+        """The node that wrote a message, where its key is trusted."""
+        if message.authenticity is not Authenticity.VERIFIED:
+            return ""
+        return f"mesh:{message.attributes.get('node_id', '')}"
 
     def _settle(self, number: int, now: float) -> list[Message]:
         """Our Hello of that number was answered, and so was everything asked up to it."""

@@ -150,6 +150,12 @@ class Authentication:
             self.standing = int(level)
         return Outcome(silent=True)
 
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """What the peer has proved: the user's name, and every level of trust up to its own, the highest first."""
+        levels = tuple(f"trust:{level}" for level in range(self.trust, 0, -1))
+        return (f"user:{self.user}", *levels) if self.user else levels
+
     def draw_token(self) -> str:
         """32 random bytes in base64."""
         return keys.to_base64(self.entropy(keys.TOKEN_SIZE))

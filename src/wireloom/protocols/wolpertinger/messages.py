@@ -5,8 +5,9 @@ the value as JSON. Types stand in `attributes["types"]`, what else layer 1 said 
 the document itself where writing the message anew would say it in another way.
 
 With the hub profile on, the component `Hub` is special (see docs/hub-profile.md): `Subscribe`, `Unsubscribe`,
-`Provide` and `Withdraw` take a topic; `Publish`, `Event` and `Request` take topic, content type and body, and carry
-what has no component and method of its own. A call of `Hub` that does not fit this is a call like any other.
+`Provide` and `Withdraw` take a topic, `Login` a token; `Publish`, `Event` and `Request` take topic, content type and
+body, and carry what has no component and method of its own. A call of `Hub` that does not fit this is a call like any
+other.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from wireloom.model import Direction, Kind, Message, NotSupported, type_of_json
-from wireloom.protocols.contract import HUB_PREFIX
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN
 from wireloom.protocols.wolpertinger import layer2, values
 from wireloom.protocols.wolpertinger.frames import Confirmation, Data, decode_base64
 from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
@@ -33,6 +34,7 @@ HUB = "Hub"
 BASE64 = "base64"
 OPERATIONS = {name: HUB_PREFIX + name.lower() for name in ("Subscribe", "Unsubscribe", "Provide", "Withdraw")}
 _METHODS = {topic: name for name, topic in OPERATIONS.items()}
+SIGN_IN = "Login"
 CARRIERS = ("Publish", "Event", "Request")
 """Methods of `Hub` that take topic, content type and body."""
 _PLAIN = Data(0, b"")[2:]
@@ -163,6 +165,9 @@ def _of_hub_call(call: Call, attributes: dict[str, str], direction: Direction | 
             return None
         kind, topic, content_type = Kind.REQUEST, OPERATIONS[call.method], JSON
         body = values.dumps(options)
+    elif call.method == SIGN_IN and len(texts) == 1:
+        kind, topic, content_type = Kind.REQUEST, LOGIN, JSON
+        body = values.dumps({"token": texts[0]})
     elif call.method in CARRIERS:
         carried = open_carried(texts[1:])
         if carried is None:
@@ -181,6 +186,21 @@ def _of_hub_call(call: Call, attributes: dict[str, str], direction: Direction | 
     if "xml" not in attributes and to_document(message, profile=True) != call:
         attributes["xml"] = layer2.write(call).decode()
     return message
+
+
+def is_login(call: Call) -> bool:
+    """Whether a call of the hub profile shows a token."""
+    return call.method == SIGN_IN and call.component.lower() == "hub"
+
+
+def starred(call: Call) -> Call:
+    """The same call with stars for the texts it was given.
+
+    >>> starred(Call("Hub", "1", "Login", (Value("string", "secret"),))).parameters[0].data
+    '******'
+    """
+    hidden = tuple([Value("string", "*" * len(str(each.data))) for each in call.parameters])
+    return Call(call.component, call.call_id, call.method, hidden)
 
 
 def _options(texts: list[str]) -> dict[str, type_of_json] | None:
@@ -290,6 +310,8 @@ def _to_call(message: Message, profile: bool) -> Call:
     if profile and (message.kind is Kind.EVENT or topic.startswith(HUB_PREFIX)):
         if topic in _METHODS:
             return Call(HUB, call_id, _METHODS[topic], _operands(message))
+        if topic == LOGIN and message.kind is Kind.REQUEST:
+            return Call(HUB, call_id, SIGN_IN, (_token(message),))
         method = "Event" if message.kind is Kind.EVENT else "Publish"
         name = topic if message.kind is Kind.EVENT else topic.removeprefix(PUBLISH)
         if not name or (name.startswith(HUB_PREFIX) and (method == "Publish" or name in _METHODS)):
@@ -321,6 +343,16 @@ def _operands(message: Message) -> tuple[Value, ...]:
     if not topic or any(not isinstance(each, str) or values.NOT_XML.search(each) for each in texts):
         raise NotSupported(f"XML cannot hold the body of {message.topic}")
     return tuple([Value("string", each) for each in texts])
+
+
+def _token(message: Message) -> Value:
+    try:
+        token = json.loads(message.body)["token"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        token = None
+    if not isinstance(token, str) or not token or values.NOT_XML.search(token):
+        raise NotSupported(f'{LOGIN} needs a JSON body such as {{"token": "..."}}')
+    return Value("string", token)
 
 
 def _carrying(topic: str, message: Message) -> tuple[Value, ...]:

@@ -111,6 +111,9 @@ class Wolpertinger(Protocol):
     settings_type: ClassVar[type[Settings]] = WolpertingerSettings
     clauses: ClassVar[Mapping[str, str]] = CLAUSES
     conversation: ClassVar[Conversation] = CONVERSATION
+    identity_kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"trust": "a level of trust, 1 to 4, that the peer has reached", "user": "the name of a user, at trust 4"}
+    )
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"aes-key": "aes_key", "aes-iv": "aes_iv"})
 
     def decoder(

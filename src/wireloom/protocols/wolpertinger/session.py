@@ -215,6 +215,7 @@ class WolpertingerSession(Transmission):
 
     def _authenticate(self, call: Call, now: float) -> None:
         outcome = self.authentication.answer(call, self.protected)
+        self.identities = self.authentication.identities
         if outcome.prove is not None:
             proof = Value("string", outcome.prove)
             self._ask("ClusterAuthVerify", (proof,), lambda value, at: self._proven(call, value, at), now)

@@ -265,6 +265,8 @@ class Transmission(Session):
         else:
             self._confirm_soon(whole.message_id, now)
         self._reading.count += 1
+        if isinstance(document, Call) and self.settings.profile and messages.is_login(document):
+            raw = b"".join(encode(messages.starred(document), whole.message_id, self.settings, self._cipher))
         self._reading.kept.append(raw)
         self._take(document, message, whole, wire, now)
 
@@ -440,6 +442,11 @@ class Transmission(Session):
         if self._blocked is not None:
             self._blocked.append(chunk)
         return self._blocked is not None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of the beginning of a line, of incomplete messages, and of what waits for a large one."""
+        return self._tail_size + self._assembly.pending + sum(map(len, self._blocked or ()))
 
     @property
     def _is_busy(self) -> bool:

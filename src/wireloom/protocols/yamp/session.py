@@ -25,7 +25,7 @@ from wireloom.model import (
     ProtocolViolation,
     WireloomError,
 )
-from wireloom.protocols.contract import HUB_PREFIX, Role, Run, Session, SessionState
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Role, Run, Session, SessionState
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.plain import Asked, Owed, read_plain, uid_text, write_request, write_response
@@ -129,6 +129,8 @@ class YampSession(Session):
         """All complete frames at the start of the buffer, and where they end."""
         messages: list[Message] = []
         position = ignored = 0
+        logins: list[tuple[int, int]] = []
+        """Where credentials are."""
         try:
             while True:
                 if self.state is _OPEN:
@@ -147,10 +149,15 @@ class YampSession(Session):
                     ignored += 1
                 else:
                     messages.append(message)
+                    if message.topic == LOGIN and isinstance(found[0], frames.Request | frames.Event):
+                        logins.append((found[1] - len(found[0].body), found[1]))
                 position = found[1]
         except ProtocolViolation as violation:
             self._refuse(violation, bytes(buffer[position:]))
-        run = Run(bytes(memoryview(buffer)[:position]), messages, ignored=ignored)
+        accepted = bytes(memoryview(buffer)[:position])
+        for start, end in logins:
+            accepted = accepted[:start] + b"*" * (end - start) + accepted[end:]
+        run = Run(accepted, messages, ignored=ignored)
         if self.state is SessionState.CLOSED and self.violation is None and position < len(buffer):
             self.count("yamp.close.followed")
         return position, run
@@ -511,6 +518,11 @@ class YampSession(Session):
     def topic_numbers(self) -> Mapping[int, str]:
         """The agreed serializer where it is not the usual one: later readers do not see the handshake."""
         return self._numbers
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of the beginning of a frame."""
+        return len(self._buffer)
 
     def unread(self) -> bytes:
         """The beginning of a frame."""

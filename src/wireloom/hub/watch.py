@@ -1,0 +1,93 @@
+"""What the hub's clock looks at: peers that take too long, say nothing, or hold too much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wireloom.protocols.contract import SessionState
+
+if TYPE_CHECKING:
+    from wireloom.hub.connection import Connection
+    from wireloom.hub.hub import Hub
+
+
+class Watch:
+    """Holds all connections to the limits of time and memory."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._newcomers: dict[Connection, float] = {}
+        """Who has not shown yet that it is worth a place, in the order in which they came."""
+        self._heard: dict[int, tuple[int, float]] = {}
+        """How much each connection had said, and when that was first seen."""
+        self._next_round = 0.0
+
+    def arrived(self, connection: Connection) -> None:
+        """Somebody new is here."""
+        self._newcomers[connection] = self._hub.now()
+
+    def tick(self, now: float) -> None:
+        """Some time has passed."""
+        self._greet(now)
+        self._tidy()
+        if now >= self._next_round:
+            self._next_round = now + min(self._hub.config.limits.idle_seconds / 4, 30.0)
+            self._listen(now)
+
+    def _greet(self, now: float) -> None:
+        """Dismiss those who have not finished their handshake, or may still do nothing."""
+        seconds = self._hub.config.limits.handshake_seconds
+        while self._newcomers:
+            connection, came = next(iter(self._newcomers.items()))
+            if now - came < seconds:
+                return
+            del self._newcomers[connection]
+            if connection.id not in self._hub.connections:
+                continue
+            if connection.session.state is SessionState.OPENING:
+                connection.dismiss("handshake", f"no handshake within {seconds:g} s")
+            elif connection.is_stranger:
+                connection.dismiss("handshake", f"no right to anything, and no token within {seconds:g} s")
+
+    def _listen(self, now: float) -> None:
+        """Dismiss those who have said nothing for too long."""
+        limit = self._hub.config.limits.idle_seconds
+        heard = self._heard
+        self._heard = {}
+        for number, connection in list(self._hub.connections.items()):
+            before, since = heard.get(number, (-1, now))
+            if before != connection.heard:
+                since = now
+            self._heard[number] = (connection.heard, since)
+            if now - since >= limit:
+                connection.dismiss("idle", f"nothing heard for {limit:g} s")
+
+    # Memory
+
+    def memory(self) -> int:
+        """Bytes in all queues, before the journal's sync, and of incomplete messages."""
+        hub = self._hub
+        held = sum(connection.session.buffered for connection in hub.connections.values())
+        return hub.queued_bytes + hub.journal.pending_bytes + held
+
+    def shed(self) -> None:
+        """Shorten the longest queue until all together are well below the limit."""
+        hub = self._hub
+        goal = hub.config.limits.memory_bytes * 9 // 10
+        while hub.queued_bytes and hub.queued_bytes + hub.journal.pending_bytes > goal:
+            longest = max(hub.connections.values(), key=lambda each: each.queued_bytes, default=None)
+            if longest is None or not longest.queued_bytes:
+                return
+            longest.shed()
+
+    def _tidy(self) -> None:
+        """Drop those who make us keep most of messages that do not end."""
+        hub = self._hub
+        excess = self.memory() - hub.config.limits.memory_bytes
+        if excess <= 0:
+            return
+        for connection in sorted(hub.connections.values(), key=lambda each: each.session.buffered, reverse=True):
+            if excess <= 0 or not connection.session.buffered:
+                return
+            excess -= connection.session.buffered
+            connection.cut_off("memory")
