@@ -11,6 +11,7 @@ import struct
 from functools import lru_cache
 
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Direction, Kind, Message, ProtocolViolation, message_of
+from wireloom.protocols.contract import LOGIN
 from wireloom.protocols.emp.extensions import Hub, decode_hub, encode_hub
 from wireloom.protocols.emp.frames import Extension, Type
 from wireloom.protocols.emp.messages import DONE
@@ -34,7 +35,10 @@ _remembered_hub = lru_cache(maxsize=1024)(decode_hub)
 
 @lru_cache(maxsize=1024)
 def _hub_of(block: bytes) -> tuple[str | None, str | None] | None:
-    """Topic and content type that the last block of a message gives it; None if it is another block, or wrong."""
+    """Topic and content type that the last block of a message gives it; None if it is another block, or wrong.
+
+    None, too, for a message that brings credentials: where it stands must be known.
+    """
     length, extension, more = _HEAD.unpack_from(block)
     if extension != _HUB or more & 0x80 or length != len(block) or block[8] & 0x84:
         return None
@@ -42,7 +46,7 @@ def _hub_of(block: bytes) -> tuple[str | None, str | None] | None:
         hub = decode_hub(block[8:])
     except ProtocolViolation:
         return None
-    return hub.topic, hub.content_type
+    return None if hub.topic == LOGIN else (hub.topic, hub.content_type)
 
 
 def read_related(
