@@ -25,6 +25,7 @@ COMMANDS = {
     "hub": "wireloom.cli.hub",
     "console": "wireloom.cli.console",
     "dissector": "wireloom.cli.dissector",
+    "doctor": "wireloom.cli.doctor",
     "journal": "wireloom.cli.journal",
     "keys": "wireloom.cli.keys",
     "pipeline": "wireloom.cli.pipeline",
