@@ -59,6 +59,12 @@ def add_parser(subparsers: Subparsers) -> None:
     sub.add_argument("topic", metavar="TOPIC", help="a topic or a pattern: + is one level, # the rest")
     sub.add_argument("--count", type=int, metavar="N", help="stop after N events")
     sub.add_argument("--body", action="store_true", help="show bodies alone instead of lines of JSON")
+    sub.add_argument(
+        "--since",
+        metavar="POINT",
+        help="first what came since a time (2026-01-31T12:00:00Z), so long ago (15m), after an offset, or the start",
+    )
+    sub.add_argument("--retained", action="store_true", help="first the last value of each topic")
     sub.add_argument("--local", action="store_true", help="do not ask the other end: it sends events unasked")
 
     echo = _command(
@@ -152,7 +158,8 @@ async def request(arguments: argparse.Namespace) -> int:
 async def subscribe(arguments: argparse.Namespace) -> int:
     """Show events until there were enough of them, or the connection ends."""
     left = arguments.count
-    async with _peer(arguments) as peer, peer.subscribe(arguments.topic, local=arguments.local) as events:
+    asked = {"local": arguments.local, "since": arguments.since, "retained": arguments.retained}
+    async with _peer(arguments) as peer, peer.subscribe(arguments.topic, **asked) as events:
         if left == 0:
             return 0
         try:

@@ -17,9 +17,10 @@ from wireloom.hub.access import ANONYMOUS, EVERYTHING, Grants, Right
 from wireloom.hub.config import ListenerConfig
 from wireloom.hub.exchanges import TOO_MANY
 from wireloom.hub.limits import Bucket, OverRate, SlowConsumer, address_of
+from wireloom.hub.published import DENIED, published
 from wireloom.hub.screen import Screened, screen, screen_all
 from wireloom.journal.blocks import TopicMap
-from wireloom.model import Direction, Kind, Message, WireloomError
+from wireloom.model import Direction, Kind, Message, PeerClosed, WireloomError, type_of_json
 from wireloom.peers.driver import Driver
 from wireloom.protocols.contract import CUT, URGENT, Role, Run, Sessions
 from wireloom.transports.base import Pipe
@@ -60,6 +61,9 @@ class Connection:
         self._urgent: deque[tuple[bytes, int]] = deque()
         """Events that go ahead of those in the queue."""
         self._queued_bytes = 0
+        self._events_held = 0
+        """How many hold back events because something older goes first."""
+        self._room: list[asyncio.Future[None]] = []
         self._lost = 0
         self.delivered = 0
         """Events sent to this peer, and those dropped because it was slow, since it came."""
@@ -194,12 +198,52 @@ class Connection:
     def writing_resumed(self) -> None:
         """There is room again: first what waited."""
         self.driver.writing_resumed()
-        while (self._urgent or self._queue) and not self.driver.writing_is_paused:
+        self._write_queued()
+
+    def _write_queued(self) -> None:
+        while (self._urgent or self._queue) and not self.driver.writing_is_paused and not self._events_held:
             data, count = (self._urgent or self._queue).popleft()
             self._count_queued(-len(data))
             self._write_events(data, count)
         if not self._queue and self._lost:
             self._report_lost()
+        if not self.driver.writing_is_paused:
+            self._tell_room()
+
+    # Events that are read from the journal, and wait there for room
+
+    async def room(self) -> None:
+        """Wait until an event can be sent at once, behind all that wait. Raises PeerClosed if that will never be."""
+        while self.driver.writing_is_paused or self._queue or self._urgent or self._events_held:
+            await self._wait_for_room()
+
+    async def writable(self) -> None:
+        """Wait until something can be written, ahead of events that wait. Raises PeerClosed likewise."""
+        while self.driver.writing_is_paused:
+            await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        if self.driver.failure is not None:
+            raise PeerClosed("the connection is gone")
+        waiter = asyncio.get_running_loop().create_future()
+        self._room.append(waiter)
+        await waiter
+
+    def _tell_room(self) -> None:
+        waiting, self._room = self._room, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def hold_events(self) -> None:
+        """Let events wait in the queue until `release_events`."""
+        self._events_held += 1
+
+    def release_events(self) -> None:
+        """Send what waited."""
+        self._events_held -= 1
+        if not self._events_held and self.driver.failure is None:
+            self._write_queued()
 
     # What the peer says
 
@@ -252,7 +296,18 @@ class Connection:
         for topic, count in left.refused.items():
             self.log_denied(Right.PUBLISH, topic, count)
         self._record_screened(left, "access.publish", f"{self.principal} may not publish there")
+        self._record_denied((*left.requests, *left.run.messages))
         return left.run, left.requests
+
+    def _record_denied(self, messages: Sequence[Message]) -> None:
+        """Say before a run which publishes in it will be refused, for those who read the journal."""
+        ids: list[type_of_json] = []
+        for message in messages:
+            event = published(message) if message.kind is Kind.REQUEST else None
+            if event is not None and not self.may_publish(event):
+                ids.append(message.id)
+        if ids:
+            self.hub.journal.record(DENIED, {"ids": ids}, self.id, protocol=self.name)
 
     def _refuse_all(self, run: Run) -> Run:
         """The sender is over its rate: events are dropped, requests get an error, the rest passes."""
@@ -309,6 +364,7 @@ class Connection:
         self.hub.refused(self.name, self.id, self._inbound, data, clause, detail, self.peer, self.local)
 
     def _on_end(self, failure: WireloomError) -> None:
+        self._tell_room()
         if self._lost:
             self._report_lost()
         self._count_queued(-self._queued_bytes)
@@ -345,8 +401,22 @@ class Connection:
 
         Raises NotSupported or LimitExceeded where the peer's protocol cannot express it.
         """
+        if self.driver.failure is None:
+            for frame in self._event_frames(message):
+                self._enqueue(frame, 1, urgent=self.session.is_urgent(frame))
+            if self.session.offloads:
+                self.driver.flush()
+
+    def deliver_now(self, message: Message) -> None:
+        """Send an event ahead of those that wait; for who waited for room. Raises what `deliver` raises."""
         if self.driver.failure is not None:
-            return
+            raise PeerClosed("the connection is gone")
+        for frame in self._event_frames(message):
+            self._write_events(frame, 1)
+        if self.session.offloads:
+            self.driver.flush()
+
+    def _event_frames(self, message: Message) -> Sequence[bytes]:
         event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
         if message.attributes.get(URGENT) == "1":
             event = event.with_(attributes={URGENT: "1"})
@@ -354,12 +424,8 @@ class Connection:
         self.session.send(event, self.hub.now())
         self._sent_seen += 1
         if self._pipe is not None and self._pipe.carries_messages:
-            for frame in self.session.outgoing_frames():
-                self._enqueue(frame, 1, urgent=self.session.is_urgent(frame))
-        else:
-            self._enqueue(self.session.outgoing(), 1)
-        if self.session.offloads:
-            self.driver.flush()
+            return self.session.outgoing_frames()
+        return (self.session.outgoing(),)
 
     def deliver_frames(self, encoded: bytes, count: int) -> None:
         """Send events that are encoded already."""
@@ -372,7 +438,7 @@ class Connection:
                 self._enqueue(encoded, count)
 
     def _enqueue(self, data: bytes, count: int, *, urgent: bool = False) -> None:
-        if not self.driver.writing_is_paused and not self._queue and not self._urgent:
+        if not (self.driver.writing_is_paused or self._queue or self._urgent or self._events_held):
             self._write_events(data, count)
             return
         limits = self.hub.config.limits

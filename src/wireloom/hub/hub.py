@@ -18,6 +18,8 @@ from wireloom.hub.contacts import keep_in_touch
 from wireloom.hub.http import Page, serve_pages
 from wireloom.hub.limits import Doorkeeper
 from wireloom.hub.metrics import Metrics
+from wireloom.hub.replay import Replays
+from wireloom.hub.retained import LastValues
 from wireloom.hub.retention import DiskWatch, Retention
 from wireloom.hub.router import Router
 from wireloom.hub.status import status
@@ -49,6 +51,8 @@ class Hub:
     def __init__(self, config: HubConfig) -> None:
         self.config = config
         self.metrics = Metrics()
+        self.last_values = LastValues(self)
+        self.replays = Replays(self)
         self.router = Router(self, config.limits.request_timeout)
         self.access = Access(config.access)
         self.doorkeeper = Doorkeeper(config.limits, config.access.attempts_per_minute)
@@ -96,6 +100,7 @@ class Hub:
             log.warning("recovered after a crash: cut %d bytes from the end of %s", cut.cut_bytes, cut.segment)
         self.commit = GroupCommit(self.journal, self._loop, high_water=self._high_water)
         self.retention = Retention(settings, self.config.journal_folder, self.metrics)
+        self.last_values.start()
         self._gauges()
         try:
             for listener in self.config.listeners:
@@ -176,6 +181,7 @@ class Hub:
         gauge = self.metrics.gauge
         gauge("wireloom_connections", "Connections open now.", lambda: len(self.connections))
         gauge("wireloom_subscriptions", "Subscriptions in force.", lambda: len(self.router.subscriptions))
+        gauge("wireloom_replays", "Subscriptions that read the journal.", lambda: len(self.replays))
         gauge("wireloom_requests_in_flight", "Requests that wait for a provider.", lambda: len(self.router.exchanges))
         gauge("wireloom_journal_pending_bytes", "Bytes that wait for the sync.", lambda: self.journal.pending_bytes)
         gauge("wireloom_journal_durable_packet", "Last packet id on disk.", lambda: self.journal.durable)
@@ -293,6 +299,7 @@ class Hub:
             self._disk.look(self.commit.last_error)
             self.retention.tick(self._loop)
             self.watch.tick(self.now())
+            self.last_values.tick(self._loop)
 
     # Stopping
 
@@ -329,6 +336,8 @@ class Hub:
                 await asyncio.sleep(0)
         for listener in self._listeners:
             await listener.wait_closed()
+        await self.replays.close()
+        await self.last_values.close()
         if self._pages is not None:
             self._pages.close()
         try:

@@ -103,6 +103,9 @@ class Metrics:
         self.denied = Counter("wireloom_access_denied_total", "What no rule allows.", "protocol", "right")
         self.logins = Counter("wireloom_logins_total", "Tokens shown, by what came of it.", "protocol", "outcome")
         self.over_rate = Counter("wireloom_over_rate_total", "Reads of peers that sent too much.", "protocol", "policy")
+        self.replayed = Counter(
+            "wireloom_events_replayed_total", "Events read from the journal for subscribers.", "protocol"
+        )
         self.removed_segments = Counter("wireloom_journal_segments_removed_total", "Segments removed by retention.")
         self.removed_bytes = Counter("wireloom_journal_bytes_removed_total", "Bytes of segments removed by retention.")
         self.listeners = Listened(

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from wireloom.hub.access import Right
@@ -39,12 +40,13 @@ class Router:
         self.providers: Subscriptions[Connection] = Subscriptions()
         self.exchanges = Exchanges(hub, request_timeout)
         self._turn = itertools.count()
+        self._last = hub.last_values.tickets
 
     def route(self, source: Connection, message: Message, ticket: int) -> None:
         """Act on one message; `ticket` is durable once the journal has it on disk."""
         kind = message.kind
         if kind is Kind.EVENT:
-            self._publish(source, message)
+            self._publish(source, message, ticket)
         elif kind is Kind.REQUEST:
             self._request(source, message, ticket)
         elif kind in _ANSWERS and message.correlation_id is not None:
@@ -59,6 +61,7 @@ class Router:
                 for message in bulk.take(topic):
                     self.route(source, message, ticket)
                 continue
+            self._last[topic] = ticket
             subscribers = self.subscriptions.lookup(topic)
             if subscribers:
                 self._fan_out(source, bulk, topic, subscribers)
@@ -89,7 +92,9 @@ class Router:
                 for message in messages:
                     self._deliver(subscriber, message)
 
-    def _publish(self, source: Connection, message: Message) -> None:
+    def _publish(self, source: Connection, message: Message, ticket: int) -> None:
+        if message.topic:
+            self._last[message.topic] = ticket
         subscribers = self.subscriptions.lookup(message.topic) if message.topic else ()
         if not subscribers:
             self._hub.metrics.unmatched.add(1, source.name)
@@ -104,6 +109,13 @@ class Router:
             self._undeliverable(subscriber, message, str(error))
         except PeerClosed:
             pass
+
+    def deliver_now(self, subscriber: Connection, message: Message) -> None:
+        """Send an event that was read from the journal; raises PeerClosed if nobody is there any more."""
+        try:
+            subscriber.deliver_now(message)
+        except (NotSupported, LimitExceeded) as error:
+            self._undeliverable(subscriber, message, str(error))
 
     def _undeliverable(self, subscriber: Connection, message: Message, why: str) -> None:
         """Say on a topic of its own what could not be delivered; never about that topic itself."""
@@ -147,7 +159,7 @@ class Router:
             return
         if not self._allowed(source, message, Right.PUBLISH, topic):
             return
-        self._publish(source, message.with_(topic=topic))
+        self._publish(source, message.with_(topic=topic), ticket)
         self._hub.commit.when_durable(ticket, lambda: self._acknowledge(source, message))
 
     def _allowed(self, source: Connection, message: Message, right: Right, topic: str) -> bool:
@@ -211,10 +223,14 @@ class Router:
                 "provide": (self.providers, True),
                 "withdraw": (self.providers, False),
             }[operation]
-            pattern = json.loads(message.body)["topic"]
+            options = json.loads(message.body)
+            pattern = options["topic"]
             if not isinstance(pattern, str):
                 raise TypeError("the topic is no text")
             if add and not self._allowed(source, message, Right(operation), pattern):
+                return
+            if index is self.subscriptions and self._reads_journal(source, pattern, options, add):
+                self._answer(source, message)
                 return
             (index.add if add else index.remove)(pattern, source)
         except KeyError as missing:
@@ -238,9 +254,30 @@ class Router:
                 if not connection.grants.may(right, pattern) and not connection.session.authored:
                     index.remove(pattern, connection)
                     log.warning("%r may no longer %s %s", connection, right, pattern)
+        self._hub.replays.revoke(connection, lambda pattern: connection.grants.may(Right.SUBSCRIBE, pattern))
+
+    def _reads_journal(self, source: Connection, pattern: str, options: Mapping[str, object], add: bool) -> bool:
+        """Options of a subscription that concern the past; True if that is all there is to do."""
+        name = options.get("as", "0")
+        if not add:
+            if "as" in options:
+                self._hub.replays.stop(source, str(name))
+            return "as" in options
+        retained = options.get("retained", False)
+        if not isinstance(retained, bool):
+            raise ConfigError(f"retained is {retained!r}; it must be true or false")
+        if "since" in options:
+            if retained:
+                raise ConfigError("since and retained exclude each other: what came since holds the last values, too")
+            self._hub.replays.start(source, pattern, options["since"], name)
+            return True
+        if retained:
+            self._hub.last_values.send(source, pattern)
+        return False
 
     def drop(self, connection: Connection) -> None:
         """A connection is gone."""
+        self._hub.replays.drop(connection)
         self.subscriptions.drop(connection)
         self.providers.drop(connection)
         self.exchanges.drop(connection)

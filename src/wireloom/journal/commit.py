@@ -39,6 +39,8 @@ class GroupCommit:
         """What the disk said when the last attempt failed; None while it works."""
         self.commits = 0
         """Commits that succeeded."""
+        self.on_commit: list[Callable[[], None]] = []
+        """Called after every commit that made something durable."""
         self._loop = loop
         self._high_water = high_water
         self._waiting: list[tuple[int, int, Callable[[], None]]] = []
@@ -172,6 +174,8 @@ class GroupCommit:
         else:
             self.last_error = None
             self.commits += 1
+            for committed in self.on_commit:
+                committed()
         self._tell_durable()
         self._tell_room()
         if self.healthy and self.journal.has_pending:

@@ -53,6 +53,10 @@ class Entry:
     size: int
     sequence: int
     place: Offset
+    last_packet_id: int
+    """The id of the last block of its run."""
+    inbound: bool
+    """Whether whoever wrote the journal received it; else it was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +196,16 @@ class Decoding:
                     )
                     place = Offset(first.packet_id, index)
                     start = _byte(run, found.offset - base)
-                    yield Entry(message, segment, start, found.size, first.sequence + index, place)
+                    yield Entry(
+                        message,
+                        segment,
+                        start,
+                        found.size,
+                        first.sequence + index,
+                        place,
+                        run[-1].packet_id,
+                        first.inbound,
+                    )
                     index += 1
                     position = found.offset + found.size
             except ProtocolViolation as violation:

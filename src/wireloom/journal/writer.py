@@ -289,6 +289,11 @@ class Journal:
         return self._log.ticket
 
     @property
+    def next_packet_id(self) -> int:
+        """The packet id of the block that comes next; ids run ahead of tickets after a write that failed."""
+        return self._log.next_packet_id
+
+    @property
     def durable(self) -> int:
         """The last ticket that is durable."""
         return self._log.durable

@@ -281,6 +281,8 @@ class Client(Peer):
                 self.dispatch(self._login, driver)
             for pattern in self._announced:
                 self.dispatch(Call(operation(SUBSCRIBE, pattern), TIMEOUT, self._loop), driver)
+            for replay in self.replays.running():
+                self.dispatch(Call(replay.request(), TIMEOUT, self._loop), driver)
             for topic in self._provided:
                 self.dispatch(Call(operation(PROVIDE, topic), TIMEOUT, self._loop), driver)
             while calls:

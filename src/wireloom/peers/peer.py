@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterable, Iterable, Mapping
+from datetime import datetime
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 from wireloom.model import (
@@ -27,6 +29,7 @@ from wireloom.peers.driver import LINGER, Driver, fresh
 from wireloom.peers.handlers import Handler
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.many import IN_FLIGHT, Many
+from wireloom.peers.replays import Replay, Replays
 from wireloom.peers.streams import MessageStream, Progress, Subscription
 from wireloom.protocols.contract import HUB_PREFIX, Protocol, Run, Session
 from wireloom.topics import Subscriptions
@@ -81,6 +84,8 @@ class Peer:
         """Patterns the other end was asked for, and how many subscriptions need each."""
         self._provided: dict[str, None] = {}
         """Topics this end answers requests for, as the other end, a hub, was told."""
+        self.replays = Replays()
+        """Subscriptions to the past, by the name that the other end knows them by."""
         self._streams: list[Inbox[Message]] = []
         self._holds: set[str] = set()
         self._over: WireloomError | None = None
@@ -284,13 +289,22 @@ class Peer:
             self._provided.pop(topic, None)
             await self.ask(operation(WITHDRAW, topic))
 
-    def subscribe(self, pattern: str, *, local: bool = False) -> Subscription:
+    def subscribe(
+        self, pattern: str, *, local: bool = False, since: str | datetime | None = None, retained: bool = False
+    ) -> Subscription:
         """Events of topics that match a pattern, as an async iterator of messages.
 
         The other end is asked for them (`$hub/subscribe`), and asked again after a reconnect. With `local` it is
         not: for peers that send events unasked. Where the protocol cannot ask, events are only filtered here.
+
+        A hub also gives the past. With `retained` the last value of each topic comes first. With `since` (a time, how
+        long ago such as `15m`, an offset such as `1042.7`, or `start`) everything comes that was committed since
+        then, and then what follows, each message once and in order, also across reconnects; its attribute `offset`
+        is where to go on later.
         """
-        return Subscription(self, pattern, self._inbox(), local=local)
+        if since is not None:
+            return Replay(self, self.replays, pattern, self._inbox(), since, retained=retained, local=local)
+        return Subscription(self, pattern, self._inbox(), local=local, retained=retained)
 
     def messages(self) -> MessageStream:
         """Everything the other end sends from now on, also what is handled elsewhere."""
@@ -413,6 +427,8 @@ class Peer:
                 self.unhandled += 1
 
     def _take_event(self, message: Message) -> bool:
+        if self.replays and self.replays.take(message):
+            return True
         takers = self._subscriptions.lookup(message.topic or "")
         for taker in takers:
             taker.put(message)
@@ -449,7 +465,7 @@ class Peer:
         self._calls.fail_all(error)
         self._answers.end()
         quiet = self._closing
-        for inbox in (*self._subscriptions.subscribers(), *self._streams):
+        for inbox in (*self._subscriptions.subscribers(), *self._streams, *self.replays.inboxes()):
             inbox.close(None if quiet else fresh(error))
 
     def hold(self, reason: str) -> None:
@@ -466,7 +482,9 @@ class Peer:
 
     # Subscriptions
 
-    async def open_subscription(self, pattern: str, inbox: Inbox[Message], *, local: bool) -> bool:
+    async def open_subscription(
+        self, pattern: str, inbox: Inbox[Message], *, local: bool, retained: bool = False
+    ) -> bool:
         """Enter a subscription here and ask the other end; True when it was asked."""
         self._check()
         self._subscriptions.add(pattern, inbox)
@@ -474,8 +492,8 @@ class Peer:
             return False
         self._announced[pattern] = self._announced.get(pattern, 0) + 1
         try:
-            if self._announced[pattern] == 1:
-                await self.ask(operation(SUBSCRIBE, pattern))
+            if self._announced[pattern] == 1 or retained:
+                await self.ask(operation(SUBSCRIBE, pattern, {"retained": True} if retained else {}))
         except NotSupported:
             self._forget(pattern)
             return False
@@ -490,11 +508,14 @@ class Peer:
         self._subscriptions.remove(pattern, inbox)
         inbox.discard()
         if announced and self._forget(pattern) and self.connected:
-            call = Call(operation(UNSUBSCRIBE, pattern), TIMEOUT, self._loop)
             try:
-                self.dispatch(call, self._current())
+                self.send_and_forget(operation(UNSUBSCRIBE, pattern))
             except WireloomError:
                 return  # a connection that is lost has no subscriptions
+
+    def send_and_forget(self, request: Message) -> None:
+        """Send a request whose answer nobody waits for."""
+        self.dispatch(Call(request, TIMEOUT, self._loop), self._current())
 
     def drop_stream(self, inbox: Inbox[Message]) -> None:
         """Leave the stream of all messages."""
@@ -583,7 +604,7 @@ class Peer:
         return Inbox(self._queue, lambda: self.hold(reason), lambda: self.release(reason))
 
 
-def operation(topic: str, pattern: str) -> Message:
+def operation(topic: str, pattern: str, options: Mapping[str, object] = MappingProxyType({})) -> Message:
     """The request for an operation of the hub profile on a pattern."""
-    body = json.dumps({"topic": pattern}).encode()
+    body = json.dumps({"topic": pattern, **options}).encode()
     return Message(Kind.REQUEST, topic, body, content_type="application/json")

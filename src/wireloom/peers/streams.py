@@ -20,12 +20,13 @@ class Subscription(AsyncIterator[Message]):
     Leaving the `async with`, or dropping the iterator, ends the subscription.
     """
 
-    def __init__(self, peer: Peer, pattern: str, inbox: Inbox[Message], *, local: bool) -> None:
+    def __init__(self, peer: Peer, pattern: str, inbox: Inbox[Message], *, local: bool, retained: bool = False) -> None:
         self._over = True
         self.pattern = validate_pattern(pattern)
         self._peer = peer
         self._inbox = inbox
         self._local = local
+        self._retained = retained
         self._announced = False
         self._entered = False
         self._over = False
@@ -35,10 +36,16 @@ class Subscription(AsyncIterator[Message]):
         if not self._entered:
             self._entered = True
             try:
-                self._announced = await self._peer.open_subscription(self.pattern, self._inbox, local=self._local)
+                self._announced = await self._open()
             except BaseException:
                 self._entered = False
                 raise
+
+    async def _open(self) -> bool:
+        return await self._peer.open_subscription(self.pattern, self._inbox, local=self._local, retained=self._retained)
+
+    def _drop(self) -> None:
+        self._peer.drop_subscription(self.pattern, self._inbox, announced=self._announced)
 
     async def __anext__(self) -> Message:
         if not self._entered:
@@ -50,7 +57,7 @@ class Subscription(AsyncIterator[Message]):
         if not self._over:
             self._over = True
             if self._entered:
-                self._peer.drop_subscription(self.pattern, self._inbox, announced=self._announced)
+                self._drop()
 
     async def __aenter__(self) -> Self:
         await self.start()

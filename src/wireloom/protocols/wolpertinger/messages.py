@@ -176,7 +176,7 @@ def _of_hub_call(call: Call, attributes: dict[str, str], direction: Direction | 
         kind = Kind.EVENT if call.method == "Event" else Kind.REQUEST
         topic = PUBLISH + texts[0] if call.method == "Publish" else texts[0]
         attributes["component"] = call.component
-        if topic.startswith(HUB_PREFIX) and call.method != "Publish":
+        if topic.startswith(HUB_PREFIX) and call.method == "Request":
             return None
     else:
         return None

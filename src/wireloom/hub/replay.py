@@ -1,0 +1,157 @@
+"""Subscriptions that ask for the past: read from the journal, and from nothing else, also when they have caught up.
+
+So there is no seam: a subscriber gets what is committed, in the order of the journal, each message with its offset.
+The journal is its queue: a subscriber that reads slowly loses nothing, and costs no memory, until retention takes what
+it has not read. Reading and decoding is done on threads, a piece at a time, and only when there is room to send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from wireloom.hub.published import Publications
+from wireloom.journal.reader import Entry, Offset
+from wireloom.journal.tail import Since, Tail, parse_since
+from wireloom.model import ConfigError, JournalError, Kind, Message, PeerClosed
+from wireloom.protocols.contract import HUB_PREFIX
+from wireloom.topics import matches, validate_pattern
+
+if TYPE_CHECKING:
+    from wireloom.hub.connection import Connection
+    from wireloom.hub.hub import Hub
+
+log = logging.getLogger("wireloom.hub")
+
+SINCE = HUB_PREFIX + "since/"
+"""Topics of replayed events are `$hub/since/<name>/<offset>/<topic>`."""
+MAX_PER_CONNECTION = 16
+_PIECE = 128 * 1024
+_SLICE = 64
+"""Events encoded before others on the loop have their turn."""
+_THREADS = 2
+
+
+class Replays:
+    """All subscriptions that read the journal."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._running: dict[tuple[Connection, str], asyncio.Task[None]] = {}
+        self._patterns: dict[tuple[Connection, str], str] = {}
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="replay")
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, connection: Connection, pattern: str, since: object, name: object) -> None:
+        """Send what was published to these topics since then, and go on with what comes."""
+        validate_pattern(pattern)
+        if not isinstance(since, str):
+            raise ConfigError(f"since is {since!r}; it must be text: a time or an offset")
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ConfigError(f"as is {name!r}; it must be a text without /")
+        point = parse_since(since)
+        if (connection, name) in self._running:
+            raise ConfigError(f"a subscription named {name!r} is there already; name this one otherwise")
+        if sum(owner is connection for owner, _ in self._running) >= MAX_PER_CONNECTION:
+            raise ConfigError(f"a connection may have {MAX_PER_CONNECTION} subscriptions with since")
+        if not self._hub.commit.on_commit:
+            self._hub.commit.on_commit.append(self._committed)
+        task = asyncio.get_running_loop().create_task(self._run(connection, pattern, point, name))
+        self._running[connection, name] = task
+        self._patterns[connection, name] = pattern
+        task.add_done_callback(lambda done: self._ended(done, connection, name))
+
+    def stop(self, connection: Connection, name: str) -> None:
+        """Send no more."""
+        task = self._running.pop((connection, name), None)
+        if task is not None:
+            task.cancel()
+
+    def _ended(self, task: asyncio.Task[None], connection: Connection, name: str) -> None:
+        if self._running.get((connection, name)) in (task, None):
+            self._running.pop((connection, name), None)
+            self._patterns.pop((connection, name), None)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("%r: reading the journal failed", connection, exc_info=task.exception())
+
+    def revoke(self, connection: Connection, may: Callable[[str], bool]) -> None:
+        """Stop those whose pattern the connection may no longer subscribe to."""
+        for owner, name in [key for key in self._running if key[0] is connection]:
+            if not may(self._patterns[owner, name]):
+                self.stop(owner, name)
+
+    def drop(self, connection: Connection) -> None:
+        """A connection is gone."""
+        for owner, name in [key for key in self._running if key[0] is connection]:
+            self.stop(owner, name)
+
+    async def close(self) -> None:
+        """Stop everything and wait for the threads."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._threads.shutdown()
+
+    def _committed(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _run(self, connection: Connection, pattern: str, since: Since, name: str) -> None:
+        hub = self._hub
+        loop = asyncio.get_running_loop()
+        tail, publications = Tail(hub.config.journal_folder, since), Publications()
+        head = f"{SINCE}{name}/"
+        try:
+            while True:
+                await connection.room()
+                commits = hub.commit.commits
+                found = await loop.run_in_executor(self._threads, _read, tail, publications, pattern)
+                if tail.missed:
+                    self._tell_missed(connection, tail)
+                if found is None:
+                    if commits == hub.commit.commits:
+                        waiter = loop.create_future()
+                        self._waiting.append(waiter)
+                        await waiter
+                    continue
+                for number, (offset, message) in enumerate(found):
+                    if number % _SLICE == _SLICE - 1:
+                        await asyncio.sleep(0)
+                    await connection.room()
+                    hub.router.deliver_now(connection, message.with_(topic=f"{head}{offset}/{message.topic}"))
+                    hub.metrics.replayed.add(1, connection.name)
+        except PeerClosed:
+            pass
+        except JournalError as error:
+            log.error("%r: cannot go on reading the journal: %s", connection, error)
+            connection.driver.close("the journal cannot be read")
+        finally:
+            tail.close()
+
+    def _tell_missed(self, connection: Connection, tail: Tail) -> None:
+        tail.missed = 0
+        log.warning("%r: retention has removed what it had not read yet", connection)
+        self._hub.journal.record("lost", {"count": 0, "reason": "retention: removed before it was read"}, connection.id)
+
+
+def _read(tail: Tail, publications: Publications, pattern: str) -> list[tuple[Offset, Message]] | None:
+    """On a thread: the events of the next piece that match; None at the end of the journal."""
+    entries = tail.read(_PIECE)
+    if not entries:
+        return None
+    found = []
+    for entry in entries:
+        message = publications.take(entry)
+        if message is not None and isinstance(entry, Entry) and matches(pattern, message.topic or ""):
+            event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
+            found.append((entry.place, event))
+    return found

@@ -1,0 +1,198 @@
+"""The last value of every topic, for subscribers that ask for it (`retained`).
+
+What is kept in memory is a number a topic: the ticket of the run that brought its last value. The value itself is read
+from the journal when somebody asks, so it is there as long as the journal keeps it. A small file beside the segments,
+written now and then, spares a restarted hub reading the whole journal; what came after it is read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wireloom.hub.published import Publications, published
+from wireloom.journal.reader import Entry, Offset
+from wireloom.journal.runs import read_runs
+from wireloom.journal.segment import first_packet_id, segments
+from wireloom.journal.tail import Tail
+from wireloom.model import JournalError, Kind, Message, PeerClosed
+from wireloom.topics import is_pattern, matches, validate_pattern
+
+if TYPE_CHECKING:
+    from wireloom.hub.connection import Connection
+    from wireloom.hub.hub import Hub
+
+log = logging.getLogger("wireloom.hub")
+
+FILE = "last-values.json"
+MAX_TOPICS = 100_000
+"""Topics whose last value is known; beyond it, those that were silent longest are forgotten."""
+SAVE_EVERY = 30.0
+_READ_BACK = 16
+"""Segments that are read at most where no file says what is in them."""
+_AT_A_TIME = 512
+
+
+class LastValues:
+    """Where the last value of each topic is."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self.tickets: dict[str, int] = {}
+        """By topic; the router writes into it for every publish."""
+        self._spread = 0
+        """How much later than its ticket says a run may stand, after writes that failed."""
+        self._known = asyncio.Event()
+        self._loading: asyncio.Task[None] | None = None
+        self._saving: asyncio.Future[None] | None = None
+        self._saved_upto = 0
+        self._due = 0.0
+        self._sending: set[asyncio.Task[None]] = set()
+
+    @property
+    def _file(self) -> Path:
+        return self._hub.config.journal_folder / FILE
+
+    def start(self) -> None:
+        """Read in the background what earlier runs of the hub left."""
+        self._loading = asyncio.get_running_loop().create_task(self._load(self._hub.journal.last_ticket))
+
+    async def _load(self, before: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            spread, found = await loop.run_in_executor(None, _find, self._hub.config.journal_folder, before)
+            self._spread = max(self._spread, spread)
+            for topic, ticket in found.items():
+                self.tickets.setdefault(topic, ticket)
+        except JournalError as error:
+            log.error("last values of before the start are not known: %s", error)
+        finally:
+            self._known.set()
+
+    def send(self, connection: Connection, pattern: str) -> None:
+        """Send the last values of these topics before any other event; what is published meanwhile waits."""
+        validate_pattern(pattern)
+        connection.hold_events()
+        task = asyncio.get_running_loop().create_task(self._send(connection, pattern, self._hub.journal.last_ticket))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send(self, connection: Connection, pattern: str, now: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if is_pattern(pattern):
+                known = dict(self.tickets)
+                await self._known.wait()
+                known = self.tickets | known
+            else:
+                known = {pattern: self.tickets[pattern]} if pattern in self.tickets else {}
+                await self._known.wait()
+                if not known and pattern in self.tickets:
+                    known = {pattern: self.tickets[pattern]}
+            await self._hub.commit.wait(now)
+            wanted = await loop.run_in_executor(None, _matching, known, pattern, now)
+            for at in range(0, len(wanted), _AT_A_TIME):
+                part = wanted[at : at + _AT_A_TIME]
+                values = await loop.run_in_executor(
+                    None, _values, self._hub.config.journal_folder, part, self._spread_now()
+                )
+                for value in values:
+                    await connection.writable()
+                    self._hub.router.deliver_now(connection, value)
+        except PeerClosed:
+            pass
+        except JournalError as error:
+            log.error("%r: last values cannot be read: %s", connection, error)
+        finally:
+            connection.release_events()
+
+    def _spread_now(self) -> int:
+        journal = self._hub.journal
+        return max(self._spread, journal.next_packet_id - 1 - journal.last_ticket)
+
+    def tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Called often: forgets what is too much, saves now and then."""
+        if len(self.tickets) > MAX_TOPICS:
+            newest = heapq.nlargest(MAX_TOPICS * 3 // 4, self.tickets.items(), key=lambda each: each[1])
+            self.tickets.clear()
+            self.tickets.update(newest)
+        upto = self._hub.journal.durable
+        if loop.time() >= self._due and self._saving is None and self._known.is_set() and upto != self._saved_upto:
+            self._due = loop.time() + SAVE_EVERY
+            self._saving = loop.run_in_executor(None, self._save, dict(self.tickets), upto)
+            self._saving.add_done_callback(self._saved)
+
+    def _saved(self, saving: asyncio.Future[None]) -> None:
+        self._saving = None
+        if not saving.cancelled() and saving.exception() is not None:
+            log.warning("last values could not be saved: %s", saving.exception())
+
+    def _save(self, tickets: dict[str, int], upto: int) -> None:
+        topics = {topic: ticket for topic, ticket in tickets.items() if ticket <= upto}
+        draft = self._file.with_name(f".{FILE}.{os.getpid()}")
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps({"upto": upto, "spread": self._spread_now(), "topics": topics}))
+        draft.replace(self._file)
+        self._saved_upto = upto
+
+    async def close(self) -> None:
+        """Stop; save what is known."""
+        for task in (self._loading, *self._sending):
+            if task is not None:
+                task.cancel()
+        if self._known.is_set():
+            with contextlib.suppress(OSError):
+                await asyncio.get_running_loop().run_in_executor(
+                    None, self._save, dict(self.tickets), self._hub.journal.durable
+                )
+
+
+def _find(folder: Path, before: int) -> tuple[int, dict[str, int]]:
+    """On a thread: the runs that hold the last values, from the file and from what was written after it."""
+    try:
+        saved = json.loads((folder / FILE).read_text())
+        upto, spread = int(saved["upto"]), int(saved["spread"])
+        found = {str(topic): int(ticket) for topic, ticket in saved["topics"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        upto, spread, found = 0, 0, {}
+    newest = segments(folder)[-_READ_BACK:]
+    first = first_packet_id(newest[0]) if newest else 0
+    tail, publications = Tail(folder, Offset(max(upto, first - 1), 1 << 30)), Publications()
+    while entries := tail.read():
+        for entry in entries:
+            message = publications.take(entry)
+            if isinstance(entry, Entry):
+                if entry.place.packet_id > before:
+                    return spread, found
+                if message is not None and message.topic:
+                    # The last block of the run, as for what is published now.
+                    found[message.topic] = entry.last_packet_id
+    return spread, found
+
+
+def _matching(known: dict[str, int], pattern: str, now: int) -> list[tuple[int, str]]:
+    """On a thread: ticket and topic of all that match, in the order they were published."""
+    return sorted((ticket, topic) for topic, ticket in known.items() if ticket <= now and matches(pattern, topic))
+
+
+def _values(folder: Path, wanted: Sequence[tuple[int, str]], spread: int) -> list[Message]:
+    """On a thread: the last values of these topics, where the journal still has them."""
+    runs: dict[int, list[Entry]] = dict(
+        read_runs(folder, [ticket + step for ticket, _ in wanted for step in range(spread + 1)])
+    )
+    values = []
+    for ticket, topic in wanted:
+        for step in range(spread, -1, -1):
+            messages = [published(entry.message) for entry in runs.get(ticket + step, ()) if entry.inbound]
+            last = next((each for each in reversed(messages) if each is not None and each.topic == topic), None)
+            if last is not None:
+                values.append(Message(Kind.EVENT, topic, last.body, content_type=last.content_type))
+                break
+    return values
