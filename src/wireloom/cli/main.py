@@ -26,6 +26,7 @@ COMMANDS = {
     "console": "wireloom.cli.console",
     "dissector": "wireloom.cli.dissector",
     "doctor": "wireloom.cli.doctor",
+    "up": "wireloom.cli.up",
     "journal": "wireloom.cli.journal",
     "keys": "wireloom.cli.keys",
     "pipeline": "wireloom.cli.pipeline",
