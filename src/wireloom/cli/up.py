@@ -164,14 +164,14 @@ class Part:
             code = await self._run_once()
             failures = 0 if time.monotonic() - began > STEADY else failures + 1
             if failures >= GIVE_UP_AFTER:
-                words = self._log.read_text(errors="replace").strip()[-LAST_WORDS:]  # noqa: ASYNC240
+                words = self._log.read_text(errors="replace").strip()[-LAST_WORDS:]
                 raise PartFailed(f"the {self.name} ended {failures} times in a row, see {self._log}: {words}")
             why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             print(f"{self.name}: ended ({why}); starting it again", flush=True)
             await asyncio.sleep(START_AGAIN_AFTER)
 
     async def _run_once(self) -> int:
-        with self._log.open("ab") as log:  # noqa: ASYNC230
+        with self._log.open("ab") as log:
             # A group of its own: Ctrl-C is for us, and we stop the parts in order.
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "wireloom", *self._words),
