@@ -116,7 +116,7 @@ def decode_range(part: Range, trust: str = "") -> DecodedRange:
     limit = committed_length(path)
     rejects = _Rejects(part.file)
     if limit == 0:
-        return DecodedRange(_empty(MESSAGES), rejects.table())
+        return DecodedRange(empty(MESSAGES), rejects.table())
     audited = _Audited(trust)
     with path.open("rb") as file:
         # Unmapped when the last array that looks at it is gone.
@@ -165,7 +165,7 @@ def _decode(
         rejects.add_damage(data, damage, _block_time_us(data, first, limit))
     if part.refused:
         rejects.add_refused(data, found.index)
-        return _empty(MESSAGES)
+        return empty(MESSAGES)
     events += [_event(block) for block in journal_index.records(data, found.index) if block.record in _EVENTS]
     tables = []
     maps: dict[int, dict[int, str]] | None = None
@@ -191,7 +191,7 @@ def _decode(
             continue
         tables += _decode_runs(data, runs, maps, part.file, rejects, audited)
     if not tables:
-        return _empty(MESSAGES)
+        return empty(MESSAGES)
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
 
 
@@ -381,13 +381,13 @@ def _table(columns: Columns, runs: _Runs, of: _Streams, rows: NDArray[np.int64],
     values = {
         "time": pa.array(time_us).cast(pa.timestamp("us", tz="UTC")),
         "date": pa.array((time_us // _DAY_US).astype(np.int32)).cast(pa.date32()),
-        "protocol": _constant(runs.protocol, count),
-        "connection": _coded(stream, of.connection),
-        "direction": _coded(of.direction[stream], [str(d) for d in _DIRECTIONS]),
-        "source": _coded(stream, of.source),
-        "destination": _coded(stream, of.destination),
+        "protocol": constant(runs.protocol, count),
+        "connection": coded(stream, of.connection),
+        "direction": coded(of.direction[stream], [str(d) for d in _DIRECTIONS]),
+        "source": coded(stream, of.source),
+        "destination": coded(stream, of.destination),
         "sequence": pa.array(runs.sequence[run] + within),
-        "kind": _coded(columns.kind.astype(np.int8), [str(kind) for kind in KINDS]),
+        "kind": coded(columns.kind.astype(np.int8), [str(kind) for kind in KINDS]),
         "topic": columns.topic,
         "message_id": columns.message_id,
         "correlation_id": columns.correlation_id,
@@ -398,13 +398,13 @@ def _table(columns: Columns, runs: _Runs, of: _Streams, rows: NDArray[np.int64],
         "wire_size": pa.array(columns.size.astype(np.int32)),
         "attributes": columns.attributes,
         "authenticity": columns.authenticity,
-        "file": _constant(file, count),
+        "file": constant(file, count),
         "offset": pa.array(runs.file_offset(columns.offset)),
     }
     return pa.table([values[name] for name in MESSAGES.names], names=list(MESSAGES.names))
 
 
-def _coded(codes: NDArray[np.integer], words: Sequence[str | None]) -> pa.DictionaryArray:
+def coded(codes: NDArray[np.integer], words: Sequence[str | None]) -> pa.DictionaryArray:
     """A column of codes into a list of words that may repeat or be missing."""
     known = [word for word in dict.fromkeys(words) if word is not None]
     numbers = {word: number for number, word in enumerate(known)}
@@ -414,11 +414,13 @@ def _coded(codes: NDArray[np.integer], words: Sequence[str | None]) -> pa.Dictio
     return pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), pa.array(known, pa.string()))
 
 
-def _constant(word: str, count: int) -> pa.DictionaryArray:
+def constant(word: str, count: int) -> pa.DictionaryArray:
+    """A column of one word."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([word]))
 
 
-def _empty(table: Table) -> pa.Table:
+def empty(table: Table) -> pa.Table:
+    """No rows."""
     return arrow_schema(table.columns).empty_table()
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import itertools
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +48,9 @@ URGENT = "urgent"
 
 CUT = "stream.cut"
 """The clause of a frame that is cut off by the end of its stream."""
+
+HOLDING = 3
+"""So many frames in a row show that reading began at a frame; see `Protocol.holds`."""
 
 
 _RESPONSE = Kind.RESPONSE
@@ -651,6 +655,30 @@ class Protocol(abc.ABC):
     @abc.abstractmethod
     def recognise(self, head: bytes, direction: Direction) -> bool:
         """Whether a stream that begins with `head` is likely to be this protocol."""
+
+    def holds(self, data: bytes, direction: Direction, settings: Settings, *, final: bool = False) -> bool | None:
+        """Whether several frames in a row hold from the first byte on; None while there are too few bytes to tell.
+
+        This is how reading begins inside a stream. `final`: no more bytes will come, so fewer frames must do, if
+        they end where the bytes do.
+        """
+        decoder = self.decoder(direction, settings)
+        decoder.feed(data)
+        try:
+            found = sum(1 for _ in itertools.islice(decoder, HOLDING))
+        except ProtocolViolation:
+            return False
+        if found == HOLDING:
+            return True
+        return bool(found and not decoder.buffered) if final else None
+
+    def resynchronise(self, data: bytes) -> int | None:
+        """Where, after bytes that were lost, the next frame begins; None: not in these bytes.
+
+        Only protocols with a mark between frames can say; of the others (`Framing.STREAM`) nobody asks.
+        """
+        end = data.find(b"\n")
+        return None if end < 0 else end + 1
 
     def columns(self) -> ColumnDecoder:
         """The fast decoder; by default a slow one made from `decoder`."""

@@ -1,0 +1,93 @@
+"""Which protocol a connection speaks: by its port, else by its first bytes.
+
+What stands here of transports is what a capture shows of them: plain TCP, WebSocket over TCP, UDP. What is
+encrypted (TLS, QUIC) shows nothing, and counts as other traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wireloom.model import ConfigError, Direction
+from wireloom.pipeline.captures.plain import TCP, UDP
+from wireloom.protocols.registry import protocols
+
+PLAIN, WEBSOCKET = "plain", "websocket"
+_SEEN = {"tcp": (TCP, PLAIN), "ws": (TCP, WEBSOCKET), "udp": (UDP, PLAIN)}
+"""Transports whose bytes can be read in a capture, and how they are wrapped."""
+ENOUGH = 512
+"""A stream whose protocol is not recognised by so many bytes is none of ours."""
+MOST_DATAGRAMS = 8
+"""So many datagrams of a flow are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A protocol (None: not recognised yet) and what its bytes are wrapped in."""
+
+    protocol: str | None
+    wrapping: str = PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How protocols are told apart.
+
+    >>> Choice.parse("hsp=7000").by_port(TCP, 7000)
+    Chosen(protocol='hsp', wrapping='plain')
+    >>> Choice.parse("http=80")
+    Traceback (most recent call last):
+    wireloom.model.ConfigError: option 'ports' names 'http'; known: emp, hsp, mesh, wolpertinger, yamp, yamp+ws
+    """
+
+    ports: Mapping[tuple[int, int], Chosen] = field(default_factory=dict)
+    auto: bool = True
+
+    @classmethod
+    def parse(cls, ports: str = "", auto: bool = True) -> Choice:
+        """The default ports, and those in a text such as `hsp=7000,yamp+ws=8080`."""
+        known = {
+            scheme.name: (_SEEN[scheme.transport], own.name, scheme.port)
+            for own in protocols().values()
+            for scheme in own.schemes
+            if scheme.transport in _SEEN
+        }
+        table = {(seen[0], port): Chosen(name, seen[1]) for seen, name, port in known.values()}
+        for item in filter(None, (part.strip() for part in ports.split(","))):
+            scheme, separator, number = item.partition("=")
+            if scheme not in known:
+                raise ConfigError(f"option 'ports' names {scheme!r}; known: {', '.join(sorted(known))}")
+            if not separator or not number.isdecimal() or not 0 < int(number) < 1 << 16:
+                raise ConfigError(f"option 'ports' has {item!r}; write a scheme and a port, such as hsp=7000")
+            (transport, wrapping), name, _ = known[scheme]
+            table[transport, int(number)] = Chosen(name, wrapping)
+        return cls(table, auto)
+
+    def by_port(self, transport: int, *ports: int) -> Chosen | None:
+        """What the first known one of some ports stands for."""
+        return next((self.ports[transport, port] for port in ports if (transport, port) in self.ports), None)
+
+    def client_side(self, transport: int, ports: tuple[int, int]) -> int:
+        """Which of two ends is the client, where nobody saw the connection begin."""
+        known = [(transport, port) in self.ports for port in ports]
+        if known[0] != known[1]:
+            return int(known[0])
+        return int(ports[0] < ports[1])
+
+
+def recognise(head: bytes, direction: Direction, transport: str) -> str | None:
+    """The protocol that a stream, or a datagram, begins with, among those that use a transport."""
+    for name, own in protocols().items():
+        if any(scheme.transport == transport for scheme in own.schemes) and own.recognise(head, direction):
+            return name
+    return None
+
+
+def looks_encrypted(head: bytes) -> bool:
+    """Whether a stream begins with a record of TLS.
+
+    >>> looks_encrypted(bytes.fromhex("160301"))
+    True
+    """
+    return len(head) >= 3 and 0x14 <= head[0] <= 0x17 and head[1] == 3 and head[2] <= 4

@@ -1,0 +1,134 @@
+"""What is remembered of a connection between two packets, and between two batches."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.model import Direction
+from wireloom.pipeline.captures import plain, tcp
+from wireloom.pipeline.captures.choosing import PLAIN, WEBSOCKET
+from wireloom.pipeline.captures.flows import FlowKey
+from wireloom.pipeline.captures.trace import Trace
+from wireloom.pipeline.captures.websocket import Unwrapping
+
+WAIT, SEEK, READ, RESUME, BROKEN = "wait", "seek", "read", "resume", "broken"
+"""How the bytes of a direction are taken: kept until the protocol is known; searched for a place where frames
+begin; read; searched for the mark after a gap; rejected."""
+OTHER = "other"
+"""The protocol of a connection that is none of ours."""
+
+
+@dataclass(slots=True)
+class Refused:
+    """Bytes of one direction that are on their way to one row of `rejects`."""
+
+    clause: str
+    detail: str
+    time_us: int = 0
+    file: int = 0
+    offset: int = 0
+    head: bytes = b""
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Held:
+    """Bytes that came before others they follow: see `tcp.py`. No bytes: known to be missing."""
+
+    begin: int
+    end: int
+    content: bytes | None
+    file: int
+    offset: int
+
+
+@dataclass(slots=True)
+class Half:
+    """One direction of a connection."""
+
+    direction: Direction
+    mode: str = WAIT
+    carry: bytes = b""
+    """The beginning of a frame, or everything while the protocol is not known."""
+    trace: Trace = field(default_factory=Trace.empty)
+    unwrapping: Unwrapping | None = None
+    raw_trace: Trace = field(default_factory=Trace.empty)
+    """Where the bytes that `unwrapping` keeps came from."""
+    overhead: int = 0
+    """Bytes of the wrapping that were not reported yet."""
+    state: bytes = b""
+    """What the protocol's decoder wants to be given next time."""
+    count: int = 0
+    """Messages so far."""
+    refused: Refused | None = None
+    held: list[Held] = field(default_factory=list)
+    tried: int = 0
+    """So many first bytes were looked at to recognise the protocol."""
+    seen: int = 0
+    """Bytes so far."""
+    over: bool = False
+    """Nothing more is taken."""
+
+
+@dataclass(slots=True)
+class Connection:
+    """One connection of one flow. `halves` go by side of the flow, as everything in `tcp.py` does."""
+
+    key: FlowKey
+    numbers: NDArray[np.int64]
+    sides: NDArray[np.int64]
+    id: str = ""
+    protocol: str | None = None
+    """None: not known yet."""
+    wrapping: str = PLAIN
+    client: int = 0
+    halves: list[Half] = field(default_factory=list)
+    opened_told: bool = False
+    closed_told: bool = False
+    tries: int = 0
+    """Datagrams that were looked at."""
+
+    @classmethod
+    def new(cls, key: FlowKey) -> Connection:
+        """A connection before its first packet."""
+        halves = [Half(Direction.C2S), Half(Direction.S2C)]
+        return cls(key, tcp.new_connection(), tcp.new_sides(), halves=halves)
+
+    def identify(self, client: int) -> None:
+        """Settle who is the client, and the id: made of what no other connection has in common with this one."""
+        self.client = client
+        protocol, one, port, other, other_port = self.key
+        made = hashlib.blake2b(digest_size=8)
+        for part in (protocol, port, other_port, int(self.numbers[tcp.FIRST]), int(self.sides[client][tcp.ISN])):
+            made.update(part.to_bytes(9, "big", signed=True))
+        made.update(one + other)
+        self.id = made.hexdigest()
+        self.halves[client].direction, self.halves[1 - client].direction = Direction.C2S, Direction.S2C
+
+    def choose(self, protocol: str | None, wrapping: str) -> None:
+        """Settle what it speaks, or at least what that is wrapped in."""
+        self.protocol = protocol
+        if wrapping == WEBSOCKET and self.wrapping != WEBSOCKET:
+            for half in self.halves:
+                half.unwrapping = Unwrapping(half.direction is Direction.C2S)
+        self.wrapping = wrapping
+
+    def end(self, side: int) -> str:
+        """One end as host:port."""
+        host, port = plain.address(self.key[1 + 2 * side]), self.key[2 + 2 * side]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def is_midstream(self) -> bool:
+        """Whether it began before the capture."""
+        return bool((self.sides[:, tcp.KNOWN] == tcp.MIDSTREAM).any())
+
+    def forget(self) -> None:
+        """Keep nothing but what late packets are told by."""
+        for half in self.halves:
+            half.carry, half.trace, half.refused, half.held = b"", Trace.empty(), None, []
+            half.over = True

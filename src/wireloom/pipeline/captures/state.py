@@ -1,0 +1,92 @@
+"""What is unfinished between two batches, as bytes: connections, half frames, packets that came too early.
+
+MessagePack, because it holds bytes and can be read by anybody; nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from wireloom.model import Direction
+from wireloom.pipeline.captures.connections import Connection, Half, Held, Refused
+from wireloom.pipeline.captures.trace import Trace
+from wireloom.pipeline.captures.websocket import Unwrapping
+
+VERSION = 1
+_CONNECTION = ("id", "protocol", "wrapping", "client", "opened_told", "closed_told", "tries")
+_HALF = ("mode", "carry", "overhead", "state", "count", "tried", "seen", "over")
+
+
+def freeze(connections: Iterable[Connection], files: list[str], latest_us: int) -> bytes:
+    """Connections as bytes; `files` are the names behind the numbers of files in them."""
+    kept = [_from_connection(connection) for connection in connections]
+    packed: bytes = msgpack.packb({"version": VERSION, "files": files, "latest": latest_us, "connections": kept})
+    return packed
+
+
+def thaw(frozen: bytes) -> tuple[list[Connection], list[str], int]:
+    """The inverse of `freeze`."""
+    found = msgpack.unpackb(frozen, use_list=False)
+    return [_to_connection(kept) for kept in found["connections"]], list(found["files"]), found["latest"]
+
+
+def _from_connection(connection: Connection) -> dict[str, Any]:
+    return {
+        "key": connection.key,
+        "numbers": connection.numbers.tolist(),
+        "sides": connection.sides.tolist(),
+        "halves": [_from_half(half) for half in connection.halves],
+        **{name: getattr(connection, name) for name in _CONNECTION},
+    }
+
+
+def _to_connection(kept: dict[str, Any]) -> Connection:
+    return Connection(
+        kept["key"],
+        np.array(kept["numbers"], np.int64),
+        np.array(kept["sides"], np.int64),
+        halves=[_to_half(half) for half in kept["halves"]],
+        **{name: kept[name] for name in _CONNECTION},
+    )
+
+
+def _from_half(half: Half) -> dict[str, Any]:
+    unwrapping = half.unwrapping
+    return {
+        "direction": str(half.direction),
+        "trace": _from_trace(half.trace),
+        "raw_trace": _from_trace(half.raw_trace),
+        "unwrapping": None if unwrapping is None else (unwrapping.to_server, unwrapping.raw, unwrapping.numbers),
+        "refused": None if half.refused is None else _fields(half.refused, Refused),
+        "held": [_fields(held, Held) for held in half.held],
+        **{name: getattr(half, name) for name in _HALF},
+    }
+
+
+def _to_half(kept: dict[str, Any]) -> Half:
+    unwrapping, refused = kept["unwrapping"], kept["refused"]
+    return Half(
+        Direction(kept["direction"]),
+        trace=_to_trace(kept["trace"]),
+        raw_trace=_to_trace(kept["raw_trace"]),
+        unwrapping=None if unwrapping is None else Unwrapping(unwrapping[0], unwrapping[1], list(unwrapping[2])),
+        refused=None if refused is None else Refused(*refused),
+        held=[Held(*held) for held in kept["held"]],
+        **{name: kept[name] for name in _HALF},
+    )
+
+
+def _fields(value: object, kind: type) -> list[Any]:
+    return [getattr(value, name) for name in kind.__slots__]
+
+
+def _from_trace(trace: Trace) -> list[list[int]]:
+    return [trace.at.tolist(), trace.time_us.tolist(), trace.file.tolist(), trace.offset.tolist()]
+
+
+def _to_trace(kept: list[list[int]]) -> Trace:
+    return Trace(*(np.array(column, np.int64) for column in kept))

@@ -1,0 +1,219 @@
+"""Where captures are: which files an input names, and their bytes, plain or compressed, near or far.
+
+Near files that are not compressed are mapped; everything else is read in pieces. Far ones (`s3://`, `memory://`)
+go through fsspec.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import mmap
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+import numpy as np
+
+from wireloom.model import ConfigError
+from wireloom.pipeline.captures.packets import PacketScanner, Packets
+from wireloom.pipeline.captures.plain import Damage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SUFFIXES = (".pcap", ".pcapng", ".cap", ".ntar")
+PACKED_SUFFIXES = (".gz", ".zst")
+PIECE = 1 << 24
+"""So many bytes are looked at at a time."""
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GLOB = "*?["
+
+
+def is_far(path: str) -> bool:
+    """Whether a path needs fsspec.
+
+    >>> is_far("s3://bucket/a.pcap"), is_far("/captures/a.pcap")
+    (True, False)
+    """
+    return "://" in path
+
+
+def has_capture_name(name: str) -> bool:
+    """Whether a file in a folder is taken for a capture.
+
+    >>> has_capture_name("a.pcapng.zst"), has_capture_name("notes.txt")
+    (True, False)
+    """
+    name = name.lower()
+    for suffix in PACKED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name.endswith(SUFFIXES)
+
+
+def list_captures(given: str) -> dict[str, int]:
+    """The captures an input names, with their sizes: a file, a folder's captures, or what a pattern matches."""
+    return _list_far(given) if is_far(given) else _list_near(given)
+
+
+def _list_near(given: str) -> dict[str, int]:
+    path = Path(given)
+    if path.is_dir():
+        found = [Path(entry.path) for entry in os.scandir(path) if entry.is_file() and has_capture_name(entry.name)]
+    elif path.exists() or not any(letter in given for letter in _GLOB):
+        found = [path]
+    else:
+        found = [Path(name) for name in glob.glob(given, recursive=True) if Path(name).is_file()]
+    sizes = {}
+    for file in found:
+        try:
+            sizes[str(file.resolve())] = file.stat().st_size
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot read the capture: {error.strerror}") from None
+    return dict(sorted(sizes.items()))
+
+
+def _list_far(given: str) -> dict[str, int]:
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(given)
+        if any(letter in path for letter in _GLOB):
+            found = system.glob(path, detail=True).values()
+        elif system.isdir(path):
+            found = [entry for entry in system.ls(path, detail=True) if has_capture_name(str(entry["name"]))]
+        else:
+            found = [system.info(path)]
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"{given}: cannot be listed: {error}") from None
+    return {
+        system.unstrip_protocol(entry["name"]): int(entry["size"] or 0)
+        for entry in sorted(found, key=lambda entry: str(entry["name"]))
+        if entry["type"] == "file"
+    }
+
+
+class Capture:
+    """The packets of one capture, in pieces. After the last, `damage` says whether the file could be read to its end.
+
+        for packets, base in Capture("a.pcap"):
+            ...
+
+    `base` is the offset in the (unpacked) capture of the piece's data.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.damage: Damage | None = None
+        self.lost = b""
+        """The first bytes that could not be read."""
+        self.lost_size = 0
+
+    def __iter__(self) -> Iterator[tuple[Packets, int]]:
+        with _open(self.path) as file:
+            head = file.read(4)
+            file.seek(0)
+            if head[:2] == _GZIP:
+                yield from self._in_pieces(cast(IO[bytes], gzip.GzipFile(fileobj=file)))
+            elif head == _ZSTD:
+                import zstandard
+
+                unpacked = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False)
+                yield from self._in_pieces(cast(IO[bytes], unpacked))
+            elif is_far(self.path):
+                yield from self._in_pieces(file)
+            elif len(head) < 4:
+                self._damaged(Damage(0, "an empty file"), np.frombuffer(head, np.uint8), 0, len(head))
+            else:
+                # Unmapped when the last array that looks at it is gone.
+                yield from self._mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def _mapped(self, mapped: mmap.mmap) -> Iterator[tuple[Packets, int]]:
+        data = np.frombuffer(mapped, np.uint8)
+        scanner, at = PacketScanner(), 0
+        while at < len(data) and scanner.damage is None:
+            packets, at = scanner.scan(data, at, min(at + PIECE, len(data)), final=True)
+            yield packets, 0
+        if scanner.damage is not None:
+            self._damaged(scanner.damage, data, 0, len(data))
+
+    def _in_pieces(self, file: IO[bytes]) -> Iterator[tuple[Packets, int]]:
+        scanner, rest, base, final = PacketScanner(), b"", 0, False
+        data = np.zeros(0, np.uint8)
+        broken: str | None = None
+        while not final and scanner.damage is None:
+            try:
+                new = _read_fully(file, PIECE)
+            except (OSError, EOFError, zlib.error, _zstd_error()) as error:
+                new, broken = b"", f"the compressed data is damaged or cut off: {error}"
+            final = len(new) < PIECE
+            data = np.frombuffer(rest + new, np.uint8)
+            at = 0
+            while scanner.damage is None:
+                packets, following = scanner.scan(data, at, len(data), base, final=final and broken is None)
+                if following == at and not len(packets):
+                    break
+                at = following
+                yield packets, base
+            if scanner.damage is None:
+                rest, base = data[at:].tobytes(), base + at
+        damage = scanner.damage or (None if broken is None else Damage(base, broken))
+        if damage is not None:
+            left = data if scanner.damage is not None else np.frombuffer(rest, np.uint8)
+            size = base + len(left)
+            while not final and broken is None:
+                more = len(_read_fully(file, PIECE))
+                size, final = size + more, more < PIECE
+            self._damaged(damage, left, base, size)
+
+    def _damaged(self, damage: Damage, data: NDArray[np.uint8], base: int, size: int) -> None:
+        from wireloom.pipeline.schemas import KEPT_BYTES
+
+        self.damage, self.lost_size = damage, size - damage.offset
+        self.lost = data[damage.offset - base : damage.offset - base + KEPT_BYTES].tobytes()
+
+
+def first_time_ns(path: str) -> int:
+    """The time of a capture's first packet: what captures are ordered by. 0 for one without packets."""
+    for packets, _ in Capture(path):
+        return int(packets.time_ns[0]) if len(packets) else 0
+    return 0
+
+
+def _open(path: str) -> IO[bytes]:
+    try:
+        if is_far(path):
+            import fsspec
+
+            return cast(IO[bytes], fsspec.open(path, "rb").open())
+        return Path(path).open("rb")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the capture: {error.strerror or error}") from None
+
+
+def _read_fully(file: IO[bytes], size: int) -> bytes:
+    """So many bytes, fewer only at the end; what was read before an error is not lost."""
+    parts: list[bytes] = []
+    left = size
+    while left:
+        try:
+            part = file.read(left)
+        except (OSError, EOFError, zlib.error, _zstd_error()):
+            if not parts:
+                raise
+            break
+        if not part:
+            break
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _zstd_error() -> type[Exception]:
+    try:
+        import zstandard
+    except ImportError:
+        return EOFError
+    return cast(type[Exception], zstandard.ZstdError)

@@ -1,0 +1,277 @@
+"""One direction of one connection, a part at a time: from bytes in order to spans for the column decoder.
+
+A part is what one piece of a capture brought: the bytes that were kept from before, then the new ones, with gaps
+between where packets were not captured. `Part.advance` goes from gap to gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.model import Direction
+from wireloom.pipeline.captures.connections import BROKEN, READ, RESUME, SEEK, Connection, Half, Refused
+from wireloom.pipeline.captures.trace import Trace
+from wireloom.pipeline.captures.websocket import Unwrapping
+from wireloom.pipeline.schemas import KEPT_BYTES
+from wireloom.protocols.columns import Reject
+from wireloom.protocols.contract import CUT, Framing
+from wireloom.protocols.registry import protocol
+
+GAP, MIDSTREAM, LATE, TRUNCATED = "capture.gap", "capture.midstream", "capture.after-close", "capture.truncated"
+MOST_SOUGHT = 1 << 18
+"""A place where frames may begin is given up when so many bytes after it do not tell."""
+LARGEST_ROW = 1 << 30
+_BEFORE = "the connection began before the capture; frames in a row hold only later"
+
+Report = Callable[[Connection, Half, Refused], None]
+
+
+@dataclass(slots=True)
+class Part:
+    """New bytes of one direction: data[start:end], of which the first `kept` are those from before."""
+
+    connection: Connection
+    half: Half
+    data: NDArray[np.uint8]
+    start: int
+    end: int
+    kept: int
+    trace: Trace
+    report: Report
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    """Places between bytes, and how many are missing there."""
+    final: bool = False
+    """Nothing more will come."""
+    raw_from: int = -1
+    """Where bytes begin whose wrapping is not off yet; -1: nowhere."""
+    is_faulty: bool = False
+    """Whether the wrapping is broken; `Half.refused` holds what follows."""
+    _span: tuple[int, int] = (0, 0)
+    """What is left of the bytes before the next gap."""
+    _after: int = -1
+    """Where the bytes after the next gap begin, if not at the gap."""
+
+    @property
+    def stop(self) -> int:
+        """The end of the bytes before the next gap."""
+        return self.gaps[0][0] if self.gaps else self.end
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no gap is left."""
+        return not self.gaps
+
+    def head(self, most: int) -> bytes:
+        """The first bytes."""
+        return self.data[self.start : min(self.stop, self.start + most)].tobytes()
+
+    def unwrap(self) -> None:
+        """Take off what the transport wraps the bytes before the next gap in; done once for them."""
+        half = self.half
+        if half.unwrapping is None or self.raw_from < 0:
+            return
+        begin, stop = self.raw_from, self.stop
+        found = half.unwrapping.unwrap(self.data, begin, stop)
+        half.overhead += found.position - found.end
+        half.unwrapping.raw = self.data[found.position : stop].tobytes() if found.clause is None else b""
+        half.raw_trace = self.trace.cut(found.position, stop)
+        kept = self.trace.cut(self.start, begin).moved(self.start)
+        new = self.trace.through(found.runs)
+        if found.clause is not None:
+            # What is rejected begins where the frame's header stood.
+            self.is_faulty = True
+            half.refused = self._absorb(Refused(found.clause, found.detail), found.position, stop)
+        later = [Trace.empty()] if self.is_last else [self.trace.cut(stop, self.end).moved(stop)]
+        self.trace = Trace.joined([kept, new, *later])
+        self.raw_from = -1
+        if self.gaps:
+            self.gaps[0] = (found.end, self.gaps[0][1])
+            self._after = stop
+        else:
+            self.end = found.end
+
+    def advance(self) -> tuple[int, int] | None:
+        """The bytes before the next gap as a span to decode; None when there is nothing to decode in them."""
+        half = self.half
+        if half.mode == BROKEN:
+            assert half.refused is not None
+            half.refused = self._absorb(half.refused, self.start, self.stop)
+            self._span = self.stop, self.stop
+            return None
+        if half.mode == SEEK and not self._seek():
+            return None
+        if half.mode == RESUME and not self._resume():
+            return None
+        self.unwrap()
+        self._span = self.start, self.stop
+        return self._span if self.start < self.stop else None
+
+    def decoded(self, consumed: int, reject: Reject | None) -> None:
+        """What came of the span: how far it was read, and the violation that ends the stream, if any."""
+        half, stop = self.half, self.stop
+        if reject is not None:
+            self._break(Refused(reject.clause, reject.detail), reject.offset, stop)
+            consumed = stop
+        self._span = consumed, stop
+
+    def close_stretch(self) -> bool:
+        """Deal with what is left before the next gap, or at the end; whether there is more after a gap."""
+        half = self.half
+        start, stop = self._span
+        if self.is_faulty and half.mode != BROKEN:
+            assert half.refused is not None
+            self._break(Refused(half.refused.clause, half.refused.detail), start, stop)
+            start = stop
+        if self.is_last:
+            self._keep(start, stop)
+            if self.final:
+                self._finish()
+            return False
+        missing = self.gaps.pop(0)[1]
+        self._lose(start, stop, missing)
+        self.start = self._after if self._after >= 0 else stop
+        self._after = -1
+        return True
+
+    def _break(self, refused: Refused, start: int, stop: int) -> None:
+        """Nothing of this direction is read any more: these bytes and all that follow are one reject."""
+        half = self.half
+        refused = self._absorb(refused, start, stop)
+        if self.is_faulty and half.refused is not None:
+            if not refused.size:
+                refused = half.refused
+            else:
+                refused.head = (refused.head + half.refused.head)[:KEPT_BYTES]
+                refused.size += half.refused.size
+        half.refused, half.mode = refused, BROKEN
+
+    def keep(self) -> None:
+        """Nothing can be done with these bytes yet."""
+        self._keep(self.start, self.stop)
+
+    def _keep(self, start: int, stop: int) -> None:
+        half = self.half
+        half.carry = self.data[start:stop].tobytes()
+        half.trace = self.trace.cut(start, stop)
+
+    def _finish(self) -> None:
+        """The stream is over: what is kept will never be a frame."""
+        half = self.half
+        if half.carry:
+            refused = half.refused or Refused(CUT, "the stream ends inside a frame")
+            time_us, file, offset = half.trace.where(0)
+            if not refused.size:
+                refused.time_us, refused.file, refused.offset = time_us, file, offset
+            refused.head = (refused.head + half.carry)[:KEPT_BYTES]
+            refused.size += len(half.carry)
+            half.refused = refused
+        if half.refused is not None:
+            self.report(self.connection, half, half.refused)
+        if half.unwrapping is not None:
+            half.overhead += len(half.unwrapping.raw)
+            half.unwrapping.raw = b""
+        half.carry, half.trace, half.refused, half.over = b"", Trace.empty(), None, True
+
+    def _lose(self, start: int, stop: int, missing: int) -> None:
+        """A gap: what stands before it will never be a frame."""
+        half = self.half
+        named = f"{missing} bytes were not captured"
+        if half.mode == SEEK:
+            if start < stop:
+                half.refused = self._absorb(half.refused or Refused(MIDSTREAM, _BEFORE), start, stop)
+            return
+        if half.mode == RESUME:
+            assert half.refused is not None
+            half.refused.detail += f"; {named}"
+            half.refused = self._absorb(half.refused, start, stop)
+            return
+        if half.mode == BROKEN:
+            return
+        refused = Refused(GAP, named)
+        if start >= stop:
+            # Nothing stood before it: the row is about the place where the bytes should be.
+            refused.time_us, refused.file, refused.offset = self._place_of_gap()
+        half.refused = self._absorb(refused, start, stop)
+        resumes = half.unwrapping is None and protocol(self.connection.protocol or "").framing is Framing.LINES
+        half.mode = RESUME if resumes else BROKEN
+        if not resumes:
+            half.refused.detail += "; this protocol has no mark from which to read on"
+
+    def _place_of_gap(self) -> tuple[int, int, int]:
+        place = self._after if self._after >= 0 else self.gaps[0][0] if self.gaps else self.stop
+        if not len(self.trace.at):
+            return 0, 0, 0
+        return self.trace.where(max(min(place, self.end - 1), int(self.trace.at[0])))
+
+    def _seek(self) -> bool:
+        """Find the first piece from which several frames in a row hold; what stands before it is rejected."""
+        half, stop = self.half, self.stop
+        at = self.trace.at
+        places = [self.start, *at[(at > self.start) & (at < stop)].tolist()]
+        for place in places:
+            if place >= stop:
+                break
+            ahead = self.data[place : min(stop, place + MOST_SOUGHT)].tobytes()
+            verdict = self._holds(ahead, self.final and self.is_last)
+            if verdict is None and len(ahead) < MOST_SOUGHT:
+                half.refused = self._absorb(half.refused or Refused(MIDSTREAM, _BEFORE), self.start, place)
+                self._span = place, stop
+                return False
+            if verdict:
+                refused = self._absorb(half.refused or Refused(MIDSTREAM, _BEFORE), self.start, place)
+                if not refused.size:
+                    refused.time_us, refused.file, refused.offset = self.trace.where(place)
+                self.report(self.connection, half, refused)
+                half.refused, half.mode = None, READ
+                if half.unwrapping is not None:
+                    half.unwrapping.start_inside()
+                    self.raw_from = place
+                self.start = place
+                return True
+        half.refused = self._absorb(half.refused or Refused(MIDSTREAM, _BEFORE), self.start, stop)
+        self._span = stop, stop
+        return False
+
+    def _holds(self, ahead: bytes, final: bool) -> bool | None:
+        found = protocol(self.connection.protocol or "")
+        if self.half.unwrapping is not None:
+            inside = Unwrapping(self.half.direction is Direction.C2S)
+            inside.start_inside()
+            copied = np.frombuffer(ahead, np.uint8).copy()
+            unwrapped = inside.unwrap(copied, 0, len(copied))
+            if unwrapped.clause is not None:
+                return False
+            ahead = copied[: unwrapped.end].tobytes()
+        return found.holds(ahead, self.half.direction, found.lenient(), final=final)
+
+    def _resume(self) -> bool:
+        """Find the mark after a gap; what stands before it is rejected with the gap."""
+        half, stop = self.half, self.stop
+        assert half.refused is not None
+        found = protocol(self.connection.protocol or "").resynchronise(self.data[self.start : stop].tobytes())
+        if found is None:
+            half.refused = self._absorb(half.refused, self.start, stop)
+            self._span = stop, stop
+            return False
+        self.report(self.connection, half, self._absorb(half.refused, self.start, self.start + found))
+        half.refused, half.mode = None, READ
+        self.start += found
+        return True
+
+    def _absorb(self, refused: Refused, start: int, stop: int) -> Refused:
+        """Add bytes to a reject."""
+        if start >= stop:
+            return refused
+        if refused.size > LARGEST_ROW:
+            self.report(self.connection, self.half, refused)
+            refused = Refused(refused.clause, refused.detail)
+        if not refused.size:
+            refused.time_us, refused.file, refused.offset = self.trace.where(start)
+        if len(refused.head) < KEPT_BYTES:
+            refused.head += self.data[start : min(stop, start + KEPT_BYTES - len(refused.head))].tobytes()
+        refused.size += stop - start
+        return refused

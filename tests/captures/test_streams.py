@@ -1,0 +1,246 @@
+"""TCP as TCP would: whatever happens to packets, streams come out as they were sent, and no byte is lost."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.captures.conversations import (
+    STREAM_PROTOCOLS,
+    Wire,
+    cut,
+    exchange,
+    expected,
+    in_websocket,
+    mixed_up,
+    talk,
+)
+from tests.captures.reading import read_packets
+from tests.captures.writing import RST, START_NS
+from wireloom.model import Direction
+from wireloom.pipeline.captures.choosing import Choice
+from wireloom.protocols.hsp import frames
+
+PORTS = {"emp": 5040, "hsp": 5042, "yamp": 5043, "wolpertinger": 5045}
+
+
+def wire_for(name: str, **given: object) -> Wire:
+    return Wire(server=f"10.0.0.2:{PORTS[name]}", **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", STREAM_PROTOCOLS)
+def test_streams_come_out_as_they_were_sent(name: str, tmp_path: Path) -> None:
+    for seed in range(6):
+        rng = random.Random(seed)
+        streams = talk(name, rng)
+        wire = exchange(wire_for(name).open(), streams, rng).close()
+        for packets in (wire.packets, mixed_up(wire.packets, rng)):
+            found = read_packets(packets, tmp_path, cuts=seed, seed=seed)
+            assert not found.rejects
+            assert found.said("c2s") == expected(name, streams[0], Direction.C2S)
+            assert found.said("s2c") == expected(name, streams[1], Direction.S2C)
+            assert sorted(found.bytes_by_stream().values()) == sorted(len(s) for s in streams if s)
+            assert found.whats() == [("opened", None), ("closed", "close")]
+
+
+@pytest.mark.parametrize("name", STREAM_PROTOCOLS)
+def test_lost_packets_lose_nothing_that_was_captured(name: str, tmp_path: Path) -> None:
+    gaps = 0
+    for seed in range(8):
+        rng = random.Random(seed)
+        streams = talk(name, rng, 30)
+        wire = wire_for(name).open()
+        captured = [0, 0]
+        for side in range(2):
+            for number, piece in enumerate(cut(streams[side], rng)):
+                seen = number == 0 or rng.random() < 0.93
+                wire.say(side, piece, seen=seen)
+                captured[side] += len(piece) if seen else 0
+        found = read_packets(wire.close().packets, tmp_path, cuts=seed, seed=seed)
+        assert sorted(found.bytes_by_stream().values()) == sorted(filter(None, captured))
+        gaps += found.clauses().count("capture.gap")
+    assert gaps > 4
+
+
+def data(*bodies: bytes) -> list[bytes]:
+    return [frames.encode(frames.Data(7, body)) for body in bodies]
+
+
+def test_after_a_gap_the_rest_of_that_direction_is_one_reject_that_names_it(tmp_path: Path) -> None:
+    one, two, three, four = data(b"one", b"two", b"three", b"four")
+    wire = Wire().open().say(0, one).say(0, two, seen=False).say(0, three).say(0, four).say(1, one).close()
+    found = read_packets(wire.packets, tmp_path)
+    assert [body for _, _, body in found.said("c2s")] == [b"one"]
+    assert [body for _, _, body in found.said("s2c")] == [b"one"]
+    (reject,) = found.rejects
+    assert (reject["clause"], reject["size"], reject["bytes"]) == ("capture.gap", len(three + four), three + four)
+    assert f"{len(two)} bytes were not captured" in str(reject["detail"])
+
+
+def test_wolpertinger_goes_on_at_the_next_line_after_a_gap(tmp_path: Path) -> None:
+    streams = talk("wolpertinger", random.Random(3), 12)
+    lines = streams[0].splitlines(keepends=True)
+    wire = wire_for("wolpertinger").open()
+    wire.say(0, lines[0]).say(0, lines[1][:9]).say(0, lines[1][9:-9], seen=False).say(0, lines[1][-9:])
+    for line in lines[2:]:
+        wire.say(0, line)
+    found = read_packets(wire.close().packets, tmp_path)
+    (reject,) = found.rejects
+    assert (reject["clause"], reject["bytes"]) == ("capture.gap", lines[1][:9] + lines[1][-9:])
+    assert len(found.said("c2s")) == len(expected("wolpertinger", streams[0], Direction.C2S)) - 1
+
+
+def test_the_first_byte_wins_where_segments_overlap(tmp_path: Path) -> None:
+    (whole,) = data(b"first")
+    (other,) = data(b"OTHER")
+    wire = Wire().open()
+    base = wire.isn[0] + 1
+    wire.add(0, base + 7, whole[7:])
+    wire.add(0, base, other)
+    wire.position[0] = len(whole)
+    found = read_packets(wire.close().packets, tmp_path)
+    assert [body for _, _, body in found.said()] == [b"first"] and not found.rejects
+
+
+def test_sessions_one_after_another_on_the_same_ports(tmp_path: Path) -> None:
+    one, two = data(b"one", b"two")
+    first = Wire(isn=(100, 200)).open().say(0, one).close()
+    second = Wire(isn=(90_000, 70_000), time_ns=first.time_ns).open().say(0, two).reset()
+    found = read_packets(first.packets + second.packets, tmp_path)
+    assert len({m["connection"] for m in found.messages}) == 2
+    assert sorted(m["body"] for m in found.messages) == [b"one", b"two"]  # type: ignore[type-var]
+    assert [m["sequence"] for m in found.messages] == [0, 0]
+    assert found.whats() == [("opened", None), ("opened", None), ("closed", "close"), ("closed", "reset")]
+
+
+def test_silence_for_the_idle_limit_ends_a_connection(tmp_path: Path) -> None:
+    one, two, *more = data(b"one", b"two", b"3", b"4", b"5")
+    wire = Wire().open().say(0, one)
+    wire.time_ns += 700 * 10**9
+    for frame in (two, *more):
+        wire.say(0, frame)
+    wire.close()
+    found = read_packets(wire.packets, tmp_path)
+    assert len({m["connection"] for m in found.messages}) == 2 and len(found.messages) == 5
+    assert ("closed", "idle") in found.whats()
+    assert len({m["connection"] for m in read_packets(wire.packets, tmp_path, idle_s=1000).messages}) == 1
+
+
+def test_a_connection_that_began_before_the_capture_is_read_from_the_first_frames_that_hold(tmp_path: Path) -> None:
+    bodies = [bytes([65 + n]) * (20 + n) for n in range(12)]
+    encoded = data(*bodies)
+    wire = Wire()
+    wire.say(0, b"\xff" + encoded[0][3:])  # the end of a frame whose beginning was before the capture
+    for frame in encoded[1:]:
+        wire.say(0, frame)
+    found = read_packets(wire.packets, tmp_path)
+    assert [body for _, _, body in found.said()] == bodies[1:]
+    (reject,) = found.rejects
+    assert (reject["clause"], reject["size"]) == ("capture.midstream", len(encoded[0]) - 2)
+    assert ("opened", None) not in found.whats()
+
+
+def test_a_connection_seen_from_a_frame_on_is_marked_and_read_from_its_first_byte(tmp_path: Path) -> None:
+    wire = Wire()
+    for frame in data(b"1", b"2", b"3", b"4"):
+        wire.say(0, frame)
+    found = read_packets(wire.packets, tmp_path)
+    assert len(found.messages) == 4
+    assert [(r["clause"], r["size"]) for r in found.rejects] == [("capture.midstream", 0)]
+
+
+def test_a_violation_is_one_reject_with_everything_after_it(tmp_path: Path) -> None:
+    one, two, three = data(b"one", b"two", b"three")
+    wire = Wire().open().say(0, one).say(0, b"\x63" + two).say(0, three).say(1, one).close()
+    for cuts in range(4):
+        found = read_packets(wire.packets, tmp_path, cuts=cuts, seed=cuts)
+        (reject,) = found.rejects
+        assert (reject["clause"], reject["size"]) == ("hsp.command.unknown", 1 + len(two + three))
+        assert len(found.messages) == 2
+
+
+def test_half_a_frame_at_the_end_of_a_stream_is_a_reject(tmp_path: Path) -> None:
+    one, two = data(b"one", b"two")
+    found = read_packets(Wire().open().say(0, one).say(0, two[:5]).close().packets, tmp_path)
+    assert [(r["clause"], r["bytes"]) for r in found.rejects] == [("stream.cut", two[:5])]
+
+
+def test_bytes_after_a_reset_are_rejects(tmp_path: Path) -> None:
+    one, two = data(b"one", b"two")
+    wire = Wire().open().say(0, one).reset(0).say(1, two)
+    found = read_packets(wire.packets, tmp_path)
+    assert [(r["clause"], r["bytes"], r["direction"]) for r in found.rejects] == [("capture.after-close", two, "s2c")]
+
+
+def test_a_segment_cut_by_the_snap_length_leaves_a_gap(tmp_path: Path) -> None:
+    from tests.captures.writing import Captured
+
+    one, two, three = data(b"one", b"t" * 80, b"three")
+    wire = Wire().open().say(0, one).say(0, two).say(0, three).close()
+    long = wire.packets[4]
+    wire.packets[4] = Captured(long.time_ns, long.data, kept=len(long.data) - 30)
+    found = read_packets(wire.packets, tmp_path)
+    assert [body for _, _, body in found.said()] == [b"one"]
+    (reject,) = found.rejects
+    assert (reject["clause"], reject["size"]) == ("capture.gap", len(two) - 30 + len(three))
+    assert "30 bytes were not captured" in str(reject["detail"])
+
+
+def test_sequence_numbers_wrap_around(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    bodies = [rng.randbytes(300) for _ in range(40)]
+    wire = exchange(Wire(isn=(2**32 - 3000, 2**32 - 5)).open(), (b"".join(data(*bodies)), b""), rng).close()
+    found = read_packets(mixed_up(wire.packets, rng), tmp_path)
+    assert [body for _, _, body in found.said()] == bodies
+
+
+def test_websocket_is_taken_off(tmp_path: Path) -> None:
+    for seed in range(8):
+        rng = random.Random(seed)
+        streams = talk("yamp", rng, 25)
+        wrapped = tuple(in_websocket(s, rng, to_server=side == 0) for side, s in enumerate(streams))
+        for port in (5044, 8080):  # by its port; recognised
+            wire = exchange(Wire(server=f"10.0.0.2:{port}").open(), wrapped, rng, 900).close()  # type: ignore[arg-type]
+            found = read_packets(mixed_up(wire.packets, rng), tmp_path, cuts=seed, seed=seed)
+            assert not found.rejects
+            assert found.said("c2s") == expected("yamp", streams[0], Direction.C2S)
+            assert found.said("s2c") == expected("yamp", streams[1], Direction.S2C)
+            assert sorted(found.bytes_by_stream().values()) == sorted(map(len, wrapped))
+
+
+@pytest.mark.parametrize("name", STREAM_PROTOCOLS)
+def test_protocols_are_recognised_by_their_first_bytes(name: str, tmp_path: Path) -> None:
+    rng = random.Random(4)
+    streams = talk(name, rng)
+    wire = exchange(Wire(server="10.0.0.2:7777").open(), streams, rng).close()
+    found = read_packets(wire.packets, tmp_path, cuts=3)
+    assert {m["protocol"] for m in found.messages} == {name}
+    assert found.said("c2s") == expected(name, streams[0], Direction.C2S)
+    assert not read_packets(wire.packets, tmp_path, choice=Choice.parse(auto=False)).messages
+    by_port = read_packets(wire.packets, tmp_path, choice=Choice.parse(f"{name}=7777", auto=False))
+    assert by_port.said("c2s") == found.said("c2s")
+
+
+def test_other_traffic_is_counted_and_left_out(tmp_path: Path) -> None:
+    from tests.captures.reading import read_files
+    from tests.captures.writing import pcap
+    from wireloom.pipeline.captures.reader import CaptureReader
+
+    request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    web = Wire(server="10.0.0.2:80").open().say(0, request).say(1, b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 900).close()
+    secret = Wire(server="10.0.0.3:5042").open().say(0, bytes.fromhex("1603010200") + b"x" * 512).close()
+    path = tmp_path / "a.pcap"
+    path.write_bytes(pcap(web.packets + secret.packets))
+    reader = CaptureReader(Choice.parse())
+    found = read_files([path], reader)
+    assert not found.messages and not found.rejects and not found.events
+    assert reader.counts.other_bytes == len(request) + 19 + 900 + 517
+
+
+def test_a_second_reading_gives_the_same_rows(tmp_path: Path) -> None:
+    rng = random.Random(9)
+    wire = exchange(Wire().open(), talk("hsp", rng, 40), rng).close(RST, sides=(0,))
+    assert read_packets(wire.packets, tmp_path) == read_packets(wire.packets, tmp_path)
+    assert wire.packets[0].time_ns == START_NS
