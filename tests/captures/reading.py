@@ -14,7 +14,7 @@ from wireloom.pipeline.captures.choosing import Choice
 from wireloom.pipeline.captures.reader import CaptureReader
 from wireloom.pipeline.captures.reading import read_captures
 from wireloom.pipeline.decode import DecodedRange, plain
-from wireloom.pipeline.schemas import MESSAGES, REJECTS
+from wireloom.pipeline.schemas import MESSAGES
 
 Row = dict[str, object]
 
@@ -68,8 +68,14 @@ def read_files(paths: Sequence[Path | str], reader: CaptureReader | None = None,
 
 
 def read_packets(
-    packets: Sequence[Captured], folder: Path, *, link: int = 1, choice: Choice | None = None, idle_s: float = 600,
-    cuts: int = 0, seed: int = 0,
+    packets: Sequence[Captured],
+    folder: Path,
+    *,
+    link: int = 1,
+    choice: Choice | None = None,
+    idle_s: float = 600,
+    cuts: int = 0,
+    seed: int = 0,
 ) -> Found:
     """Read packets from one capture, or from several that follow each other, each by a reader that goes on from the
     frozen state of the one before.

@@ -36,7 +36,11 @@ def scan(data: bytes, pieces: list[int] | None = None) -> list[plain.Packet | pl
                 content = buffer[start : start + int(packets.captured[row])]
                 found.append(
                     plain.Packet(
-                        base + start, int(packets.time_ns[row]), int(packets.link[row]), int(packets.original[row]), content
+                        base + start,
+                        int(packets.time_ns[row]),
+                        int(packets.link[row]),
+                        int(packets.original[row]),
+                        content,
                     )
                 )
             buffer = buffer[at:]

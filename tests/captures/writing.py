@@ -19,11 +19,15 @@ def checksum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-def tcp(source: str, destination: str, seq: int, payload: bytes, flags: int = ACK, ack: int = 0, options: bytes = b"") -> bytes:
+def tcp(
+    source: str, destination: str, seq: int, payload: bytes, flags: int = ACK, ack: int = 0, options: bytes = b""
+) -> bytes:
     """A TCP segment between `host:port` and `host:port`, with the right checksum."""
     options += b"\1" * (-len(options) % 4)
     (_, sport), (_, dport) = split(source), split(destination)
-    head = struct.pack(">HHIIBBHHH", sport, dport, seq % 2**32, ack % 2**32, (5 + len(options) // 4) << 4, flags, 65535, 0, 0)
+    head = struct.pack(
+        ">HHIIBBHHH", sport, dport, seq % 2**32, ack % 2**32, (5 + len(options) // 4) << 4, flags, 65535, 0, 0
+    )
     return _with_checksum(source, destination, 6, head + options + payload, 16)
 
 
@@ -49,7 +53,9 @@ def ip(source: str, destination: str, protocol: int, segment: bytes, *, options:
     if here.version == 4:
         options += b"\1" * (-len(options) % 4)
         words = 5 + len(options) // 4
-        head = struct.pack(">BBHHHBBH", 0x40 | words, 0, words * 4 + len(segment), ident, offset // 8 | more << 13, 64, protocol, 0)
+        head = struct.pack(
+            ">BBHHHBBH", 0x40 | words, 0, words * 4 + len(segment), ident, offset // 8 | more << 13, 64, protocol, 0
+        )
         head += here.packed + there.packed + options
         return head[:10] + struct.pack(">H", checksum(head)) + head[12:] + segment
     headers = list(extensions)
@@ -61,13 +67,21 @@ def ip(source: str, destination: str, protocol: int, segment: bytes, *, options:
         length = 0 if headers[index][0] == 44 else (len(content) + 2) // 8 - 1
         chain += bytes([following, length]) + content
     first = headers[0][0] if headers else protocol
-    return struct.pack(">IHBB", 6 << 28, len(chain) + len(segment), first, 64) + here.packed + there.packed + chain + segment
+    return (
+        struct.pack(">IHBB", 6 << 28, len(chain) + len(segment), first, 64)
+        + here.packed
+        + there.packed
+        + chain
+        + segment
+    )
 
 
 def linked(packet: bytes, link: int, *, tags: Sequence[int] = (), order: str = "<") -> bytes:
     """An IP packet with its link-layer header; `tags` are VLAN ids."""
     kind = 0x0800 if packet[0] >> 4 == 4 else 0x86DD
-    vlan = b"".join(struct.pack(">HH", 0x88A8 if i == 0 and len(tags) > 1 else 0x8100, tag) for i, tag in enumerate(tags))
+    vlan = b"".join(
+        struct.pack(">HH", 0x88A8 if i == 0 and len(tags) > 1 else 0x8100, tag) for i, tag in enumerate(tags)
+    )
     if link == 1:
         return b"\2\0\0\0\0\1\2\0\0\0\0\2" + vlan + struct.pack(">H", kind) + packet
     if link == 113:
@@ -94,12 +108,16 @@ class Captured:
         return self.data if self.kept is None else self.data[: self.kept]
 
 
-def pcap(packets: Iterable[Captured], link: int = 1, *, order: str = "<", nano: bool = False, snap: int = 262144) -> bytes:
+def pcap(
+    packets: Iterable[Captured], link: int = 1, *, order: str = "<", nano: bool = False, snap: int = 262144
+) -> bytes:
     magic, unit = (0xA1B23C4D, 1) if nano else (0xA1B2C3D4, 1000)
     out = [struct.pack(order + "IHHiIII", magic, 2, 4, 0, 0, snap, link)]
     for packet in packets:
         seconds, rest = divmod(packet.time_ns, 10**9)
-        out.append(struct.pack(order + "IIII", seconds, rest // unit, len(packet.bytes), len(packet.data)) + packet.bytes)
+        out.append(
+            struct.pack(order + "IIII", seconds, rest // unit, len(packet.bytes), len(packet.data)) + packet.bytes
+        )
     return b"".join(out)
 
 
@@ -127,7 +145,9 @@ def ticks(time_ns: int, resolution: int, offset_s: int = 0) -> int:
     return (time_ns << power) // 10**9 if resolution & 0x80 else time_ns * 10**power // 10**9
 
 
-def enhanced(packet: Captured, order: str = "<", *, resolution: int = 6, offset_s: int = 0, kind: int = 6, options: bytes = b"") -> bytes:
+def enhanced(
+    packet: Captured, order: str = "<", *, resolution: int = 6, offset_s: int = 0, kind: int = 6, options: bytes = b""
+) -> bytes:
     time = ticks(packet.time_ns, resolution, offset_s)
     number = struct.pack(order + ("HH" if kind == 2 else "I"), packet.interface, *((0,) if kind == 2 else ()))
     head = number + struct.pack(order + "IIII", time >> 32, time & 0xFFFFFFFF, len(packet.bytes), len(packet.data))
@@ -138,7 +158,9 @@ def simple(packet: Captured, order: str = "<") -> bytes:
     return block(3, struct.pack(order + "I", len(packet.data)) + packet.bytes, order)
 
 
-def pcapng(packets: Iterable[Captured], link: int = 1, *, order: str = "<", resolution: int = 9, offset_s: int = 0) -> bytes:
+def pcapng(
+    packets: Iterable[Captured], link: int = 1, *, order: str = "<", resolution: int = 9, offset_s: int = 0
+) -> bytes:
     """One section with one interface."""
     head = section(order) + interface(link, order, resolution=resolution, offset_s=offset_s)
     return head + b"".join(enhanced(p, order, resolution=resolution, offset_s=offset_s) for p in packets)

@@ -83,7 +83,7 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest
     (other / "letter.txt").write_text("x")
     run = ("pipeline", "run", "--once", "--warehouse", str(tmp_path / "w"), "--input")
     assert "nowhere does not exist" in complaint(capsys, *run, str(tmp_path / "nowhere"))
-    assert "no journal here" in complaint(capsys, *run, str(other))
+    assert "no journal and no captures here" in complaint(capsys, *run, str(other))
     assert "write it as spark.some.setting=value" in complaint(capsys, *run, str(journal), "--conf", "memory=1g")
     assert "it must be a number of bytes" in complaint(capsys, *run, str(journal), "--max-bytes", "much")
     assert "is no warehouse" in complaint(capsys, "sql", "select 1", "--warehouse", str(other))

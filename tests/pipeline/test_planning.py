@@ -103,7 +103,7 @@ def test_an_input_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_journal_is_named(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"x")
-    with pytest.raises(JournalError, match="no journal here"):
+    with pytest.raises(ConfigError, match="no journal and no captures here"):
         check_inputs([tmp_path])
 
 

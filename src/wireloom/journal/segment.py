@@ -50,6 +50,11 @@ def segment_time(segment: Path) -> int:
     return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
 
 
+def is_segment(path: Path) -> bool:
+    """Whether a file has the name of a segment."""
+    return _NAME.fullmatch(path.name) is not None
+
+
 def segments(folder: Path | str) -> list[Path]:
     """The segments of a journal in order of time; a single file stands for itself."""
     path = Path(folder)

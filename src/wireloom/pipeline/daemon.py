@@ -21,9 +21,11 @@ def main() -> None:
     import_module(module)
     import_module("wireloom.pipeline.files")
     if module == _WORKER:
-        from wireloom.pipeline.decode import warm
+        from wireloom.pipeline import decode
+        from wireloom.pipeline.captures import reading
 
-        warm()
+        decode.warm()
+        reading.warm()
     manager()
 
 

@@ -117,7 +117,7 @@ def decode_range(part: Range, trust: str = "") -> DecodedRange:
     rejects = _Rejects(part.file)
     if limit == 0:
         return DecodedRange(empty(MESSAGES), rejects.table())
-    audited = _Audited(trust)
+    audited = Audited(trust)
     with path.open("rb") as file:
         # Unmapped when the last array that looks at it is gone.
         data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
@@ -126,7 +126,7 @@ def decode_range(part: Range, trust: str = "") -> DecodedRange:
     return DecodedRange(messages, rejects.table(), events, audited.findings(), audited.packets())
 
 
-class _Audited:
+class Audited:
     """What auditors say of packets, collected."""
 
     def __init__(self, trust: str) -> None:
@@ -154,7 +154,7 @@ class _Audited:
 
 
 def _decode(
-    data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects, events: list[Event], audited: _Audited
+    data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects, events: list[Event], audited: Audited
 ) -> pa.Table:
     try:
         first = journal_blocks.check_head(data.data[:limit])
@@ -328,7 +328,7 @@ def _decode_runs(
     maps: dict[int, dict[int, str]],
     file: str,
     rejects: _Rejects,
-    audited: _Audited,
+    audited: Audited,
 ) -> list[pa.Table]:
     """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
     decoder, settings = _decoder(runs.protocol)

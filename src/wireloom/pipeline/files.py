@@ -5,7 +5,7 @@ Spark one row a file. The driver commits what successful tasks report; see `batc
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -28,7 +28,7 @@ from wireloom.pipeline.schemas import (
     arrow_schema,
     spark_schema,
 )
-from wireloom.pipeline.source import JournalStreamReader, partitions, ranges_of
+from wireloom.pipeline.source import JournalStreamReader, decoded_parts, partitions
 from wireloom.pipeline.tables import WrittenFile, write_rows
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from wireloom.pipeline.planning import Range
 
 FORMAT = "wireloom_files"
+FLOWS = "_flows"
+"""The folder of a warehouse in which connections of captures wait for the next batch."""
+PORTION = 1 << 28
+"""Rows of so many bytes are written together."""
 
 REPORT = (
     Column("table", "string", "the table the file is for, or the kind of facts in it"),
@@ -73,7 +77,7 @@ class DecodedFiles(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         given = dict(options)
         self.warehouse = given.pop("warehouse")
-        self.chosen = Options.parse(given)
+        self.chosen = Options.parse({**given, "stateDir": str(Path(self.warehouse) / FLOWS)})
 
     @classmethod
     def name(cls) -> str:
@@ -102,11 +106,22 @@ class DecodingReader(JournalStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Write the rows of one partition; yield what was written."""
-        from wireloom.pipeline.decode import decode_range
+        for found in in_portions(decoded_parts(self.options, partition)):
+            yield from write_decoded(Path(self.warehouse), found)
 
-        parts = ranges_of(partition)
-        decoded = [(part, decode_range(part, self.options.trust)) for part in parts]
-        yield from write_decoded(Path(self.warehouse), decoded)
+
+def in_portions(parts: Iterable[tuple[Range, DecodedRange]]) -> Iterator[list[tuple[Range, DecodedRange]]]:
+    """Parts put together until they are worth a file; memory stays bounded however large a partition is."""
+    portion: list[tuple[Range, DecodedRange]] = []
+    size = 0
+    for part in parts:
+        portion.append(part)
+        size += part[1].messages.nbytes
+        if size > PORTION:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
 def write_decoded(warehouse: Path, decoded: Sequence[tuple[Range, DecodedRange]]) -> Iterator[pa.RecordBatch]:

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from wireloom.model import ConfigError, parse_size
 from wireloom.pipeline import planning
+from wireloom.pipeline.captures.choosing import IDLE_S, Choice
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table
 from wireloom.protocols.registry import protocols
 
-DEFAULTS = {"table": "messages", "partitionBytes": "16m", "maxBytesPerTrigger": "512m", "trust": ""}
+DEFAULTS = {
+    "table": "messages",
+    "partitionBytes": "16m",
+    "maxBytesPerTrigger": "512m",
+    "trust": "",
+    "ports": "",
+    "auto": "true",
+    "idle": str(IDLE_S),
+    "flowGroups": "auto",
+    "stateDir": "",
+}
 """Every option beside the path, with what it is when it is not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """How captures are read; plain values, so that they travel to tasks."""
+
+    ports: str = ""
+    auto: bool = True
+    idle_s: float = IDLE_S
+    groups: int | None = None
+    """In how many groups flows are read; None: as suits the machine."""
+    state: str = ""
+    """Where a stream keeps what is unfinished."""
+
+    @property
+    def choice(self) -> Choice:
+        """How protocols are told apart."""
+        return Choice.parse(self.ports, self.auto)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +56,7 @@ class Options:
     max_bytes: int
     trust: str = ""
     """A trust file: whose signatures hold."""
+    captures: CaptureOptions = field(default_factory=CaptureOptions)
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
@@ -52,6 +83,7 @@ class Options:
             parse_size("partitionBytes", values["partitionBytes"]),
             parse_size("maxBytesPerTrigger", values["maxBytesPerTrigger"]),
             check_trust(values["trust"]),
+            _capture_options(values),
         )
 
 
@@ -61,6 +93,22 @@ def check_trust(path: str) -> str:
         return ""
     absolute = str(Path(path).resolve())
     for known in protocols().values():
-        if any(field.name == "trust" for field in fields(known.settings_type)):
+        if any(each.name == "trust" for each in fields(known.settings_type)):
             known.columns().auditor(known.settings({"trust": absolute}))
     return absolute
+
+
+_SWITCH = {"true": True, "false": False, "on": True, "off": False}
+
+
+def _capture_options(values: Mapping[str, str]) -> CaptureOptions:
+    auto, idle, groups = values["auto"].lower(), values["idle"], values["flowGroups"].lower()
+    if auto not in _SWITCH:
+        raise ConfigError(f"option 'auto' is {values['auto']!r}; it must be true or false")
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", idle) or not float(idle):
+        raise ConfigError(f"option 'idle' is {idle!r}; it must be a number of seconds such as {IDLE_S}")
+    if groups != "auto" and not re.fullmatch(r"[1-9]\d{0,3}", groups):
+        raise ConfigError(f"option 'flowGroups' is {groups!r}; it must be auto or a number of tasks such as 8")
+    Choice.parse(values["ports"])
+    number = None if groups == "auto" else int(groups)
+    return CaptureOptions(values["ports"], _SWITCH[auto], float(idle), number, values["stateDir"])

@@ -1,9 +1,11 @@
-"""What to read next: positions in journals, and byte ranges small enough for one task. No Spark here.
+"""What to read next: positions in journals and captures, and byte ranges small enough for one task. No Spark here.
 
 A lane is one folder of segments: each journal has one for its frames and one, `refused/`, for the bytes it
 refused. A position is a segment and a byte in it. Positions need not be the beginning of a block: a
 block belongs to the range in which its first byte is, so that any cut gives every block to exactly one
 range, and nobody but the worker has to look into a file.
+
+Each capture is a lane of its own, taken as a whole: see `captures/planning.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 
 from wireloom.journal.segment import REFUSED, committed_length, segments
 from wireloom.model import ConfigError, JournalError
+from wireloom.pipeline.captures import planning as captures
 
 Offsets = dict[str, dict[str, str | int]]
 """Position by lane, in the form that goes into Spark's checkpoint."""
@@ -44,23 +47,24 @@ class Extent:
 
 
 def check_inputs(inputs: Sequence[str | Path]) -> list[str]:
-    """Absolute paths of the inputs, each made sure to be a journal or a segment."""
+    """Absolute paths of the inputs, each made sure to be a journal, a segment, or captures."""
     if not inputs:
-        raise ConfigError("no input: name the folder of a journal")
+        raise ConfigError("no input: name the folder of a journal, or captures")
     found = []
     for given in inputs:
-        path = Path(given).resolve()
-        if not path.exists():
-            raise JournalError(f"{given} does not exist; name the folder of a journal, such as DIR/journal")
-        segments(path)
-        found.append(str(path))
+        if captures.is_journal(str(given)):
+            path = Path(given).resolve()
+            segments(path)
+            found.append(str(path))
+        else:
+            found.append(captures.check_capture_input(str(given)))
     return sorted(set(found))
 
 
 def lanes(inputs: Sequence[str]) -> dict[str, list[Extent]]:
     """Every lane of the inputs with its segments as they are now."""
     found: dict[str, list[Extent]] = {}
-    for folder in inputs:
+    for folder in filter(captures.is_journal, inputs):
         found[folder] = extents(folder)
         refused = Path(folder) / REFUSED
         if refused.is_dir():
@@ -80,9 +84,10 @@ def extents(lane: str) -> list[Extent]:
     return found
 
 
-def latest(inputs: Sequence[str]) -> Offsets:
-    """The end of everything that is committed now."""
-    return {lane: _position(known[-1], known[-1].length) for lane, known in lanes(inputs).items() if known}
+def latest(inputs: Sequence[str], *, settled: bool = False) -> Offsets:
+    """The end of everything that is there now; `settled` leaves captures out that are being written."""
+    found = {lane: _position(known[-1], known[-1].length) for lane, known in lanes(inputs).items() if known}
+    return found | captures.positions([given for given in inputs if not captures.is_journal(given)], settled=settled)
 
 
 def advance(inputs: Sequence[str], start: Offsets, target: Offsets, max_bytes: int | None) -> Offsets:
@@ -90,9 +95,11 @@ def advance(inputs: Sequence[str], start: Offsets, target: Offsets, max_bytes: i
     if max_bytes is None:
         return {**start, **target}
     known = lanes(inputs)
-    backlog = {lane: plan_lane(lane, start.get(lane), target[lane], known.get(lane, [])) for lane in target}
+    whole = captures.advance(start, target, max_bytes)
+    journals = [lane for lane in target if captures.CAPTURE not in target[lane]]
+    backlog = {lane: plan_lane(lane, start.get(lane), target[lane], known.get(lane, [])) for lane in journals}
     sizes = {lane: sum(r.size for r in ranges) for lane, ranges in backlog.items()}
-    reached = dict(start)
+    reached = start | whole
     left = max_bytes
     # Small backlogs first: what they leave of their share goes to the larger ones.
     for index, lane in enumerate(sorted(sizes, key=lambda name: (sizes[name], name))):
@@ -112,10 +119,12 @@ def advance(inputs: Sequence[str], start: Offsets, target: Offsets, max_bytes: i
 
 
 def plan(inputs: Sequence[str], start: Offsets, end: Offsets) -> list[Range]:
-    """The ranges between two positions, in order."""
+    """The ranges of journals between two positions, in order."""
     known = lanes(inputs)
     found: list[Range] = []
     for lane, position in sorted(end.items()):
+        if captures.CAPTURE in position:
+            continue
         present = known[lane] if lane in known else (extents(lane) if Path(lane).exists() else [])
         found += plan_lane(lane, start.get(lane), position, present)
     return found

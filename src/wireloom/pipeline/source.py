@@ -1,6 +1,7 @@
-"""The Spark data source `wireloom`: journals as DataFrames, in batch and as a stream.
+"""The Spark data source `wireloom`: journals and captures as DataFrames, in batch and as a stream.
 
     spark.read.format("wireloom").load("data/journal")
+    spark.read.format("wireloom").option("ports", "hsp=7000").load("captures/*.pcapng")
     spark.readStream.format("wireloom").option("table", "rejects").load("data/journal")
 
 Planning lists files and nothing more; the workers map them, decode and hand over Arrow batches.
@@ -9,16 +10,23 @@ Planning lists files and nothing more; the workers map them, decode and hand ove
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from wireloom.model import ConfigError
 from wireloom.pipeline import planning
-from wireloom.pipeline.options import Options
+from wireloom.pipeline.captures import planning as captures
+from wireloom.pipeline.captures.planning import StateFolder
+from wireloom.pipeline.options import CaptureOptions, Options
 from wireloom.pipeline.planning import Offsets, Range
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, spark_schema
+
+if TYPE_CHECKING:
+    from wireloom.pipeline.decode import DecodedRange
 
 FORMAT = "wireloom"
 BATCH_ROWS = 65536
@@ -29,6 +37,42 @@ class Ranges(InputPartition):
 
     def __init__(self, ranges: tuple[Range, ...]) -> None:
         self.ranges = ranges
+
+
+class FlowGroup(InputPartition):
+    """What one task reads of captures: all of them, and it keeps the flows of its group.
+
+    Without a file to leave the rest in, connections that are not over end with the input.
+    """
+
+    def __init__(
+        self,
+        files: tuple[tuple[str, int, int], ...],
+        group: int,
+        groups: int,
+        known: str | None = None,
+        rest: str | None = None,
+    ) -> None:
+        self.files = files
+        self.group, self.groups = group, groups
+        self.known, self.rest = known, rest
+
+    def decode(self, options: CaptureOptions, trust: str) -> Iterator[tuple[Range, DecodedRange]]:
+        """The rows, in pieces."""
+        from wireloom.pipeline.captures.planning import load_state, save_state
+        from wireloom.pipeline.captures.reader import CaptureReader
+        from wireloom.pipeline.captures.reading import read_captures
+
+        reader = CaptureReader(options.choice, idle_s=options.idle_s, group=self.group, groups=self.groups, trust=trust)
+        if self.known is not None:
+            reader.thaw(load_state(self.known))
+        whole = Range(self.files[0][0], 0, sum(size - known for _, known, size in self.files))
+        for rows in read_captures(self.files, reader, damages=self.group == 0):
+            yield whole, rows
+        if self.rest is not None:
+            save_state(self.rest, reader.freeze())
+        else:
+            yield whole, reader.finish()
 
 
 class WireloomSource(DataSource):
@@ -62,9 +106,8 @@ class JournalReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One partition for about `partitionBytes`."""
-        inputs = self.options.inputs
-        return partitions(self.options, {}, planning.latest(inputs))
+        """One partition for about `partitionBytes` of journals, and one a group of flows in captures."""
+        return partitions(self.options, {}, planning.latest(self.options.inputs), stream=False)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one partition."""
@@ -93,9 +136,14 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict, limit: ReadLimit) -> dict:  # type: ignore[type-arg]  # noqa: N802
         """How far the next batch goes."""
         inputs = self.options.inputs
-        target = planning.latest(inputs) if self.target is None else self.target
+        target = planning.latest(inputs, settled=True) if self.target is None else self.target
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         return planning.advance(inputs, start, target, most)
+
+    def commit(self, end: dict) -> None:  # type: ignore[type-arg]
+        """A batch is done: what earlier ones kept of captures is of no use any more."""
+        if captures.of_captures(end) and self.options.captures.state:
+            StateFolder(self.options.captures.state).tidy(end)
 
     def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:  # type: ignore[type-arg]
         """The new bytes, cut for tasks."""
@@ -106,24 +154,49 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_table(self.options, partition)
 
 
-def partitions(options: Options, start: Offsets, end: Offsets, *, refused: bool | None = None) -> list[InputPartition]:
-    """The bytes between two positions as partitions; `messages` has no use for refused ones."""
+def partitions(
+    options: Options, start: Offsets, end: Offsets, *, refused: bool | None = None, stream: bool = True
+) -> list[InputPartition]:
+    """What is between two positions as partitions; `messages` has no use for refused bytes."""
     ranges = planning.plan(options.inputs, start, end)
     if not (options.table == REJECTS if refused is None else refused):
         ranges = [part for part in ranges if not part.refused]
-    return [Ranges(group) for group in planning.pack(ranges, options.partition_bytes)]
+    found: list[InputPartition] = [Ranges(group) for group in planning.pack(ranges, options.partition_bytes)]
+    return found + flow_groups(options, start, end, stream)
 
 
-def ranges_of(partition: InputPartition) -> tuple[Range, ...]:
-    """The ranges of a partition; Spark makes an empty one where there is nothing to read."""
-    return partition.ranges if isinstance(partition, Ranges) else ()
+def flow_groups(options: Options, start: Offsets, end: Offsets, stream: bool) -> list[InputPartition]:
+    """New captures, shared out by flow."""
+    files = tuple(captures.new_captures(start, end))
+    if not files:
+        return []
+    own = options.captures
+    if not stream:
+        groups = captures.choose_groups(own.groups, sum(size for _, _, size in files))
+        return [FlowGroup(files, group, groups) for group in range(groups)]
+    if not own.state:
+        raise ConfigError("reading captures as a stream needs the option 'stateDir': a folder for what is unfinished")
+    state = StateFolder(own.state)
+    groups = state.groups(own.groups)
+    ends = [(state.file(start, group), state.file(end, group)) for group in range(groups)]
+    return [FlowGroup(files, group, groups, known, rest) for group, (known, rest) in enumerate(ends)]
+
+
+def decoded_parts(options: Options, partition: InputPartition) -> Iterator[tuple[Range, DecodedRange]]:
+    """The rows of a partition, a part at a time; Spark makes an empty partition where there is nothing to read."""
+    from wireloom.pipeline.decode import decode_range
+
+    if isinstance(partition, FlowGroup):
+        yield from partition.decode(options.captures, options.trust)
+    elif isinstance(partition, Ranges):
+        for part in partition.ranges:
+            yield part, decode_range(part, options.trust)
 
 
 def read_table(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition as record batches with exactly the table's types."""
-    from wireloom.pipeline.decode import decode_range, plain
+    from wireloom.pipeline.decode import plain
 
-    for part in ranges_of(partition):
-        decoded = decode_range(part, options.trust)
+    for _, decoded in decoded_parts(options, partition):
         rows = decoded.messages if options.table == MESSAGES else decoded.rejects
         yield from plain(rows, options.table).to_batches(max_chunksize=BATCH_ROWS)

@@ -16,6 +16,8 @@ from wireloom.protocols.registry import protocols
 PLAIN, WEBSOCKET = "plain", "websocket"
 _SEEN = {"tcp": (TCP, PLAIN), "ws": (TCP, WEBSOCKET), "udp": (UDP, PLAIN)}
 """Transports whose bytes can be read in a capture, and how they are wrapped."""
+IDLE_S = 600
+"""A connection that is silent for so many seconds is over."""
 ENOUGH = 512
 """A stream whose protocol is not recognised by so many bytes is none of ours."""
 MOST_DATAGRAMS = 8

@@ -119,7 +119,8 @@ class Connection:
 
     def end(self, side: int) -> str:
         """One end as host:port."""
-        host, port = plain.address(self.key[1 + 2 * side]), self.key[2 + 2 * side]
+        _, one, port, other, other_port = self.key
+        host, port = (plain.address(other), other_port) if side else (plain.address(one), port)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property

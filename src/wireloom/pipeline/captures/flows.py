@@ -79,7 +79,9 @@ def _assign(protocol, addresses, ports, group, groups, slots, flow, side, first)
         value = _mix(value ^ a_low)
         value = _mix(value ^ b_high)
         value = _mix(value ^ b_low)
-        value = _mix(value ^ (np.uint64(a_port) << np.uint64(32) | np.uint64(b_port) << np.uint64(8) | np.uint64(protocol[row])))
+        value = _mix(
+            value ^ (np.uint64(a_port) << np.uint64(32) | np.uint64(b_port) << np.uint64(8) | np.uint64(protocol[row]))
+        )
         if groups > 1 and (value >> np.uint64(32)) % np.uint64(groups) != np.uint64(group):
             continue
         slot = value & mask

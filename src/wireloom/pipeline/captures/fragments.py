@@ -91,13 +91,17 @@ def _parse(packet: bytes) -> tuple[tuple[bytes, bytes, int, int], bytes, int, bo
     while following != 44:
         if len(packet) < at + 2:
             return None
-        place, following, size = at, packet[at], 4 * (packet[at + 1] + 2) if following == 51 else 8 * (packet[at + 1] + 1)
+        place, following, size = (
+            at,
+            packet[at],
+            4 * (packet[at + 1] + 2) if following == 51 else 8 * (packet[at + 1] + 1),
+        )
         at += size
     if len(packet) < at + 8:
         return None
     field_, ident = int.from_bytes(packet[at + 2 : at + 4], "big"), int.from_bytes(packet[at + 4 : at + 8], "big")
-    head = bytearray(packet[:at])
-    head[4:6] = b"\0\0"
-    head[place] = packet[at]
+    bare = bytearray(packet[:at])
+    bare[4:6] = b"\0\0"
+    bare[place] = packet[at]
     key = (packet[8:24], packet[24:40], ident, packet[at])
-    return key, bytes(head), field_ & 0xFFF8, bool(field_ & 1), packet[at + 8 : end]
+    return key, bytes(bare), field_ & 0xFFF8, bool(field_ & 1), packet[at + 8 : end]

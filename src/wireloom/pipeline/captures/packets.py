@@ -55,6 +55,12 @@ class Packets:
     def __len__(self) -> int:
         return len(self.offset)
 
+    def after(self, place: int) -> Packets:
+        """Only those that end after a place in the data."""
+        keep = self.offset + self.captured > place
+        offset, captured, original = self.offset[keep], self.captured[keep], self.original[keep]
+        return Packets(self.data, offset, captured, original, self.time_ns[keep], self.link[keep])
+
 
 class PacketScanner:
     """Takes the bytes of one capture in pieces. After `damage` is set, there is nothing more to read."""
@@ -165,9 +171,14 @@ class PacketScanner:
 def _number(data, at, big):  # type: ignore[no-untyped-def]
     if big:
         return (
-            np.int64(data[at]) << 24 | np.int64(data[at + 1]) << 16 | np.int64(data[at + 2]) << 8 | np.int64(data[at + 3])
+            np.int64(data[at]) << 24
+            | np.int64(data[at + 1]) << 16
+            | np.int64(data[at + 2]) << 8
+            | np.int64(data[at + 3])
         )
-    return np.int64(data[at]) | np.int64(data[at + 1]) << 8 | np.int64(data[at + 2]) << 16 | np.int64(data[at + 3]) << 24
+    return (
+        np.int64(data[at]) | np.int64(data[at + 1]) << 8 | np.int64(data[at + 2]) << 16 | np.int64(data[at + 3]) << 24
+    )
 
 
 @numba.njit(cache=True, nogil=True)
@@ -208,9 +219,7 @@ def _to_ns(high, low, resolution, offset_s):  # type: ignore[no-untyped-def]
                 rest, power = rest >> np.uint64(power - 32), 32
             if np.float64(seconds) * 1e9 + 2e9 + np.float64(offset_s) * 1e9 > 9.2233720368e18:
                 return np.int64(LATEST_NS)
-            whole = np.int64(seconds) * 1_000_000_000 + np.int64(
-                rest * np.uint64(1_000_000_000) >> np.uint64(power)
-            )
+            whole = np.int64(seconds) * 1_000_000_000 + np.int64(rest * np.uint64(1_000_000_000) >> np.uint64(power))
     else:
         scale = np.uint64(1)
         for _ in range(abs(power - 9)):
@@ -268,7 +277,10 @@ def _scan_pcapng(data, start, stop, big, interfaces, last_ns, rows, links, row):
                 return row, at, _LENGTH, last_ns
             if kind != SIMPLE_PACKET:
                 last_ns = _to_ns(
-                    _number(data, at + 12, big), _number(data, at + 16, big), interfaces[number, 2], interfaces[number, 3]
+                    _number(data, at + 12, big),
+                    _number(data, at + 16, big),
+                    interfaces[number, 2],
+                    interfaces[number, 3],
                 )
             rows[0, row] = at + head
             rows[1, row] = captured

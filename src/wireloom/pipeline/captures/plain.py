@@ -329,7 +329,8 @@ def _parse_upper_pdu(packet: bytes) -> Segment | None:
         if tag == 0:
             if not name[1]:
                 return None
-            return Segment(UPPER_PDU, *hosts, *ports, at, len(packet) - at, len(packet) - at, *name)
+            left = len(packet) - at
+            return Segment(UPPER_PDU, hosts[0], hosts[1], ports[0], ports[1], at, left, left, name[0], name[1])
         if length > len(packet) - at:
             return None
         value = packet[at : at + length]

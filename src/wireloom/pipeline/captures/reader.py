@@ -10,7 +10,7 @@ on. However the packets are cut into pieces, the rows are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,6 +22,7 @@ from wireloom.model import Direction
 from wireloom.pipeline.captures import state, tcp
 from wireloom.pipeline.captures.choosing import (
     ENOUGH,
+    IDLE_S,
     MOST_DATAGRAMS,
     PLAIN,
     WEBSOCKET,
@@ -33,17 +34,15 @@ from wireloom.pipeline.captures.connections import OTHER, READ, SEEK, WAIT, Conn
 from wireloom.pipeline.captures.flows import FlowKey, Flows, group_flows
 from wireloom.pipeline.captures.headers import Segments
 from wireloom.pipeline.captures.plain import TCP, UDP, UPPER_PDU
-from wireloom.pipeline.captures.rows import CLOSED, OPENED, OVERHEAD, Rows, Speaker
+from wireloom.pipeline.captures.rows import CLOSED, MIDSTREAM, OPENED, OVERHEAD, Rows, Speaker
 from wireloom.pipeline.captures.streams import LATE, TRUNCATED, Part
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.websocket import looks_like_request
-from wireloom.pipeline.decode import DecodedRange
+from wireloom.pipeline.decode import Audited, DecodedRange
 from wireloom.protocols.columns import ColumnDecoder, Reject, Spans, Stream
 from wireloom.protocols.contract import Framing, Settings
 from wireloom.protocols.registry import protocol, protocols
 
-IDLE_S = 600
-"""A connection that is silent for so long is over."""
 _DISSECTORS = "wireloom."
 
 
@@ -68,16 +67,23 @@ class CaptureReader:
     """Reads one group of flows. `files` are the names of captures by the numbers that `Segments.file` has."""
 
     def __init__(
-        self, choice: Choice, *, idle_s: float = IDLE_S, group: int = 0, groups: int = 1, files: Sequence[str] = ()
+        self,
+        choice: Choice,
+        *,
+        idle_s: float = IDLE_S,
+        group: int = 0,
+        groups: int = 1,
+        files: Sequence[str] = (),
+        trust: str = "",
     ) -> None:
         self.choice = choice
         self.idle_us = int(idle_s * 1_000_000)
         self.group, self.groups = group, groups
-        self.files = list(files)
+        self.files: list[str] = []
         self.connections: dict[FlowKey, Connection] = {}
         self.latest_us = 0
         self.counts = Counts()
-        self._rows = Rows(self.files)
+        self.trust = trust
 
     def file_number(self, name: str) -> int:
         """The number by which `Segments.file` names a capture."""
@@ -125,7 +131,7 @@ class _Piece:
         self.reader = reader
         self.segments = segments
         self.flows = flows
-        self.rows_ = Rows(reader.files)
+        self.rows_ = Rows(reader.files, Audited(reader.trust))
         self._pieces = tcp.room(len(segments))
         self._made = 0
         self._waiting = tcp.waiting_room()
@@ -233,7 +239,7 @@ class _Piece:
     def _note_ends(self, connection: Connection) -> None:
         """Directions that are over, and the connection if both are."""
         for half, side in zip(connection.halves, connection.sides, strict=True):
-            if side[tcp.FIN_AT] >= 0 and side[tcp.NEXT] >= side[tcp.FIN_AT] or connection.numbers[tcp.CLOSED]:
+            if (side[tcp.FIN_AT] >= 0 and side[tcp.NEXT] >= side[tcp.FIN_AT]) or connection.numbers[tcp.CLOSED]:
                 self._final.add(self._number(connection, half))
         if connection.numbers[tcp.CLOSED] and not connection.closed_told:
             connection.closed_told = True
@@ -276,7 +282,14 @@ class _Piece:
         while len(self._pieces) - made < count:
             self._pieces = np.concatenate([self._pieces, tcp.room(count)])
         self._pieces[made : made + count] = np.column_stack(
-            [streams[self.flows.side[rows]], np.zeros(count, np.int64), own.start[rows], own.kept[rows], rows, own.time_us[rows]]
+            [
+                streams[self.flows.side[rows]],
+                np.zeros(count, np.int64),
+                own.start[rows],
+                own.kept[rows],
+                rows,
+                own.time_us[rows],
+            ]
         )
         self._made += count
 
@@ -300,7 +313,7 @@ class _Piece:
         before = times[0] if known is None else int(known.numbers[tcp.LAST])
         silences = np.diff(np.maximum.accumulate(np.maximum(times, before)), prepend=before) > self.reader.idle_us
         bounds = [0, *np.flatnonzero(silences).tolist(), last - first]
-        for begin, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for begin, stop in itertools.pairwise(bounds):
             if silences[begin] if begin < len(silences) else False:
                 gone = self.reader.connections.pop(key, None)
                 if gone is not None:
@@ -391,7 +404,11 @@ class _Piece:
             end = int(before[stop] + shift[index])
             if content:
                 data[start : start + len(content)] = np.frombuffer(content, np.uint8)
-            real = np.flatnonzero(kind[begin:stop] == tcp.DATA) + begin if (kind[begin:stop] != tcp.DATA).any() else slice(begin, stop)
+            real = (
+                np.flatnonzero(kind[begin:stop] == tcp.DATA) + begin
+                if (kind[begin:stop] != tcp.DATA).any()
+                else slice(begin, stop)
+            )
             new = Trace(whole.at[real], whole.time_us[real], whole.file[real], whole.offset[real])
             traced = Trace.joined([trace.moved(start), new]) if content else new
             gaps = [(int(at[g]), int(size[g])) for g in np.flatnonzero(kind[begin:stop] == tcp.GAP) + begin]
@@ -435,7 +452,9 @@ class _Piece:
         old = packet - len(self.segments)
         return np.where((old >= 0) & (place < -1), place - starts[np.maximum(old, 0)], place)
 
-    def _origins(self, packet: NDArray[np.int64], place: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _origins(
+        self, packet: NDArray[np.int64], place: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """File and offset of the first byte of each piece."""
         own = self.segments
         if not self._held:
@@ -449,7 +468,9 @@ class _Piece:
         else:
             file, offset = np.zeros(len(packet), np.int64), np.zeros(len(packet), np.int64)
         held_file = np.array([h.file for h in self._held], np.int64)[index]
-        held_offset = np.array([h.offset for h in self._held], np.int64)[index] + np.maximum(-place - 2 - starts[index], 0)
+        held_offset = np.array([h.offset for h in self._held], np.int64)[index] + np.maximum(
+            -place - 2 - starts[index], 0
+        )
         return np.where(old, held_file, file), np.where(old, held_offset, offset)
 
     def _tell_late(self, pieces: NDArray[np.int64]) -> None:
@@ -573,7 +594,7 @@ class _Piece:
         data.flags.writeable = True
         trace = Trace.joined([part.trace for part in parts])
         speakers = [Speaker(p.connection, p.half, p.connection.halves.index(p.half)) for p in parts]
-        self.rows_.messages(name, columns, speakers, np.arange(len(parts)), trace)
+        self.rows_.messages(name, columns, data, speakers, np.arange(len(parts)), trace)
         final: dict[int, Reject] = {}
         streams = protocol(name).framing is Framing.STREAM
         for reject in columns.rejects:
@@ -605,7 +626,8 @@ class _Piece:
             content = own.data[start : start + min(kept, 4096)].tobytes()
             time_us, file, offset = int(own.time_us[row]), int(own.file[row]), int(own.offset[row])
             refused = Refused(TRUNCATED, words, time_us, file, offset, content, kept)
-            self.rows_.reject(*halves[of[index]], refused)
+            connection, half = halves[of[index]]
+            self.rows_.reject(connection, half, refused)
         rows, of = rows[~cut], of[~cut]
         decoder, settings = _decoder(name)
         start = own.start[rows]
@@ -621,9 +643,10 @@ class _Piece:
                 reject.clause, reject.detail, int(own.time_us[row]), int(own.file[row]),
                 int(own.offset[row]) + reject.offset - int(own.start[row]), content, reject.size,
             )  # fmt: skip
-            self.rows_.reject(*halves[of[reject.span]], refused)
+            connection, half = halves[of[reject.span]]
+            self.rows_.reject(connection, half, refused)
         speakers = [Speaker(*both, side) for both in halves for side in range(2)]
-        self.rows_.messages(name, columns, speakers, of * 2 + self.flows.side[rows], trace)
+        self.rows_.messages(name, columns, own.data, speakers, of * 2 + self.flows.side[rows], trace)
         for index, (_, half) in enumerate(halves):
             half.state = columns.state[index]
 
@@ -636,11 +659,13 @@ class _Piece:
                 continue
             if not connection.opened_told:
                 connection.opened_told = True
-                if not connection.is_midstream:
-                    self.rows_.event(OPENED, connection, int(connection.numbers[tcp.FIRST]))
+                what = MIDSTREAM if connection.is_midstream else OPENED
+                self.rows_.event(what, connection, int(connection.numbers[tcp.FIRST]))
             for half in connection.halves:
                 if half.overhead:
-                    self.rows_.event(OVERHEAD, connection, int(connection.numbers[tcp.LAST]), half=half, size=half.overhead)
+                    self.rows_.event(
+                        OVERHEAD, connection, int(connection.numbers[tcp.LAST]), half=half, size=half.overhead
+                    )
                     half.overhead = 0
         for connection, reason in self._ended:
             if connection.protocol in (None, OTHER):

@@ -1,17 +1,21 @@
 """Captures as rows: files in order of time, fragments put together, packets through a `CaptureReader`.
 
-    for rows in read_captures(["a.pcap"], CaptureReader(Choice.parse())):
-        rows.messages, rows.rejects
+for rows in read_captures(["a.pcap"], CaptureReader(Choice.parse())):
+    rows.messages, rows.rejects
 """
 
 from __future__ import annotations
 
+import struct
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from wireloom.pipeline.captures import headers, plain
+from wireloom.pipeline.captures.choosing import Choice
 from wireloom.pipeline.captures.connections import Refused
 from wireloom.pipeline.captures.fragments import Fragments
 from wireloom.pipeline.captures.headers import Segments
@@ -19,16 +23,24 @@ from wireloom.pipeline.captures.packets import Packets
 from wireloom.pipeline.captures.reader import CaptureReader
 from wireloom.pipeline.captures.rows import DAMAGED, Rows
 from wireloom.pipeline.captures.storage import Capture, first_time_ns
-from wireloom.pipeline.decode import DecodedRange
+from wireloom.pipeline.decode import Audited, DecodedRange
 
 
-def read_captures(paths: Sequence[str], reader: CaptureReader, *, damages: bool = True) -> Iterator[DecodedRange]:
-    """The rows of some captures, in pieces. `damages`: whether this reader reports files that cannot be read."""
-    first = {path: first_time_ns(path) for path in paths}
-    for path in sorted(paths, key=lambda each: (first[each], each)):
-        capture, fragments = Capture(path), Fragments()
+def read_captures(
+    paths: Sequence[str | tuple[str, int, int]], reader: CaptureReader, *, damages: bool = True
+) -> Iterator[DecodedRange]:
+    """The rows of some captures, in pieces; each by its path, or path, how much is known, how much there is.
+
+    `damages`: whether this reader reports files that cannot be read.
+    """
+    given = [(path, 0, None) if isinstance(path, str) else path for path in paths]
+    first = {path: first_time_ns(path) for path, _, _ in given}
+    for path, known, size in sorted(given, key=lambda each: (first[each[0]], each[0])):
+        capture, fragments = Capture(path, size), Fragments()
         number = reader.file_number(path)
-        for packets, base in capture:
+        for found, base in capture:
+            # A packet of which the end was missing belongs to those that are new.
+            packets = found.after(known - base) if known else found
             yield reader.feed(join_fragments(packets, headers.parse_headers(packets, base, number), fragments))
         reader.counts.lost_fragments += fragments.lost
         if capture.damage is not None and damages:
@@ -36,7 +48,7 @@ def read_captures(paths: Sequence[str], reader: CaptureReader, *, damages: bool 
 
 
 def _tell_damage(capture: Capture, reader: CaptureReader, number: int) -> DecodedRange:
-    rows, damage = Rows(reader.files), capture.damage
+    rows, damage = Rows(reader.files, Audited("")), capture.damage
     assert damage is not None
     refused = Refused(
         DAMAGED, damage.reason, reader.latest_us, number, damage.offset, capture.lost, min(capture.lost_size, 2**31 - 1)
@@ -71,10 +83,25 @@ def join_fragments(packets: Packets, segments: Segments, fragments: Fragments) -
     index = np.array(places)
     link = np.full(len(whole), plain.RAW, np.int32)
     made = headers.parse_headers(Packets(data, offset, sizes, sizes, packets.time_ns[index], link), 0, 0)
-    changed = {name: getattr(segments, name).copy() for name in ("protocol", "flags", "start", "kept", "size", "seq", "ack")}
+    changed = {
+        name: getattr(segments, name).copy() for name in ("protocol", "flags", "start", "kept", "size", "seq", "ack")
+    }
     for name, values in changed.items():
         values[index] = getattr(made, name)
     ports, addresses = segments.ports.copy(), segments.addresses.copy()
     ports[:, index], addresses[:, index] = made.ports, made.addresses
     # Where the last fragment's bytes are stands for the whole datagram.
     return replace(segments, data=data, ports=ports, addresses=addresses, **changed)
+
+
+def warm() -> None:
+    """Compile or load the kernels, so that the first capture does not pay for it."""
+    head = struct.pack("<IHHiIII", plain.PCAP_MICRO, 2, 4, 0, 0, 65535, plain.RAW)
+    section = struct.pack("<IIIHHqI", plain.SECTION, 28, plain.BYTE_ORDER, 1, 0, -1, 28)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, content in enumerate((head + bytes(16), section)):
+            path = Path(folder) / f"{number}.pcap"
+            path.write_bytes(content)
+            reader = CaptureReader(Choice.parse())
+            for _ in read_captures([str(path)], reader):
+                reader.finish()

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from wireloom.model import KINDS, Direction
 from wireloom.pipeline.captures.connections import Connection, Half, Refused
 from wireloom.pipeline.captures.trace import Trace
-from wireloom.pipeline.decode import DecodedRange, coded, constant, empty
+from wireloom.pipeline.decode import Audited, DecodedRange, coded, constant, empty
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES, REJECTS, Table, arrow_schema
+from wireloom.pipeline.steps.sessions import Event
 from wireloom.protocols.columns import Columns
 
 _DAY_US = 86_400_000_000
@@ -23,25 +24,7 @@ _DIRECTIONS = tuple(Direction)
 
 DAMAGED = "capture.damaged"
 """The clause of a capture that cannot be read to its end."""
-OPENED, CLOSED, OVERHEAD = "opened", "closed", "overhead"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened to a connection beside messages: `opened`, `closed`, or `overhead`.
-
-    `overhead` are bytes that the transport needed for itself.
-    """
-
-    what: str
-    time_us: int
-    connection: str | None = None
-    protocol: str | None = None
-    source: str | None = None
-    destination: str | None = None
-    reason: str | None = None
-    direction: str | None = None
-    size: int = 0
+OPENED, MIDSTREAM, CLOSED, OVERHEAD = "opened", "midstream", "closed", "overhead"
 
 
 class Speaker(NamedTuple):
@@ -57,11 +40,20 @@ class Rows:
     """What came of a piece of a capture. `files` are the names behind the numbers of files."""
 
     files: Sequence[str]
+    audited: Audited
     tables: list[pa.Table] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     _rejects: list[tuple[object, ...]] = field(default_factory=list)
 
-    def messages(self, protocol: str, columns: Columns, speakers: Sequence[Speaker], of: NDArray[np.int64], trace: Trace) -> None:
+    def messages(
+        self,
+        protocol: str,
+        columns: Columns,
+        data: NDArray[np.uint8],
+        speakers: Sequence[Speaker],
+        of: NDArray[np.int64],
+        trace: Trace,
+    ) -> None:
         """Messages; `of` says whose each span is. Numbers them on from where each half is."""
         count = len(columns)
         if not count:
@@ -94,7 +86,8 @@ class Rows:
             "file": coded(trace.file[first], list(self.files)),
             "offset": pa.array(trace.offset[first] + columns.offset - trace.at[first]),
         }
-        self.tables.append(pa.table([values[name] for name in MESSAGES.names], names=list(MESSAGES.names)))
+        rows = pa.table([values[name] for name in MESSAGES.names], names=list(MESSAGES.names))
+        self.tables.append(self.audited.examine(protocol, columns, data, rows))
 
     def reject(self, connection: Connection | None, half: Half | None, refused: Refused) -> None:
         """One reject."""
@@ -136,7 +129,9 @@ class Rows:
             messages = empty(MESSAGES)
         else:
             messages = tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
-        return DecodedRange(messages, _table(REJECTS, self._rejects), self.events)
+        return DecodedRange(
+            messages, _table(REJECTS, self._rejects), self.events, self.audited.findings(), self.audited.packets()
+        )
 
 
 def _numbers(speakers: Sequence[Speaker], speaker: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -5,6 +5,7 @@ MessagePack, because it holds bytes and can be read by anybody; nothing in it is
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -81,7 +82,7 @@ def _to_half(kept: dict[str, Any]) -> Half:
 
 
 def _fields(value: object, kind: type) -> list[Any]:
-    return [getattr(value, name) for name in kind.__slots__]
+    return [getattr(value, field.name) for field in dataclasses.fields(kind)]
 
 
 def _from_trace(trace: Trace) -> list[list[int]]:

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, cast
 import numpy as np
 
 from wireloom.model import ConfigError
-from wireloom.pipeline.captures.packets import PacketScanner, Packets
+from wireloom.pipeline.captures.packets import Packets, PacketScanner
 from wireloom.pipeline.captures.plain import Damage
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def _list_near(given: str) -> dict[str, int]:
     elif path.exists() or not any(letter in given for letter in _GLOB):
         found = [path]
     else:
-        found = [Path(name) for name in glob.glob(given, recursive=True) if Path(name).is_file()]
+        matching = glob.glob(given, recursive=True)  # noqa: PTH207 - any absolute pattern
+        found = [file for file in map(Path, matching) if file.is_file()]
     sizes = {}
     for file in found:
         try:
@@ -101,11 +102,13 @@ class Capture:
         for packets, base in Capture("a.pcap"):
             ...
 
-    `base` is the offset in the (unpacked) capture of the piece's data.
+    `base` is the offset in the (unpacked) capture of the piece's data. `limit`: read no more than so many bytes of a
+    capture that is not packed, although it may have grown.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, limit: int | None = None) -> None:
         self.path = path
+        self.limit = limit
         self.damage: Damage | None = None
         self.lost = b""
         """The first bytes that could not be read."""
@@ -131,7 +134,7 @@ class Capture:
                 yield from self._mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def _mapped(self, mapped: mmap.mmap) -> Iterator[tuple[Packets, int]]:
-        data = np.frombuffer(mapped, np.uint8)
+        data = np.frombuffer(mapped, np.uint8)[: self.limit]
         scanner, at = PacketScanner(), 0
         while at < len(data) and scanner.damage is None:
             packets, at = scanner.scan(data, at, min(at + PIECE, len(data)), final=True)

@@ -112,7 +112,7 @@ class Part:
 
     def decoded(self, consumed: int, reject: Reject | None) -> None:
         """What came of the span: how far it was read, and the violation that ends the stream, if any."""
-        half, stop = self.half, self.stop
+        stop = self.stop
         if reject is not None:
             self._break(Refused(reject.clause, reject.detail), reject.offset, stop)
             consumed = stop

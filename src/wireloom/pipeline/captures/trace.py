@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A row a piece: from place `at` of a buffer on, bytes arrived at `time_us` and stand in `file` from `offset` on."""
+    """A row a piece: from place `at` of a buffer on, bytes came at `time_us` and stand in `file` from `offset` on."""
 
     at: NDArray[np.int64]
     time_us: NDArray[np.int64]

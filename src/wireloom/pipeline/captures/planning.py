@@ -1,0 +1,165 @@
+"""Which inputs are captures, which of them are new, and how they are shared out among tasks. No Spark here.
+
+A capture's position is its size when it was taken: {"capture": size}, by its path. Connections go on from one capture
+to the next, so what tasks have not finished is kept in files named after the position they are right for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wireloom.journal import blocks
+from wireloom.journal.segment import LOCK, is_segment
+from wireloom.model import ConfigError, JournalError
+from wireloom.pipeline.captures.storage import is_far, list_captures
+
+CAPTURE = "capture"
+SETTLED_S = 3.0
+"""A capture that was changed in the last seconds is left for a later batch of a stream: somebody is writing it."""
+MOST_GROUPS = 16
+_LEAST_BYTES = 1 << 20
+"""A group of flows for fewer bytes is not worth a task."""
+_HEAD = 1 << 12
+_GROUPS = "groups.json"
+
+RIGHT = (
+    "the folder of a journal, a capture (pcap or pcapng, plain, gzip or zstd), a folder of captures, "
+    "or a pattern such as 'captures/*.pcapng'"
+)
+"""What an input may be, for messages about wrong ones."""
+Positions = Mapping[str, Mapping[str, str | int]]
+
+
+def is_journal(given: str) -> bool:
+    """Whether an input is a journal, or a segment of one, and not captures."""
+    path = Path(given)
+    if is_far(given) or not path.exists():
+        return False
+    if path.is_dir():
+        found = list(path.iterdir())
+        return any(each.name == LOCK or is_segment(each) for each in found)
+    try:
+        with path.open("rb") as file:
+            blocks.check_head(file.read(_HEAD))
+    except blocks.BlockFault:
+        return False
+    return True
+
+
+def check_capture_input(given: str) -> str:
+    """An input that is no journal, made absolute and sure to name captures; an empty folder may get some."""
+    path = Path(given)
+    if not (is_far(given) or path.exists() or any(letter in given for letter in "*?[")):
+        raise JournalError(f"{given} does not exist; name {RIGHT}")
+    found = list_captures(given)
+    empty = not is_far(given) and path.is_dir() and not any(path.iterdir())
+    if not found and not empty:
+        raise ConfigError(f"{given}: no journal and no captures here; name {RIGHT}")
+    return given if is_far(given) else str(Path(given).absolute())
+
+
+def positions(inputs: Sequence[str], *, settled: bool = False) -> dict[str, dict[str, str | int]]:
+    """All captures that the inputs name now; `settled`: only those that nobody seems to be writing."""
+    found = {}
+    for given in inputs:
+        for path, size in list_captures(given).items():
+            if not settled or is_far(path) or time.time() - Path(path).stat().st_mtime >= SETTLED_S:
+                found[path] = {CAPTURE: size}
+    return found  # type: ignore[return-value]
+
+
+def of_captures(offsets: Positions) -> dict[str, int]:
+    """The sizes of captures among positions."""
+    return {path: int(position[CAPTURE]) for path, position in offsets.items() if CAPTURE in position}
+
+
+def advance(start: Positions, target: Positions, most: int | None) -> dict[str, dict[str, str | int]]:
+    """Positions with whole captures added in order of their names, until there are so many bytes; at least one."""
+    reached: dict[str, dict[str, str | int]] = {path: {CAPTURE: size} for path, size in of_captures(start).items()}
+    taken = 0
+    for path, size in sorted(of_captures(target).items()):
+        known = int(reached.get(path, {CAPTURE: 0})[CAPTURE])
+        if size != known:
+            if most is not None and taken and taken + size - known > most:
+                break
+            reached[path] = {CAPTURE: size}
+            taken += size - known
+    return reached
+
+
+def new_captures(start: Positions, end: Positions) -> list[tuple[str, int, int]]:
+    """The captures between two positions: path, how much of it is known, how much there is."""
+    before = of_captures(start)
+    return [
+        (path, before.get(path, 0), size)
+        for path, size in sorted(of_captures(end).items())
+        if size != before.get(path, 0)
+    ]
+
+
+def choose_groups(asked: int | None, total: int) -> int:
+    """In how many groups flows are read: each group is a task that looks at all packets and keeps its own."""
+    return asked or max(min(os.cpu_count() or 1, MOST_GROUPS, total // _LEAST_BYTES + 1), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StateFolder:
+    """Where unfinished connections are kept between the batches of a stream."""
+
+    folder: str
+
+    def groups(self, asked: int | None) -> int:
+        """The number of groups: settled by the first batch, because what is kept is kept by group."""
+        path = Path(self.folder) / _GROUPS
+        if path.exists():
+            known = int(json.loads(path.read_text())["groups"])
+            if asked not in (None, known):
+                raise ConfigError(
+                    f"option 'flowGroups' is {asked}, but this stream began with {known}: leave it at {known}"
+                )
+            return known
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        chosen = choose_groups(asked, 1 << 62)
+        path.write_text(json.dumps({"groups": chosen}))
+        return chosen
+
+    def file(self, offsets: Positions, group: int) -> str | None:
+        """The file of one group at a position; None where nothing was read yet."""
+        known = of_captures(offsets)
+        return str(Path(self.folder) / f"{_digest(known)}-{group}") if known else None
+
+    def tidy(self, offsets: Positions) -> None:
+        """Forget all positions but one."""
+        known = _digest(of_captures(offsets))
+        for path in Path(self.folder).glob("*-*") if Path(self.folder).is_dir() else ():
+            if not path.name.startswith(known):
+                path.unlink(missing_ok=True)
+
+
+def _digest(known: Mapping[str, int]) -> str:
+    return hashlib.blake2b(json.dumps(sorted(known.items())).encode(), digest_size=16).hexdigest()
+
+
+def load_state(path: str) -> bytes:
+    """What a task left for the next batch."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the connections of earlier captures are gone ({error.strerror}): read anew"
+        ) from None
+
+
+def save_state(path: str, frozen: bytes) -> None:
+    """Leave something for the next batch: all of it or nothing."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    passing = target.with_name(f".{target.name}.{os.getpid()}")
+    passing.write_bytes(frozen)
+    passing.replace(target)
