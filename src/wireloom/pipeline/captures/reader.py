@@ -73,7 +73,6 @@ class CaptureReader:
         idle_s: float = IDLE_S,
         group: int = 0,
         groups: int = 1,
-        files: Sequence[str] = (),
         trust: str = "",
     ) -> None:
         self.choice = choice
