@@ -55,7 +55,7 @@ def segment(draw: st.DrawFn) -> bytes:
         packet_id, time_ns = draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 2**63 - 1))
         raw += blocks.encode_packet(packet_id, time_ns, tags, zlib.crc32(tags), payload, comment, 1)
         if draw(st.booleans()):
-            raw += blocks._block(0x0BAD, b"abcd")
+            raw += blocks.block(0x0BAD, b"abcd")
     return raw
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import wireloom
-from tests.hub.running import hub_on, url_of
+from tests.hub.running import hub_on, journaled, url_of
 from tests.protocols.wolpertinger.test_components import Everything
 from tests.xmpp.prosody import ACCOUNTS, MISSING, Prosody, is_installed, prosody
-from wireloom.model import ConfigError, HandshakeFailed, Kind, PeerClosed, RequestFailed
+from wireloom.model import ConfigError, Direction, HandshakeFailed, Kind, PeerClosed, RequestFailed
 from wireloom.peers.components import Components
 from wireloom.peers.server import Server
 from wireloom.protocols.wolpertinger.session import WolpertingerSession
@@ -280,6 +280,8 @@ profile = true
 [[listener]]
 url = "yamp://127.0.0.1:0"
 profile = true
+[http]
+url = "http://127.0.0.1:0"
 """
     async with hub_on(tmp_path, text) as hub:
         async with (
@@ -290,3 +292,30 @@ profile = true
                 await two.publish("rooms/kitchen", {"c": 21.5}, ack=True)
                 event = await anext(events)
     assert (event.topic, event.value()) == ("rooms/kitchen", {"c": 21.5})
+
+
+async def test_a_split_message_over_xmpp_counts_once_in_the_journal(server: Prosody, tmp_path: Path) -> None:
+    text = f"""
+[[listener]]
+url = "{server.url("bob", "hub")}"
+tls = {{ ca = "{server.ca}" }}
+profile = true
+settings = {{ split = 200, gzip_from = 0 }}
+[http]
+url = "http://127.0.0.1:0"
+"""
+    small = {"split": 200, "gzip_from": 0, "authenticate": 2}
+    async with hub_on(tmp_path, text):
+        url = server.url("alice", "bob@localhost/hub")
+        handler = Components(Everything())
+        async with wireloom.connect(url, tls=server.tls, settings=small, handler=handler) as provider:
+            await provider.provide("Test.Echo")
+            async with wireloom.connect(url, tls=server.tls, settings=small) as caller:
+                assert await caller.call("Test", "Echo", NOISE[:500]) == NOISE[:500]
+    counted: dict[tuple[str | None, Direction | None], int] = {}
+    for entry in journaled(tmp_path):
+        key = entry.message.connection, entry.message.direction
+        assert entry.sequence == counted.get(key, 0), entry
+        counted[key] = entry.sequence + 1
+        assert entry.message.kind is not Kind.OTHER
+    assert len(counted) == 4

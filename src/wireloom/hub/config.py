@@ -69,6 +69,8 @@ class JournalSettings(Settings):
     """Whether segments are removed although a pipeline has not read them."""
     deliveries: bool = False
     """Whether events sent to subscribers are recorded, too."""
+    keys: bool = True
+    """Whether the keys of encrypted connections are recorded beside their frames, so that these can be read."""
 
     def __post_init__(self) -> None:
         check_positive(self, "keep_days", "keep_bytes")

@@ -20,6 +20,7 @@ from wireloom.hub.limits import Bucket, OverRate, SlowConsumer, address_of
 from wireloom.hub.published import DENIED, published
 from wireloom.hub.screen import Screened, screen, screen_all
 from wireloom.journal.blocks import TopicMap
+from wireloom.journal.keys import Keys
 from wireloom.model import Direction, Kind, Message, PeerClosed, WireloomError, type_of_json
 from wireloom.peers.driver import Driver
 from wireloom.protocols.contract import CUT, URGENT, Role, Run, Sessions
@@ -74,6 +75,7 @@ class Connection:
         self._sent_seen = 0
         self._numbers: Mapping[int, str] | None = None
         self._topic_map: TopicMap | None = None
+        self._keys: Keys | None = None
         self.peer = ""
         self.local = ""
         self.address = ""
@@ -344,6 +346,7 @@ class Connection:
             source=self.peer or None,
             destination=self.local or None,
             topics=topics,
+            keys=self._keys_in_force(),
         )
 
     def _topics(self) -> TopicMap | None:
@@ -353,6 +356,14 @@ class Connection:
             self._numbers = numbers
             self._topic_map = TopicMap(numbers) if numbers else None
         return self._topic_map
+
+    def _keys_in_force(self) -> Keys | None:
+        """What opens the frames of an encrypted conversation, unless the configuration keeps that to itself."""
+        if self._keys is None and self.hub.config.journal.keys:
+            secrets = self.session.secrets
+            if secrets:
+                self._keys = Keys(self.name, self.id, secrets)
+        return self._keys
 
     def _record_violation(self) -> None:
         violation = self.session.violation
@@ -403,7 +414,7 @@ class Connection:
         """
         if self.driver.failure is None:
             for frame in self._event_frames(message):
-                self._enqueue(frame, 1, urgent=self.session.is_urgent(frame))
+                self._enqueue(frame, self._messages_in(frame), urgent=self.session.is_urgent(frame))
             if self.session.offloads:
                 self.driver.flush()
 
@@ -412,17 +423,22 @@ class Connection:
         if self.driver.failure is not None:
             raise PeerClosed("the connection is gone")
         for frame in self._event_frames(message):
-            self._write_events(frame, 1)
+            self._write_events(frame, self._messages_in(frame))
         if self.session.offloads:
             self.driver.flush()
+
+    def _messages_in(self, frame: bytes) -> int:
+        """How many events `_event_frames` gave in this frame: one, or a piece of one."""
+        return self.session.messages_in(frame) if self._pipe is not None and self._pipe.carries_messages else 1
 
     def _event_frames(self, message: Message) -> Sequence[bytes]:
         event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
         if message.attributes.get(URGENT) == "1":
             event = event.with_(attributes={URGENT: "1"})
         self.driver.write_pending()
+        before = self.session.sent
         self.session.send(event, self.hub.now())
-        self._sent_seen += 1
+        self._sent_seen += self.session.sent - before
         if self._pipe is not None and self._pipe.carries_messages:
             return self.session.outgoing_frames()
         return (self.session.outgoing(),)
@@ -530,21 +546,26 @@ class Connection:
     def record_sent(self, data: bytes) -> None:
         """Note in the journal what goes out that is no delivery."""
         assert self._pipe is not None
-        count = 1 if self._pipe.carries_messages else self.session.sent - self._sent_seen
+        session = self.session
+        count = session.messages_in(data) if self._pipe.carries_messages else session.sent - self._sent_seen
         self._sent_seen += count
         self._record_outbound(data, count)
 
     def _record_outbound(self, data: bytes, count: int) -> None:
+        kept = self.session.recordable(data)
+        if not kept:
+            return
         self.hub.journal.append(
             self.name,
             self.id,
             self._outbound,
             self._recorded[self._outbound],
-            data,
+            kept,
             source=self.local or None,
             destination=self.peer or None,
             inbound=False,
             topics=self._topics(),
+            keys=self._keys_in_force(),
         )
         self._recorded[self._outbound] += count
 

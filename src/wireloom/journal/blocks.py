@@ -121,7 +121,7 @@ def segment_head(version: str) -> bytes:
     section = struct.pack("<IHHq", _BYTE_ORDER, 1, 0, -1)
     section += _option(OPTION_COMMENT, FORMAT.encode()) + _option(4, f"wireloom {version}".encode())
     interface = struct.pack("<HHI", LINK_TYPE_UPPER_PDU, 0, SNAP_LENGTH) + _option(9, b"\x09")
-    return _block(SECTION_HEADER, section + _option(OPTION_END, b"")) + _block(
+    return block(SECTION_HEADER, section + _option(OPTION_END, b"")) + block(
         INTERFACE_DESCRIPTION, interface + _option(OPTION_END, b"")
     )
 
@@ -130,7 +130,13 @@ def _option(code: int, value: bytes) -> bytes:
     return _OPTION.pack(code, len(value)) + value + _PADDING[-len(value) & 3]
 
 
-def _block(block_type: int, body: bytes) -> bytes:
+def comment_option(comment: bytes) -> bytes:
+    """The options of a block that has a comment and nothing else."""
+    return _option(OPTION_COMMENT, comment) + _option(OPTION_END, b"")
+
+
+def block(block_type: int, body: bytes) -> bytes:
+    """A block of any type around its body, which must be a multiple of four bytes."""
     total = len(body) + 12
     return _HEAD.pack(block_type, total) + body + _WORD.pack(total)
 
@@ -213,9 +219,9 @@ def encode_packet(
     )
 
 
-def renumber(block: bytearray, packet_id: int) -> None:
-    """Give a block made by `encode_packet` another packet id, in place."""
-    struct.pack_into("<Q", block, _options_at(block) + _PACKET_ID_AT, packet_id)
+def renumber(data: bytearray, packet_id: int, at: int = 0) -> None:
+    """Give the block made by `encode_packet` that begins at `at` another packet id, in place."""
+    struct.pack_into("<Q", data, _options_at(data, at) + _PACKET_ID_AT, packet_id)
 
 
 def packet_id_of(block: Buffer) -> int:
@@ -230,9 +236,9 @@ def comment_of(block: Buffer) -> bytes:
     return bytes(block[start : start + length])
 
 
-def _options_at(block: Buffer) -> int:
-    captured: int = _PACKET.unpack_from(block)[5]
-    return _PACKET.size + captured + (-captured & 3)
+def _options_at(data: Buffer, at: int = 0) -> int:
+    captured: int = _PACKET.unpack_from(data, at)[5]
+    return at + _PACKET.size + captured + (-captured & 3)
 
 
 def record_comment(name: str, details: Mapping[str, type_of_json], connection: int | None = None) -> bytes:
@@ -308,7 +314,7 @@ def check_head(data: Buffer) -> int:
     if _WORD.unpack_from(data, 8)[0] != _BYTE_ORDER:
         raise BlockFault(0, "section header of another byte order")
     _, size = block_at(data, 0, len(data))
-    comments = [value for code, value in _options(data, 24, size - 4) if code == OPTION_COMMENT]
+    comments = [value for code, value in options(data, 24, size - 4) if code == OPTION_COMMENT]
     if FORMAT.encode() not in comments:
         raise BlockFault(0, f"section header without the comment {FORMAT!r}")
     block_type, interface = block_at(data, size, len(data))
@@ -360,7 +366,7 @@ def parse_packet(data: Buffer, offset: int, size: int, *, check_hash: bool = Tru
         raise BlockFault(offset, "wrong captured length")
     packet_id = flags = stated = None
     comment = b""
-    for code, value in _options(data, options_at, offset + size - 4):
+    for code, value in options(data, options_at, offset + size - 4):
         if code == OPTION_PACKET_ID and len(value) == 8:
             packet_id = int.from_bytes(value, "little")
         elif code == OPTION_FLAGS and len(value) == 4:
@@ -407,7 +413,7 @@ def parse_packet(data: Buffer, offset: int, size: int, *, check_hash: bool = Tru
     raise BlockFault(offset, "comment of no known form")
 
 
-def _options(data: Buffer, offset: int, end: int) -> Iterator[tuple[int, bytes]]:
+def options(data: Buffer, offset: int, end: int) -> Iterator[tuple[int, bytes]]:
     """The options of a block, up to the end-of-options or the end of the block."""
     while end - offset >= 4:
         code, length = _OPTION.unpack_from(data, offset)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from wireloom.journal import blocks
 from wireloom.journal.blocks import Block
+from wireloom.journal.keys import DECRYPTION_SECRETS, Keys, keys_in
 
 C2S, S2C, DGRAM = 0, 1, 2
 """The direction codes of a `BlockIndex`."""
@@ -141,11 +142,21 @@ def topic_maps_before(data: NDArray[np.uint8], start: int) -> dict[int, dict[int
     return blocks.topic_maps(_parse(data, places[0, :found], places[1, :found]))
 
 
+def keys_before(data: NDArray[np.uint8], start: int) -> dict[int, Keys]:
+    """The keys stated from the segment's beginning up to `start`, by connection."""
+    data = _read_only(data)
+    places = np.empty((2, _count(data, 0, start, DECRYPTION_SECRETS)), np.int64)
+    found = _blocks_of(data, start, places, DECRYPTION_SECRETS)
+    stated = (each for at, size in places[:, :found].T.tolist() for each in keys_in(data.data, at, at + size))
+    return {each.connection: each for each in stated}
+
+
 def warm() -> None:
     """Compile or load the kernels, so that the first call does not pay for it."""
     head = np.frombuffer(blocks.segment_head("0"), np.uint8)
     index_blocks(head, 0, len(head))
     topic_maps_before(head, len(head))
+    keys_before(head, len(head))
 
 
 def _read_only(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -251,16 +262,32 @@ def _block_at(data, offset, end):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _count(data, start, end):  # type: ignore[no-untyped-def]
-    """How many packet blocks there are at most."""
+def _count(data, start, end, wanted=6):  # type: ignore[no-untyped-def]
+    """How many packet blocks, or blocks of another type, there are at most."""
     count, offset = 0, start
     while offset < end:
         block_type, size, fault = _block_at(data, offset, end)
         if fault:
             break
-        count += block_type == 6
+        count += block_type == wanted
         offset += size
     return count
+
+
+@numba.njit(cache=True, nogil=True)
+def _blocks_of(data, end, places, wanted):  # type: ignore[no-untyped-def]
+    """Where the blocks of one type are."""
+    found, offset = 0, 0
+    while offset < end:
+        block_type, size, fault = _block_at(data, offset, end)
+        if fault:
+            break
+        if block_type == wanted:
+            places[0, found] = offset
+            places[1, found] = size
+            found += 1
+        offset += size
+    return found
 
 
 @numba.njit(cache=True, nogil=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wireloom.journal import blocks
+from wireloom.journal.keys import Keys
 from wireloom.journal.segment import SegmentFile, segment_name
 from wireloom.model import JournalError
 
@@ -23,10 +24,12 @@ from wireloom.model import JournalError
 class Part:
     """Blocks for one segment; `begins` names it when they are its first.
 
-    `maps` are the topic maps stated in that segment so far, in this part or before it.
+    `maps` are the topic maps stated in that segment so far, in this part or before it; `keys` those of encrypted
+    connections, by connection.
     """
 
     maps: dict[int, blocks.TopicMap]
+    keys: dict[int, Keys]
     begins: str | None = None
     data: bytearray = field(default_factory=bytearray)
     last_ticket: int = 0
@@ -69,6 +72,7 @@ class SegmentLog:
         self._head = blocks.segment_head(version)
         self._parts: list[Part] = []
         self._maps: dict[int, blocks.TopicMap] = {}
+        self._keys: dict[int, Keys] = {}
         self._planned = 0
         """Bytes of the segment that blocks go to now, counting what is still in memory; 0: none begun."""
         self._file: SegmentFile | None = None
@@ -78,10 +82,13 @@ class SegmentLog:
         """Whether blocks wait for a `take`."""
         return bool(self._parts)
 
-    def prepare(self, topic_map: blocks.TopicMap | None, time_ns: int) -> None:
-        """Call before the blocks of a run: begins a segment if it is time, states the map if it is new there."""
+    def prepare(self, topic_map: blocks.TopicMap | None, time_ns: int, keys: Keys | None = None) -> None:
+        """Call before the blocks of a run: begins a segment if it is time, states map and keys where they are new."""
         if not 0 < self._planned <= self.segment_bytes:
             self._begin(time_ns)
+        if keys is not None and self._keys.get(keys.connection) is not keys:
+            self._keys[keys.connection] = keys
+            self._append(keys.block)
         if topic_map is not None and topic_map.id not in self._maps:
             self._maps[topic_map.id] = topic_map
             for record in topic_map.records:
@@ -92,22 +99,25 @@ class SegmentLog:
         block = blocks.encode_packet(self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags)
         self.next_packet_id += 1
         self.ticket += 1
-        part = self._parts[-1] if self._parts else self._continue()
-        part.data += block
-        part.last_ticket = self.ticket
-        self._planned += len(block)
-        self.pending_bytes += len(block)
+        self._append(block).last_ticket = self.ticket
         return self.ticket
 
+    def _append(self, block: bytes) -> Part:
+        part = self._parts[-1] if self._parts else self._continue()
+        part.data += block
+        self._planned += len(block)
+        self.pending_bytes += len(block)
+        return part
+
     def _begin(self, time_ns: int) -> None:
-        self._maps = {}
+        self._maps, self._keys = {}, {}
         name = segment_name(self.next_packet_id, time_ns)
-        self._parts.append(Part(self._maps, name, bytearray(self._head), self.ticket))
+        self._parts.append(Part(self._maps, self._keys, name, bytearray(self._head), self.ticket))
         self._planned = len(self._head)
         self.pending_bytes += len(self._head)
 
     def _continue(self) -> Part:
-        part = Part(self._maps)
+        part = Part(self._maps, self._keys)
         self._parts.append(part)
         return part
 
@@ -179,8 +189,8 @@ class SegmentLog:
     def _begin_again(self) -> None:
         """Give blocks whose segment has ended a segment of their own.
 
-        The topic maps they name are stated again before them, so they, and whatever waits behind them, move
-        up to later packet ids.
+        The topic maps they name and the keys they need are stated again before them. Maps have packet ids, so the
+        blocks, and whatever waits behind them, move up to later ones.
         """
         ended = self._parts[0].maps
         count = next((at for at, part in enumerate(self._parts) if part.begins), len(self._parts))
@@ -196,8 +206,11 @@ class SegmentLog:
             for number, topic_map in ended.items()
             if any(topic_map.word in comment for comment in comments)
         }
+        needed = {comment[5:21] for comment in comments if comment.startswith(b"conn=")}
+        keys = {number: each for number, each in self._parts[0].keys.items() if b"%016x" % number in needed}
         now = time.time_ns()
-        part = Part(maps, segment_name(first_id, now), bytearray(self._head), homeless[-1].last_ticket)
+        part = Part(maps, keys, segment_name(first_id, now), bytearray(self._head), homeless[-1].last_ticket)
+        part.data += b"".join(each.block for each in keys.values())
         packet_id = first_id
         for topic_map in maps.values():
             for record in topic_map.records:
@@ -213,14 +226,11 @@ class SegmentLog:
             for other in later:
                 if other.begins is not None:
                     other.begins = f"{packet_id:020d}{other.begins[20:]}"
-                moved = list(_packets(other.data))
-                del other.data[_packets_start(other.data) :]
-                for block in moved:
-                    blocks.renumber(block, packet_id)
-                    other.data += block
+                for at in _packet_offsets(other.data):
+                    blocks.renumber(other.data, packet_id, at)
                     packet_id += 1
         else:
-            self._maps = maps
+            self._maps, self._keys = maps, keys
             self._planned = len(part.data)
         self.next_packet_id = packet_id
         self._parts = [part, *later]
@@ -238,17 +248,17 @@ class SegmentLog:
 
 
 def _packets(data: bytearray) -> Iterator[bytearray]:
+    for offset in _packet_offsets(data):
+        yield data[offset : offset + blocks.block_at(data, offset, len(data))[1]]
+
+
+def _packet_offsets(data: bytearray) -> Iterator[int]:
     offset = 0
     while offset < len(data):
         block_type, size = blocks.block_at(data, offset, len(data))
         if block_type == blocks.ENHANCED_PACKET:
-            yield data[offset : offset + size]
+            yield offset
         offset += size
-
-
-def _packets_start(data: bytearray) -> int:
-    """Where the packet blocks of a part begin: after the head, if it has one."""
-    return blocks.check_head(data) if data[:4] == b"\n\r\r\n" else 0
 
 
 def _failure(folder: Path, error: OSError) -> str:

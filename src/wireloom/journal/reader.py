@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 
 from wireloom.journal import blocks
 from wireloom.journal.blocks import Block
+from wireloom.journal.keys import Keys, keys_in
 from wireloom.journal.recovery import mapped
 from wireloom.journal.segment import committed_length, segments
 from wireloom.model import ConfigError, Direction, JournalError, Message, ProtocolViolation
@@ -121,6 +122,7 @@ def read_all(
     decoding = Decoding(settings)
     for segment in segments(folder):
         decoding.begin(segment.name)
+        decoding.learn_from(segment)
         for block in read_blocks(segment):
             yield from decoding.take(block)
 
@@ -135,6 +137,7 @@ class Decoding:
     def __init__(self, settings: Mapping[str, Settings] | None = None) -> None:
         self._settings = dict(settings or {})
         self._streams: dict[tuple[str, int | None, Direction | None], tuple[Decoder, int | None]] = {}
+        self._keys: dict[int | None, Keys] = {}
         self.begin("")
 
     def begin(self, segment: str) -> None:
@@ -167,7 +170,24 @@ class Decoding:
         if block.record == "closed":
             self._forget(block.connection)
 
+    def learn(self, data: blocks.Buffer, start: int, end: int) -> None:
+        """Take the keys stated in a part of a segment, before its blocks or instead of them."""
+        for each in keys_in(data, start, end):
+            self._keys.pop(each.connection, None)
+            self._keys[each.connection] = each
+            for key, (decoder, _) in self._streams.items():
+                if key[1] == each.connection:
+                    decoder.unlock((each.values,))
+        while len(self._keys) > _MAX_STREAMS:
+            del self._keys[next(iter(self._keys))]
+
+    def learn_from(self, segment: Path, start: int = 0) -> None:
+        """Take the keys of a segment from a place on."""
+        with mapped(segment) as data:
+            self.learn(data, start, min(committed_length(segment), len(data)))
+
     def _forget(self, connection: int | None) -> None:
+        self._keys.pop(connection, None)
         for key in [key for key in self._streams if key[1] == connection]:
             del self._streams[key]
 
@@ -225,7 +245,11 @@ class Decoding:
         protocol = find_protocol(block.protocol)
         if block.protocol not in self._settings:
             self._settings[block.protocol] = protocol.lenient()
-        return protocol.decoder(block.direction or Direction.C2S, self._settings[block.protocol], topics)
+        decoder = protocol.decoder(block.direction or Direction.C2S, self._settings[block.protocol], topics)
+        keys = self._keys.get(block.connection)
+        if keys is not None:
+            decoder.unlock((keys.values,))
+        return decoder
 
 
 def _byte(run: list[Block], position: int) -> int:

@@ -187,7 +187,7 @@ class Tail:
         self._decoding.begin(path.name)
 
     def _hop_to(self, end: int, *, packet_id: int | None = None, time_ns: int | None = None) -> None:
-        """Go to the first block with that packet id or time (or to the end), noting the topic maps on the way."""
+        """Go to the first block with that packet id or time (or to the end), noting topic maps and keys on the way."""
         assert self._path is not None
         with mapped(self._path) as data:
             end = min(end, len(data))
@@ -206,6 +206,7 @@ class Tail:
                         self._decoding.skip(blocks.parse_packet(data, position, size))
                     number += 1
                 position += size
+            self._decoding.learn(data, 0, position)
             self._position = position
             self._next_packet_id = number
 
@@ -229,6 +230,7 @@ class Tail:
         elif base + len(data) < end:
             data = data[:whole]
         start = self._check_head(data) if base == 0 else 0
+        self._decoding.learn(data, start, len(data))
         try:
             for block in blocks.blocks(data, start, len(data)):
                 self._next_packet_id = block.packet_id + 1

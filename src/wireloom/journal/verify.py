@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wireloom.journal import blocks
+from wireloom.journal.keys import DECRYPTION_SECRETS
+from wireloom.journal.keys import parse as parse_keys
 from wireloom.journal.recovery import mapped
 from wireloom.journal.segment import REFUSED, first_packet_id, segments, stated_length
 from wireloom.model import JournalError
@@ -100,6 +102,11 @@ def _verify_segment(
             if block.topic_map is not None and block.topic_map not in maps:
                 yield Fault(path, offset, f"topic map {block.topic_map:08x} not stated before")
             more = block.more
+        elif block_type == DECRYPTION_SECRETS:
+            try:
+                parse_keys(data, offset, size)
+            except blocks.BlockFault as fault:
+                yield Fault(path, fault.offset, fault.reason)
         offset += size
     if more:
         yield Fault(path, end, "a run that goes on in a block that is missing")

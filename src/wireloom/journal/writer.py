@@ -22,6 +22,7 @@ from typing import Self
 
 from wireloom.journal import blocks
 from wireloom.journal.blocks import TopicMap
+from wireloom.journal.keys import Keys
 from wireloom.journal.log import RECORD_PROTOCOL, Batch, SegmentLog
 from wireloom.journal.recovery import Recovery, recover
 from wireloom.journal.segment import LOCK, REFUSED
@@ -159,12 +160,14 @@ class Journal:
         destination: str | None = None,
         inbound: bool = True,
         topics: TopicMap | Mapping[int, str] | None = None,
+        keys: Keys | None = None,
         time_ns: int | None = None,
     ) -> int:
         """Append a run of complete frames; returns the ticket that is durable once the run is.
 
         `sequence` counts the messages of this connection and direction before the run. `topics` are
-        the numbers that stand for topics in it; a `TopicMap` made once is fastest.
+        the numbers that stand for topics in it; a `TopicMap` made once is fastest. `keys` open what is encrypted in
+        it; they are stated once a segment.
         """
         now = time.time_ns() if time_ns is None else time_ns
         log = self._log
@@ -174,7 +177,7 @@ class Journal:
         topic_map = topics if isinstance(topics, TopicMap) else None
         if topics and topic_map is None:
             topic_map = self._topic_map(connection, topics)  # type: ignore[arg-type]
-        log.prepare(topic_map, now)
+        log.prepare(topic_map, now, keys)
         comment = b"%b%d" % (envelope.comment, sequence)
         if topic_map is not None:
             comment += topic_map.word

@@ -394,7 +394,7 @@ class Driver:
             self._busy = True
             try:
                 run = session.expire(max(now, deadline))
-                if run.messages or run.bulk is not None:
+                if run.messages or run.bulk is not None or run.refused:
                     self.on_run(run)
             finally:
                 self._busy = False

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from wireloom.journal import blocks as journal_blocks
 from wireloom.journal import index as journal_index
 from wireloom.journal.index import NO_MAP, BlockIndex
+from wireloom.journal.keys import Keys
 from wireloom.journal.segment import committed_length
 from wireloom.model import KINDS, ConfigError, Direction, JournalError
 from wireloom.pipeline import blocks, ledger
@@ -169,6 +170,7 @@ def _decode(
     events += [_event(block) for block in journal_index.records(data, found.index) if block.record in _EVENTS]
     tables = []
     maps: dict[int, dict[int, str]] | None = None
+    keys: dict[int, Keys] = {}
     frames = ~found.index.is_record
     for code, name in enumerate(found.index.protocols):
         rows = np.flatnonzero(frames & (found.index.protocol == code))
@@ -176,6 +178,7 @@ def _decode(
             continue
         if maps is None:
             maps = journal_index.topic_maps_before(data, _end(found.index))
+            keys = journal_index.keys_before(data, _end(found.index))
         runs, damaged = _gather_runs(data, name, found, rows)
         for run in np.flatnonzero(damaged).tolist():
             rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, "wrong hash")
@@ -189,7 +192,7 @@ def _decode(
                 detail = f"no protocol {name!r} is installed here"
                 rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), UNKNOWN_PROTOCOL, detail)
             continue
-        tables += _decode_runs(data, runs, maps, part.file, rejects, audited)
+        tables += _decode_runs(data, runs, maps, keys, part.file, rejects, audited)
     if not tables:
         return empty(MESSAGES)
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
@@ -300,7 +303,9 @@ class _Streams:
     destination: list[str | None]
 
 
-def _streams(segment: NDArray[np.uint8], runs: _Runs, maps: dict[int, dict[int, str]]) -> _Streams:
+def _streams(
+    segment: NDArray[np.uint8], runs: _Runs, maps: dict[int, dict[int, str]], opened_by: dict[int, Keys]
+) -> _Streams:
     connections, connection = np.unique(runs.connection, return_inverse=True)
     numbers, topic_map = np.unique(runs.topic_map, return_inverse=True)
     key = (connection * len(numbers) + topic_map) * len(_DIRECTIONS) + runs.direction
@@ -309,13 +314,18 @@ def _streams(segment: NDArray[np.uint8], runs: _Runs, maps: dict[int, dict[int, 
     rest = keys // len(_DIRECTIONS)
     map_ids = numbers[rest % len(numbers)].tolist()
     ends = [journal_index.endpoints(segment, int(at)) for at in runs.tags_start[first]]
+    ids = connections[rest // len(numbers)].tolist()
     return _Streams(
         number.astype(np.int32),
         [
-            Stream(_DIRECTIONS[code], {} if map_id == NO_MAP else maps.get(map_id, {}))
-            for code, map_id in zip(direction.tolist(), map_ids, strict=True)
+            Stream(
+                _DIRECTIONS[code],
+                {} if map_id == NO_MAP else maps.get(map_id, {}),
+                secrets=(opened_by[each].values,) if each in opened_by else (),
+            )
+            for code, map_id, each in zip(direction.tolist(), map_ids, ids, strict=True)
         ],
-        [f"{value:016x}" for value in connections[rest // len(numbers)].tolist()],
+        [f"{value:016x}" for value in ids],
         direction,
         [source for source, _ in ends],
         [destination for _, destination in ends],
@@ -326,13 +336,14 @@ def _decode_runs(
     segment: NDArray[np.uint8],
     runs: _Runs,
     maps: dict[int, dict[int, str]],
+    keys: dict[int, Keys],
     file: str,
     rejects: _Rejects,
     audited: Audited,
 ) -> list[pa.Table]:
     """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
     decoder, settings = _decoder(runs.protocol)
-    of = _streams(segment, runs, maps)
+    of = _streams(segment, runs, maps, keys)
     columns = decoder.decode(Spans(runs.data, runs.start, runs.end, of.number, of.streams), settings)
     everything = np.arange(len(runs.start))
     tables = [audited.examine(runs.protocol, columns, runs.data, _table(columns, runs, of, everything, file))]

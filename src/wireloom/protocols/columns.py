@@ -36,12 +36,13 @@ class Stream:
     """One direction of one connection: what must be known beside its bytes.
 
     `state` is whatever the protocol carried over from the spans of an earlier call, as bytes only it
-    understands (an agreed serializer, half a split message).
+    understands (an agreed serializer, half a split message). `secrets` may open what is encrypted (`Decoder.unlock`).
     """
 
     direction: Direction
     topics: Mapping[int, str] = field(default_factory=dict)
     state: bytes = b""
+    secrets: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ class SlowColumns(ColumnDecoder):
                 rejects.append(Reject(index, start, end - start, BROKEN, AFTER_VIOLATION))
                 continue
             decoder = self.protocol.decoder(stream.direction, settings, stream.topics)
+            decoder.unlock(stream.secrets)
             for found in decode_stream(decoder, spans.data[start:end].tobytes(), final=False):
                 if isinstance(found, Decoded):
                     rows.append((index, start + found.offset, found))

@@ -46,6 +46,8 @@ LOGIN = HUB_PREFIX + "login"
 URGENT = "urgent"
 """The attribute, `1`, of a message that goes ahead of others in every queue."""
 
+_NO_SECRETS: Mapping[str, str] = types.MappingProxyType({})
+
 CUT = "stream.cut"
 """The clause of a frame that is cut off by the end of its stream."""
 
@@ -205,6 +207,9 @@ class Decoder(abc.ABC):
             del self._buffer[: self._taken]
             self._taken = 0
         self._buffer += data
+
+    def unlock(self, secrets: Sequence[Mapping[str, str]]) -> None:
+        """Keys that may open what is encrypted (see `Session.secrets`); ignored where nothing is."""
 
     @property
     def buffered(self) -> bytes:
@@ -478,6 +483,17 @@ class Session(abc.ABC):
         """Whether `bulk.forward(topic)`, read on another connection, means the same to this session's peer."""
         return False
 
+    def messages_in(self, frame: bytes) -> int:
+        """How many messages a frame of `outgoing_frames` completes: none, for all pieces of a message but the last."""
+        return 1
+
+    def recordable(self, data: bytes) -> bytes:
+        """What a record of the conversation may keep of bytes that were sent: credentials are blanked.
+
+        Of what was received, `Run.data` is that already.
+        """
+        return data
+
     def frames_of(self, encoded: bytes) -> Sequence[bytes]:
         """Encoded frames (from `Bulk.forward`) one by one, for transports that carry messages."""
         return (encoded,)
@@ -528,7 +544,7 @@ class Session(abc.ABC):
     @property
     def secrets(self) -> Mapping[str, str]:
         """The settings with which recorded traffic of this connection can be read, where it is encrypted."""
-        return {}
+        return _NO_SECRETS
 
     def topic_numbers(self) -> Mapping[int, str]:
         """The numbers that stand for topics on this connection, in protocols that number them."""

@@ -22,9 +22,9 @@ from tests.protocols.wolpertinger.talk import (
     results,
     said,
 )
-from wireloom.model import ConfigError, Kind, Message
+from wireloom.model import ConfigError, Direction, Kind, Message
 from wireloom.protocols.contract import Role, SessionState
-from wireloom.protocols.wolpertinger import WolpertingerSettings, frames, layer1, layer2
+from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings, frames, layer1, layer2, transmission
 from wireloom.protocols.wolpertinger.authentication import METHODS, STEPS
 from wireloom.protocols.wolpertinger.keys import Cipher, KeyPair, prove
 from wireloom.protocols.wolpertinger.layer2 import Call, Error, Response
@@ -637,3 +637,43 @@ def test_secrets_may_come_from_a_file(tmp_path: Path) -> None:
 def test_settings_have_ranges(values: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(values))):
         WolpertingerSettings.parse(values)
+
+
+# What records keep
+
+
+def test_a_proof_is_blanked_in_what_is_recorded_even_if_it_is_sent_again_or_in_pieces() -> None:
+    proof = Value("string", "P" * 88)
+    for split in (30_500, 100):
+        peer = stranger(2, cluster_key=KEY)
+        settings = WolpertingerSettings(split=split, gzip_from=0)
+        lines = transmission.encode(call("Authentication", "ClusterAuthVerify", proof), 900, settings, peer.cipher)
+        assert (len(lines) > 1) == (split == 100)
+        data = b"".join([peer.server.receive(each, 0.0).data for each in lines])
+        assert not any(each in data for each in lines)
+        decoder = WOLPERTINGER.decoder(Direction.C2S, WolpertingerSettings())
+        decoder.unlock((peer.server.secrets,))
+        decoder.feed(data)
+        (found,) = list(decoder)
+        assert found.message.topic == "Authentication.ClusterAuthVerify"
+        assert found.message.value() == ["*" * 88]
+    # The connection stays open where the call was not even allowed; the same line again is blanked again.
+    server = opened()
+    (line_,) = transmission.encode(
+        call("authentication", "userAuthVerify", HELLO, proof), 5, WolpertingerSettings(), None
+    )
+    first, again = server.receive(line_, 0.0), server.receive(line_, 1.0)
+    assert (first.data, again.count) == (again.data, 1)
+    assert b"P" * 88 not in base64.b64decode(first.data.rpartition(b";")[2])
+
+
+def test_our_own_proof_is_blanked_in_what_is_recorded() -> None:
+    both = meet(3)
+    for session, who in ((both.client, "client"), (both.server, "server")):
+        lines = [each for name, each in both.lines if name == who]
+        changed = [(each, session.recordable(each)) for each in lines if session.recordable(each) != each]
+        assert len(changed) == 1
+        decoder = WOLPERTINGER.decoder(session.outbound, WolpertingerSettings())
+        decoder.unlock((session.secrets,))
+        decoder.feed(changed[0][1])
+        assert next(decoder).message.value() == ["*" * 88]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 
 import pytest
@@ -14,7 +13,7 @@ from tests.agreement import assert_columns_agree, assert_split_columns_agree
 from tests.protocols.wolpertinger.strategies import lines_of, mutated_stream, stream
 from tests.protocols.wolpertinger.talk import pair
 from wireloom.model import Direction, Kind, Message, NotSupported, ProtocolViolation
-from wireloom.protocols.columns import Spans, Stream
+from wireloom.protocols.columns import KIND_CODES, Spans, Stream
 from wireloom.protocols.contract import Decoded, decode_stream
 from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings
 from wireloom.protocols.wolpertinger.layer2 import Call
@@ -120,11 +119,17 @@ def test_encrypted_messages_are_read_with_the_key_of_their_connection_and_stay_o
     found = [each.message for each in decoded(data, secrets)]
     assert found[-1].value() == ["secret"]
     assert_columns_agree(WOLPERTINGER, data, values=secrets)
-    # The key may come with the state of the stream, and stays there.
-    stream = Stream(Direction.C2S, {}, json.dumps(secrets).encode())
-    columns = WOLPERTINGER.columns().decode(Spans.whole(data, stream), WolpertingerSettings())
-    assert columns.body.to_pylist()[-1] == b'["secret"]'
-    assert json.loads(columns.state[0]) == secrets
+    # The key may come with the stream, among others, and never goes into its state.
+    other = {"aes_key": "00" * 32, "aes_iv": "00" * 16}
+    for found_in, expected in (((other, secrets), b'["secret"]'), ((other, {"aes_key": "zz"}), None)):
+        stream = Stream(Direction.C2S, secrets=found_in)
+        columns = WOLPERTINGER.columns().decode(Spans.whole(data, stream), WolpertingerSettings())
+        if expected is None:
+            assert columns.kind[-1] == KIND_CODES[Kind.OTHER]
+        else:
+            assert columns.body.to_pylist()[-1] == expected
+        assert columns.state == [b""]
+        assert not columns.rejects
 
 
 def test_what_was_encrypted_is_written_again_as_it_was() -> None:

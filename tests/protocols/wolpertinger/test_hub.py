@@ -141,3 +141,84 @@ async def test_split_messages_are_one_message_in_the_journal(tmp_path: Path) -> 
     assert [(each.topic, len(each.body)) for each in found] == [
         ("$hub/publish/rooms/kitchen", 500), ("$hub/publish/rooms/cellar", 500),
     ]  # fmt: skip
+
+
+# What the journal keeps of an encrypted conversation
+
+CLUSTER = "ab" * 16
+TRUSTED = f"""
+[[listener]]
+url = "wolpertinger://127.0.0.1:0"
+profile = true
+settings = {{ cluster_key = "{CLUSTER}", users = {{ ada = "lovelace" }}, split = 200, gzip_from = 0 }}
+[http]
+url = "http://127.0.0.1:0"
+"""
+ADA = {"authenticate": 4, "cluster_key": CLUSTER, "user": "ada", "password": "lovelace", "split": 200, "gzip_from": 0}
+
+
+async def encrypted_conversation(folder: Path, text: str) -> None:
+    async with hub_on(folder, text) as hub:
+        async with wireloom.connect(url_of(hub, "wolpertinger"), settings=ADA) as peer:
+            async with peer.subscribe("rooms/#") as events:
+                await peer.publish("rooms/kitchen", {"text": "secret" * 50}, ack=True)
+                assert (await anext(events)).topic == "rooms/kitchen"
+
+
+def rows_of(folder: Path) -> list[dict[str, object]]:
+    """The rows of `messages` that the pipeline makes of a journal."""
+    from wireloom.pipeline.decode import decode_range, plain
+    from wireloom.pipeline.planning import latest, plan
+    from wireloom.pipeline.schemas import MESSAGES
+
+    inputs = [str(folder / "journal")]
+    ranges = [part for part in plan(inputs, {}, latest(inputs)) if not part.refused]
+    return [row for part in ranges for row in plain(decode_range(part).messages, MESSAGES).to_pylist()]
+
+
+async def test_the_journal_holds_the_keys_of_an_encrypted_conversation(tmp_path: Path) -> None:
+    await encrypted_conversation(tmp_path, TRUSTED + "[journal]\nsegment_bytes = 3000\n")
+    found = [each.message for each in journaled(tmp_path)]
+    rows = rows_of(tmp_path)
+    assert len(list((tmp_path / "journal").glob("*.pcapng"))) > 2
+    for kinds, topics in (
+        ([each.kind for each in found], [each.topic for each in found]),
+        ([row["kind"] for row in rows], [row["topic"] for row in rows]),
+    ):
+        assert Kind.OTHER not in kinds
+        assert "$hub/publish/rooms/kitchen" in topics
+    published = next(row for row in rows if row["topic"] == "$hub/publish/rooms/kitchen")
+    assert b"secret" in bytes(published["body"])  # type: ignore[arg-type]
+    attributes = dict(published["attributes"])  # type: ignore[call-overload]
+    assert (attributes["encryption"], int(attributes["fragment_count"]) > 2) == ("aes", True)
+
+
+async def test_without_the_keys_messages_stay_other(tmp_path: Path) -> None:
+    await encrypted_conversation(tmp_path, TRUSTED + "[journal]\nkeys = false\n")
+    raw = b"".join(path.read_bytes() for path in (tmp_path / "journal").glob("*.pcapng"))
+    assert b"aes_key" not in raw
+    rows = rows_of(tmp_path)
+    assert [row["kind"] for row in rows] == [each.message.kind for each in journaled(tmp_path)]
+    assert Kind.OTHER in [row["kind"] for row in rows]
+    assert "$hub/publish/rooms/kitchen" not in [row["topic"] for row in rows]
+
+
+async def test_proofs_are_blanked_in_the_journal(tmp_path: Path) -> None:
+    await encrypted_conversation(tmp_path, TRUSTED)
+    given = {row["topic"]: (row["direction"], bytes(row["body"])) for row in rows_of(tmp_path)}  # type: ignore[arg-type]
+    assert given["Authentication.UserAuthVerify"] == ("c2s", b'["ada","%b"]' % (b"*" * 88))
+    # Both ends have proven that they are of the cluster.
+    proofs = [row for row in rows_of(tmp_path) if row["topic"] == "Authentication.ClusterAuthVerify"]
+    stars = b'["%b"]' % (b"*" * 88)
+    assert [(row["direction"], row["body"]) for row in proofs] == [("c2s", stars), ("s2c", stars)]
+
+
+async def test_every_message_of_an_encrypted_split_conversation_is_counted_once(tmp_path: Path) -> None:
+    await encrypted_conversation(tmp_path, TRUSTED)
+    rows = rows_of(tmp_path)
+    for direction in ("c2s", "s2c"):
+        assert sequences(rows, direction) == list(range(len(sequences(rows, direction))))
+
+
+def sequences(rows: list[dict[str, object]], direction: str) -> list[object]:
+    return [row["sequence"] for row in rows if row["direction"] == direction]

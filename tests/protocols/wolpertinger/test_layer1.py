@@ -135,7 +135,7 @@ def test_pieces_of_two_messages_may_be_mixed() -> None:
     one, two = pieces_of(1, "one", 4), pieces_of(2, "two", 4)
     mixed = [piece for both in zip(reversed(one), two, strict=True) for piece in both]
     found = [whole for piece in mixed if (whole := assembly.add(piece)) is not None]
-    assert [layer1.unpack(whole, SETTINGS, None).parameters[0].data for whole, _ in found] == ["one", "two"]  # type: ignore[union-attr]
+    assert [layer1.unpack(whole, SETTINGS, None).parameters[0].data for whole, *_ in found] == ["one", "two"]  # type: ignore[union-attr]
 
 
 def test_a_piece_that_comes_twice_counts_once() -> None:

@@ -235,13 +235,15 @@ def test_lost_lines_are_made_good_and_every_call_is_executed_once() -> None:
 def test_a_split_message_is_confirmed_once_when_it_is_complete() -> None:
     server = opened()
     lines = lines_of(call("Test", "Echo", Value("string", "x" * 300)), 5, WolpertingerSettings(split=100, gzip_from=0))
-    for each in lines[:-1]:
+    for number, each in enumerate(lines[:-1], 1):
         run = server.receive(each, 0.0)
         assert not run.messages
-        assert run.data == each
-        assert run.count == 0
+        assert (run.data, run.count) == (b"", 0)
+        assert server.unread() == b"".join(lines[:number])
         assert server.outgoing() == b""
-    assert server.receive(lines[-1], 0.0).count == 1
+    run = server.receive(lines[-1], 0.0)
+    # The lines of a message stand together, whatever lay between them.
+    assert (run.data, run.count, server.unread()) == (b"".join(lines), 1, b"")
     assert server.outgoing() == b"result:0;message_id:5;\n"
 
 
@@ -277,7 +279,8 @@ def test_a_piece_of_another_message_is_a_splitting_error() -> None:
     server = opened()
     server.receive(b"fragment_index:0;fragment_count:3;message_id:5;AAAA\n", 0.0)
     run = server.receive(b"fragment_index:1;fragment_count:4;message_id:5;AAAA\n", 0.0)
-    assert [each.clause for each in run.refused] == ["wolpertinger.fragment.differs"]
+    assert [each.clause for each in run.refused] == ["wolpertinger.fragment.dropped", "wolpertinger.fragment.differs"]
+    assert b"".join([each.data for each in run.refused]).count(b"message_id:5;AAAA\n") == 2
     assert server.outgoing() == b"result:3;message_id:5;\n"
 
 
@@ -719,11 +722,15 @@ def test_any_split_of_the_stream_into_reads_gives_the_same_messages(data: bytes,
 def test_nothing_a_peer_sends_raises(data: bytes, role: Role) -> None:
     session = opened(role)
     run = session.receive(data, 0.0)
-    session.expire(100.0)
+    waiting = len(session.unread())
+    taken = len(run.data) + sum(len(each.data) for each in run.refused) + len(session.refused)
+    assert taken + waiting == len(data) or session.violation is not None
+    late = session.expire(100.0)
     session.outgoing()
     session.end_of_input(101.0)
-    taken = len(run.data) + sum(len(each.data) for each in run.refused) + len(session.refused)
-    assert taken == data.rfind(b"\n") + 1
+    taken += len(late.data) + sum(len(each.data) for each in late.refused)
+    assert taken + len(session.unread()) == len(data) or session.violation is not None
+    assert session.unread() == data[data.rfind(b"\n") + 1 :] or session.violation is not None
     assert all(each.clause in WOLPERTINGER.clauses for each in run.refused)
 
 

@@ -1,8 +1,8 @@
 """wolpertinger a buffer at a time: a plain loop over lines, because XML leaves no choice.
 
 Uses the decoder itself, so it gives exactly what that gives. A stream's state is what a decoder has in mind between
-two lines: the pieces of messages that are not complete, whether it is inside a line that is too long, and the key of an
-encrypted connection, if whoever made the state knows it (`WolpertingerSession.secrets` as JSON).
+two lines: the pieces of messages that are not complete, and whether it is inside a line that is too long. Keys are no
+part of it: it may be kept where they must not be.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from wireloom.model import Message
 from wireloom.protocols.columns import KIND_CODES, ColumnDecoder, Columns, Reject, Spans
 from wireloom.protocols.contract import Decoded, Settings, decode_stream
 from wireloom.protocols.wolpertinger import frames
-from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.protocol import WolpertingerDecoder
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 
@@ -32,20 +31,20 @@ class WolpertingerColumns(ColumnDecoder):
         rows, rejects = _Rows(), []
         consumed = spans.end.copy()
         states = [stream.state for stream in spans.streams]
-        data = spans.data.tobytes()
         for index in range(len(spans.start)):
             start, end, number = int(spans.start[index]), int(spans.end[index]), int(spans.stream[index])
             decoder = WolpertingerDecoder(spans.streams[number].direction, own)
+            decoder.unlock(spans.streams[number].secrets)
             if states[number]:
                 restore(decoder, states[number])
-            for found in decode_stream(decoder, data[start:end], final=False):
+            for found in decode_stream(decoder, spans.data[start:end].tobytes(), final=False):
                 at = start + found.offset
                 if isinstance(found, Decoded):
                     rows.add(index, at, found.size, found.message)
                 else:
                     rejects.append(Reject(index, at, len(found.data), found.clause, found.detail))
             consumed[index] = start + decoder.offset
-            states[number] = freeze(decoder, secret=b"aes_key" in states[number])
+            states[number] = freeze(decoder)
         return rows.columns(rejects, consumed, states)
 
 
@@ -109,8 +108,8 @@ class _Rows:
         )
 
 
-def freeze(decoder: WolpertingerDecoder, *, secret: bool = False) -> bytes:
-    """What a decoder has in mind between two lines, with its key if that came with the state; empty if nothing."""
+def freeze(decoder: WolpertingerDecoder) -> bytes:
+    """What a decoder has in mind between two lines; empty if nothing."""
     kept = [
         {
             "id": message_id,
@@ -128,16 +127,12 @@ def freeze(decoder: WolpertingerDecoder, *, secret: bool = False) -> bytes:
         state["open"] = kept
     if decoder.skipping:
         state["skipping"] = True
-    if decoder.cipher is not None and secret:
-        state.update(aes_key=decoder.cipher.key.hex(), aes_iv=decoder.cipher.iv.hex())
     return json.dumps(state).encode() if state else b""
 
 
 def restore(decoder: WolpertingerDecoder, state: bytes) -> None:
     """Bring a decoder to where another one stopped."""
     kept = json.loads(state)
-    if "aes_key" in kept:
-        decoder.cipher = Cipher(bytes.fromhex(kept["aes_key"]), bytes.fromhex(kept["aes_iv"]))
     decoder.skipping = bool(kept.get("skipping"))
     for entry in kept.get("open", ()):
         others = tuple([(str(key), str(value)) for key, value in entry["others"]])

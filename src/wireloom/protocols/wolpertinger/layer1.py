@@ -82,6 +82,8 @@ class _Open:
     first: Data
     since: float
     pieces: dict[int, bytes] = field(default_factory=dict)
+    lines: list[bytes] = field(default_factory=list)
+    """The lines they came in, if whoever adds them wants these back."""
     size: int = 0
     wire: int = 0
 
@@ -96,15 +98,17 @@ class Assembly:
     """Incomplete messages that were given up."""
     pending: int = 0
     """Characters of all pieces that wait."""
+    lost: list[bytes] = field(default_factory=list)
+    """The lines of messages that were given up."""
 
-    def add(self, frame: Data, now: float = 0.0, wire: int = 0) -> tuple[Data, int] | None:
-        """Take a frame; the whole message and its bytes on the wire, once everything of it is there.
+    def add(self, frame: Data, now: float = 0.0, wire: int = 0, line: bytes = b"") -> tuple[Data, int, bytes] | None:
+        """Take a frame; the whole message, its bytes on the wire and its lines, once everything of it is there.
 
         Raises Refused for a piece that does not fit the others; they are given up with it.
         """
         count = frame.fragment_count
         if count is None or count == 1:
-            return frame, wire
+            return frame, wire, line
         if count > self.settings.max_fragments:
             detail = f"{count} pieces; max_fragments is {self.settings.max_fragments}"
             raise _refused("wolpertinger.fragment.too-many", detail, frame)
@@ -121,7 +125,11 @@ class Assembly:
             kept.size += len(frame.payload)
             self.pending += len(frame.payload)
         kept.wire += wire
+        if line:
+            kept.lines.append(line)
         if kept.size > self.settings.max_line:
+            if line:
+                kept.lines.pop()  # refused by itself
             self._give_up(frame.message_id)
             raise _refused("wolpertinger.message.too-large", "the pieces are more than max_message allows", frame)
         if len(kept.pieces) < count:
@@ -129,7 +137,12 @@ class Assembly:
             return None
         self._forget(frame.message_id)
         payload = b"".join([kept.pieces[at] for at in range(count)])
-        return kept.first._replace(payload=payload, fragment_index=0), kept.wire
+        return kept.first._replace(payload=payload, fragment_index=0), kept.wire, b"".join(kept.lines)
+
+    def take_lost(self) -> list[bytes]:
+        """The lines of messages that were given up since the last time."""
+        lost, self.lost = self.lost, []
+        return lost
 
     def expire(self, now: float) -> None:
         """Give up what has been incomplete for too long."""
@@ -154,11 +167,15 @@ class Assembly:
             self._give_up(next(each for each in self.open if each != keep))
 
     def _give_up(self, message_id: int) -> None:
-        self._forget(message_id)
+        lines = self._forget(message_id).lines
         self.dropped += 1
+        if lines:
+            self.lost.append(b"".join(lines))
 
-    def _forget(self, message_id: int) -> None:
-        self.pending -= self.open.pop(message_id).size
+    def _forget(self, message_id: int) -> _Open:
+        kept = self.open.pop(message_id)
+        self.pending -= kept.size
+        return kept
 
 
 def _metadata(frame: Data) -> tuple[object, ...]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from wireloom.model import Direction, Kind, Message, NotSupported, ProtocolViolation
+from wireloom.model import ConfigError, Direction, Kind, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.contract import Decoder, Framing, Protocol, Role, Scheme, Settings
 from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
 from wireloom.protocols.wolpertinger.conversation import CONVERSATION
 from wireloom.protocols.wolpertinger.keys import Cipher
-from wireloom.protocols.wolpertinger.refusal import CLAUSES
+from wireloom.protocols.wolpertinger.refusal import CLAUSES, Refused
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 
 if TYPE_CHECKING:
@@ -26,9 +26,11 @@ _HEAD = re.compile(rb"(?:[A-Za-z_]+:[^;\n]{0,200};){0,8}(?:message_id|MESSAGE_ID
 
 def known_cipher(settings: WolpertingerSettings) -> Cipher | None:
     """The cipher the settings name, for recorded traffic."""
-    if not settings.aes_key:
-        return None
-    return Cipher(bytes.fromhex(settings.aes_key), bytes.fromhex(settings.aes_iv or "00" * 16))
+    return _cipher(settings.aes_key, settings.aes_iv) if settings.aes_key else None
+
+
+def _cipher(key: str, iv: str) -> Cipher:
+    return Cipher(bytes.fromhex(key), bytes.fromhex(iv or "00" * 16))
 
 
 class WolpertingerDecoder(Decoder):
@@ -40,6 +42,7 @@ class WolpertingerDecoder(Decoder):
         self._settings = settings
         self._max_line = settings.max_line
         self.cipher = known_cipher(settings)
+        self._candidates: list[Cipher] = []
         self.assembly = layer1.Assembly(settings)
         self._line = 0
         """Where the line being decoded ends in the buffer."""
@@ -47,6 +50,16 @@ class WolpertingerDecoder(Decoder):
         """Stream offset up to which no line ends."""
         self.skipping = False
         """Inside a line that is too long."""
+
+    def unlock(self, secrets: Sequence[Mapping[str, str]]) -> None:
+        """Keys that may be those of this connection: the first that opens a message is kept."""
+        for each in secrets:
+            try:
+                cipher = _cipher(each.get("aes_key", ""), each.get("aes_iv", ""))
+            except (ValueError, ConfigError):
+                continue
+            if cipher not in self._candidates:
+                self._candidates.append(cipher)
 
     def decode_one(self, buffer: bytearray, start: int) -> tuple[object, int] | None:
         """The next line's frame."""
@@ -71,7 +84,15 @@ class WolpertingerDecoder(Decoder):
             whole = self.assembly.add(data, wire=wire)
             if whole is None:
                 return None
-            data, wire = whole
+            data, wire, _ = whole
+        if data.encryption is not None and self.cipher is None and self._candidates:
+            for cipher in self._candidates:
+                try:
+                    message = read(data, wire, self._settings, cipher, self._direction)
+                except Refused:
+                    continue
+                self.cipher = cipher
+                return message
         return read(data, wire, self._settings, self.cipher, self._direction)
 
     def _after_violation(self, violation: ProtocolViolation) -> None:

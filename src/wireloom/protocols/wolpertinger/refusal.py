@@ -25,6 +25,7 @@ CLAUSES = {
     "wolpertinger.encryption.required": "Plain text at trust 2 or above: error 202, and a reset (Decisions)",
     "wolpertinger.fragment.form": "A piece has fragment_index, from 0, and fragment_count (Message Splitting)",
     "wolpertinger.fragment.differs": "All metadata is added to all message pieces (Message Splitting)",
+    "wolpertinger.fragment.dropped": "Incomplete messages are dropped after 60 s (Decisions)",
     "wolpertinger.fragment.too-many": "The number of pieces is limited (max_fragments)",
     "wolpertinger.xml.forbidden": "DTDs, entities and external references are refused (Decisions)",
     "wolpertinger.xml.malformed": "Messages are XML in UTF-8 (Message Layer)",

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import abc
 import binascii
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from wireloom.model import Message, WireloomError
 from wireloom.protocols.contract import Rejected, Role, Run, Session, SessionState
 from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
+from wireloom.protocols.wolpertinger.blanking import blanked
 from wireloom.protocols.wolpertinger.delivery import Seen, Sent, Unconfirmed
 from wireloom.protocols.wolpertinger.frames import Confirmation, Data
 from wireloom.protocols.wolpertinger.keys import Cipher
@@ -29,6 +32,7 @@ _SOON = 0.01
 """Seconds that the confirmation of an answer may wait for company."""
 _MANY = 64
 """Confirmations that wait together, at most."""
+_PIECE = re.compile(rb"fragment_index:([0-9]+);fragment_count:([0-9]+);")
 BYTES = 64 * 1024 * 1024
 """Unconfirmed bytes above which nothing more is sent."""
 
@@ -95,6 +99,10 @@ class Transmission(Session):
         self._late: deque[tuple[float, bytes]] = deque()
         """Answers that wait for their time, so that all failures take as long."""
         self._seen = Seen(settings.remember)
+        self._blanked: dict[int, bytes] = {}
+        """Received messages with credentials, and the lines that stand for them in records."""
+        self._private: dict[bytes, bytes] = {}
+        """The same for lines that were sent."""
         self._assembly = layer1.Assembly(settings)
         self._unconfirmed = Unconfirmed(settings.delivery_timeout, (unique & frames.MAX_ID) or 1)
         self._reading = Reading()
@@ -195,38 +203,53 @@ class Transmission(Session):
             frame = frames.parse(line)
             if isinstance(frame, Confirmation):
                 self._confirmed(frame, now)
+                self._reading.kept.append(raw)
+            elif frame.message_id in self._seen:
+                self._take_again(frame, raw)
+            elif self._cipher is not None and frame.encryption is None:
+                raise self._plain_text(frame)
             else:
-                whole = self._whole_of(frame, len(raw), now)
-                if whole is not None:
-                    self._open(*whole, raw, now)
-                    return
+                self._take_piece(frame, raw, now)
         except Refused as refused:
             self._refuse(refused, raw, now)
-        else:
-            self._reading.kept.append(raw)
 
-    def _whole_of(self, frame: Data, wire: int, now: float) -> tuple[Data, int] | None:
-        """The message a frame completes; None for a piece that others must follow, and for what was seen before."""
-        if frame.message_id in self._seen:
-            self.count("wolpertinger.message-id.again")
-            if frame.fragment_count is None or frame.fragment_index == frame.fragment_count - 1:
-                self._reading.count += 1
-                self._confirm(frame.message_id, ResultCode.SUCCESS)
-            return None
-        if self._cipher is not None and frame.encryption is None:
-            raise self._plain_text(frame)
-        before = self._assembly.dropped
+    def _take_again(self, frame: Data, raw: bytes) -> None:
+        """What was executed already is confirmed again, and that is all."""
+        self.count("wolpertinger.message-id.again")
+        is_last = frame.fragment_count is None or frame.fragment_index == frame.fragment_count - 1
+        if is_last:
+            self._reading.count += 1
+            self._confirm(frame.message_id, ResultCode.SUCCESS)
+        if frame.message_id in self._blanked:
+            raw = self._blanked[frame.message_id] if is_last else b""
+        self._reading.kept.append(raw)
+
+    def _take_piece(self, frame: Data, raw: bytes, now: float) -> None:
+        """A message, or a piece of one; the lines of a message are kept together, once it is complete."""
+        if frame.fragment_count is None:
+            self._open(frame, len(raw), raw, now)
+            return
         try:
-            return self._assembly.add(frame, now, wire)
+            whole = self._assembly.add(frame, now, len(raw), raw)
         finally:
-            self._count_dropped(before)
+            self._note_lost()
+        if whole is not None:
+            self._open(*whole, now)
 
-    def _count_dropped(self, before: int) -> None:
-        for _ in range(self._assembly.dropped - before):
+    def _note_lost(self) -> None:
+        """Tell of messages that will never be complete."""
+        for lines in self._assembly.take_lost():
             self.count("wolpertinger.fragment.dropped")
+            self._reject("wolpertinger.fragment.dropped", "pieces of a message that did not become complete", lines)
+
+    def unread(self) -> bytes:
+        """Lines that wait for others, pieces of incomplete messages, and the beginning of a line."""
+        pieces = [line for kept in self._assembly.open.values() for line in kept.lines]
+        rest = [line + b"\n" for line in self._rest]
+        return b"".join([*pieces, *rest, *self._tail, *(self._blocked or ())])
 
     def _open(self, whole: Data, wire: int, raw: bytes, now: float) -> None:
-        """Read a whole message: here, or elsewhere if it is large. `raw` is its last line."""
+        """Read a whole message: here, or elsewhere if it is large. `raw` is its lines."""
         if not self._may_offload or len(whole.payload) < LARGE:
             try:
                 document = layer1.unpack(whole, self.settings, self._cipher)
@@ -265,8 +288,11 @@ class Transmission(Session):
         else:
             self._confirm_soon(whole.message_id, now)
         self._reading.count += 1
-        if isinstance(document, Call) and self.settings.profile and messages.is_login(document):
-            raw = b"".join(encode(messages.starred(document), whole.message_id, self.settings, self._cipher))
+        hidden = blanked(document, profile=self.settings.profile)
+        if hidden is not None:
+            raw = b"".join(encode(hidden, whole.message_id, self.settings, self._cipher))
+            self._blanked[whole.message_id] = raw
+            _limit(self._blanked)
         self._reading.kept.append(raw)
         self._take(document, message, whole, wire, now)
 
@@ -372,6 +398,13 @@ class Transmission(Session):
 
     def _sent(self, message_id: int, lines: list[bytes], document: Document, now: float) -> None:
         self._unconfirmed.add(message_id, lines, now, document.call_id if isinstance(document, Call) else None)
+        hidden = blanked(document, profile=self.settings.profile)
+        if hidden is not None:
+            shown = b"".join(encode(hidden, message_id, self.settings, self._cipher))
+            # The blanked lines stand where the last one was: a message counts with its last piece.
+            self._private.update(dict.fromkeys(lines, b""))
+            self._private[lines[-1]] = shown
+            _limit(self._private)
         self._out += lines
         self.sent += 1
         if len(self._unconfirmed.waiting) > 2 * self.settings.max_unconfirmed or self._unconfirmed.size > 2 * BYTES:
@@ -401,6 +434,17 @@ class Transmission(Session):
             self._confirm_now()
         out, self._out = self._out, []
         return out
+
+    def messages_in(self, frame: bytes) -> int:
+        """A message counts with its last piece."""
+        piece = _PIECE.match(frame)
+        return 1 if piece is None or int(piece[1]) == int(piece[2]) - 1 else 0
+
+    def recordable(self, data: bytes) -> bytes:
+        """What was sent, without proofs."""
+        for line, shown in self._private.items():
+            data = data.replace(line, shown)
+        return data
 
     # Slow work
 
@@ -472,9 +516,8 @@ class Transmission(Session):
             self._confirm_now()
         while self._late and self._late[0][0] <= now:
             self._queue(self._late.popleft()[1])
-        before = self._assembly.dropped
         self._assembly.expire(now)
-        self._count_dropped(before)
+        self._note_lost()
         for message_id in self._unconfirmed.overdue(now):
             if self._unconfirmed.waiting[message_id].tries >= self.settings.resends:
                 # Nobody there. Whoever waits for an answer learns it from the end of the connection.
@@ -485,6 +528,12 @@ class Transmission(Session):
             self._out += self._unconfirmed.again(message_id, now).lines
             self.count("wolpertinger.delivery.resent")
             self.sent += 1
+
+
+def _limit(kept: dict[Any, bytes]) -> None:
+    """Forget what was put in first, once there is more than an honest peer can have use for."""
+    while len(kept) > _MANY:
+        del kept[next(iter(kept))]
 
 
 def encode(document: Document, message_id: int, settings: WolpertingerSettings, cipher: Cipher | None) -> list[bytes]:
