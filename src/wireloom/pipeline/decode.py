@@ -31,6 +31,7 @@ from wireloom.pipeline.planning import Range
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES, REJECTS, Table, arrow_schema
 from wireloom.pipeline.steps import audit, sessions
 from wireloom.pipeline.steps.sessions import Event
+from wireloom.pipeline.steps.view import words
 from wireloom.protocols.audit import Auditor
 from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans, Stream
 from wireloom.protocols.contract import CUT, Settings
@@ -399,16 +400,16 @@ def _table(columns: Columns, runs: _Runs, of: _Streams, rows: NDArray[np.int64],
         "destination": coded(stream, of.destination),
         "sequence": pa.array(runs.sequence[run] + within),
         "kind": coded(columns.kind.astype(np.int8), [str(kind) for kind in KINDS]),
-        "topic": columns.topic,
+        "topic": words(columns.topic),
         "message_id": columns.message_id,
         "correlation_id": columns.correlation_id,
-        "status": columns.status,
-        "content_type": columns.content_type,
+        "status": words(columns.status),
+        "content_type": words(columns.content_type),
         "body": columns.body,
         "body_size": pc.binary_length(columns.body),
         "wire_size": pa.array(columns.size.astype(np.int32)),
         "attributes": columns.attributes,
-        "authenticity": columns.authenticity,
+        "authenticity": words(columns.authenticity),
         "file": constant(file, count),
         "offset": pa.array(runs.file_offset(columns.offset)),
     }

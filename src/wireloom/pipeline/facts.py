@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from wireloom.pipeline.steps import audit, nodes, sessions, traffic, turns
-from wireloom.pipeline.steps.view import View, in_order
+from wireloom.pipeline.steps.view import View, in_order, typed
 
 FACTS = {
     "turns": turns.TURNS,
@@ -84,7 +84,7 @@ def write(warehouse: Path, rows: pa.Table) -> tuple[str, int]:
     folder.mkdir(exist_ok=True)
     name = f"{uuid.uuid4().hex}.arrow"
     with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as file:
-        file.write_table(rows.combine_chunks())
+        file.write_table(rows.unify_dictionaries().combine_chunks())
     return name, (folder / name).stat().st_size
 
 
@@ -95,7 +95,7 @@ def read(warehouse: Path, names: Iterable[str], kind: str, task: int, tasks: int
     for name in names:
         with pa.memory_map(str(warehouse / FOLDER / name)) as source:
             rows = pa.ipc.open_file(source).read_all()
-        found.append(of_task(rows, task, tasks).cast(schema))
+        found.append(typed_as(of_task(rows, task, tasks), schema))
     return pa.concat_tables(found)
 
 
@@ -111,16 +111,19 @@ def pack(rows: pa.Table) -> bytes:
     """Rows as bytes for the internal table."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows)
+        stream.write_table(rows.unify_dictionaries().combine_chunks())
     return bytes(sink.getvalue())
 
 
 def unpack(packed: bytes, kind: str) -> pa.Table:
     """The inverse of `pack`; columns that were not there then are null."""
-    rows = pa.ipc.open_stream(packed).read_all()
-    schema = FACTS[kind]
-    values = [
-        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(values, schema=schema)
+    return typed_as(pa.ipc.open_stream(packed).read_all(), FACTS[kind])
+
+
+def typed_as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Facts in the form of this version; columns that were not there when they were written are null."""
+    if rows.schema.equals(schema):
+        return rows
+    known = {name: rows[name] for name in rows.column_names}
+    missing = {name: pa.nulls(rows.num_rows, pa.string()) for name in schema.names if name not in known}
+    return typed({**known, **missing}, schema)

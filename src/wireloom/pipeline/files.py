@@ -1,5 +1,7 @@
 """Decodes and writes where the bytes are: a worker puts Parquet files into the tables' folders and hands
 Spark one row a file. The driver commits what successful tasks report; see `batch.py`.
+
+Spark imports this module in processes that only plan: what is slow to import is imported where it is used.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from wireloom.pipeline import facts, tables
+from wireloom.pipeline import tables
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.schemas import (
     EXCHANGES,
@@ -126,6 +128,7 @@ def in_portions(parts: Iterable[tuple[Range, DecodedRange]]) -> Iterator[list[tu
 
 def write_decoded(warehouse: Path, decoded: Sequence[tuple[Range, DecodedRange]]) -> Iterator[pa.RecordBatch]:
     """Write the rows of some ranges, and what else can be told from them; yield a report a file."""
+    from wireloom.pipeline import facts
     from wireloom.pipeline.steps import sessions
     from wireloom.pipeline.steps.view import View
 

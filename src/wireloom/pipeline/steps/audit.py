@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wireloom.pipeline.ledger import Clock, name_hash
 from wireloom.pipeline.steps import findings
 from wireloom.pipeline.steps.turns import BUCKETS
-from wireloom.pipeline.steps.view import View, coded, codes, one_piece
+from wireloom.pipeline.steps.view import WORDS, View, coded, codes, files_in_order, one_piece, typed
 from wireloom.protocols.audit import AUTHENTICITIES, NAME_SIZE, Auditor, Examined, Finding, Packets, Window
 from wireloom.protocols.conversation import Rule, Severity
 
@@ -28,12 +27,12 @@ PACKETS = pa.schema(
         ("name", _NAME),
         ("time", pa.int64()),
         ("until", pa.int64()),
-        ("rule", pa.string()),
-        ("severity", pa.string()),
-        ("protocol", pa.string()),
-        ("connection", pa.string()),
+        ("rule", WORDS),
+        ("severity", WORDS),
+        ("protocol", WORDS),
+        ("connection", WORDS),
         ("message_id", pa.string()),
-        ("file", pa.string()),
+        ("file", WORDS),
         ("offset", pa.int64()),
     ]
 )
@@ -66,8 +65,7 @@ def examine(
     found = auditor.look(packets)
     words = [str(each) for each in AUTHENTICITIES]
     index = messages.schema.get_field_index("authenticity")
-    authenticity = coded(found.authenticity, [*words]).cast(messages.schema.field(index).type)
-    checked = messages.set_column(index, messages.schema.field(index), authenticity)
+    checked = messages.set_column(index, "authenticity", coded(found.authenticity, [*words]))
     return Audited(checked, _findings(auditor, view, found.findings), _remembered(auditor, view, found))
 
 
@@ -98,13 +96,14 @@ def _remembered(auditor: Auditor, view: View, found: Examined) -> pa.Table:
         "severity": coded(np.zeros(count, np.int8), [auditor.severities[rule]]),
         **{n: view.column(n).take(taken) for n in ("protocol", "connection", "message_id", "file", "offset")},
     }
-    return pa.table({n: values[n] for n in PACKETS.names})
+    return typed(values, PACKETS)
 
 
 def join(packets: pa.Table, seen: pa.Table, clock: Clock) -> tuple[pa.Table, pa.Table]:
     """Findings about replays, and the names that are still remembered."""
-    files, _ = codes(one_piece(packets["file"]))
-    order = np.lexsort((packets["offset"].to_numpy(), files, packets["time"].to_numpy()))
+    packets = packets.unify_dictionaries().combine_chunks()
+    places = files_in_order(one_piece(packets["file"]))
+    order = np.lexsort((packets["offset"].to_numpy(), places, packets["time"].to_numpy()))
     packets = packets.take(pa.array(order)).combine_chunks()
     window = Window(_bytes(seen["name"]) + seen["until"].to_numpy().astype("<i8").tobytes())
     names = np.frombuffer(_bytes(packets["name"]), f"S{NAME_SIZE}")
@@ -113,8 +112,9 @@ def join(packets: pa.Table, seen: pa.Table, clock: Clock) -> tuple[pa.Table, pa.
     repeats = packets.filter(pa.array(again))
     repeats = repeats.append_column("correlation_id", pa.nulls(repeats.num_rows, pa.string()))
     parts = []
-    for rule in pc.unique(repeats["rule"]).to_pylist():
-        own = repeats.filter(pc.equal(repeats["rule"], rule))
+    numbers, rules = codes(one_piece(repeats["rule"]))
+    for number in np.unique(numbers).tolist():
+        rule, own = str(rules[number]), repeats.filter(pa.array(numbers == number))
         severity = Severity(own["severity"][0].as_py())
         parts.append(findings.of_table(own, Rule(rule, severity, REPLAYED)))
     return findings.together(parts), _seen(window)

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Kind
-from wireloom.pipeline.schemas import EXCHANGES, arrow_schema
-from wireloom.pipeline.steps.view import coded, dates, timestamps
+from wireloom.pipeline.schemas import EXCHANGES
+from wireloom.pipeline.steps.view import coded, codes, dates, timestamps
 
 OUTCOMES: list[str | None] = ["done", "error", "cancelled", "killed", "timeout", "unanswered"]
 _DONE, _ERROR, _CANCELLED, KILLED, _TIMEOUT, _UNANSWERED = range(6)
 NEVER = np.iinfo(np.int64).max
 """The time of what did not happen."""
-SCHEMA = arrow_schema(EXCHANGES.columns)
 
 
 def outcomes_of(kind: NDArray[np.uint8], status: pa.Array, stopped: NDArray[np.bool_]) -> NDArray[np.int8]:
     """What answers of these kinds and statuses mean, as indexes into `OUTCOMES`."""
-    cancelled = pc.fill_null(pc.equal(status, "cancelled"), False).to_numpy(zero_copy_only=False)
+    said, words = codes(status)
+    cancelled = np.array([word == "cancelled" for word in words] or [False])[said]
     failed = kind == KINDS.index(Kind.ERROR)
     outcome = np.where(failed, _ERROR, np.where(cancelled, _CANCELLED, _DONE))
     return np.where(stopped, KILLED, outcome).astype(np.int8)
+
+
+def where(chosen: NDArray[np.bool_], column: pa.Array) -> pa.Array:
+    """A column of words that is null where not chosen."""
+    said, words = codes(column)
+    return coded(np.where(chosen, said, len(words)), [*words, None])
 
 
 def exchange_rows(
@@ -65,7 +70,7 @@ def exchange_rows(
         "answered_at": timestamps(answered, None if everything else none),
         "latency_us": pa.array(np.where(none, 0, answered - requested), mask=None if everything else none),
         "outcome": coded(outcome.astype(np.int8), OUTCOMES),
-        "status": status if everything else pc.if_else(pa.array(has_answer), status, pa.scalar(None, status.type)),
+        "status": status if everything else where(has_answer, status),
         "progress_count": pa.array(steps),
         "request_size": pa.array(request_size),
         "response_size": pa.array(response_size, mask=None if everything else none),

@@ -21,8 +21,18 @@ from wireloom.pipeline import ledger
 from wireloom.pipeline.ledger import CLOSE, MARK, NONE, OPEN, STEP, STOP, Clock, Settled
 from wireloom.pipeline.steps import findings
 from wireloom.pipeline.steps.exchanges import NEVER, OUTCOMES, exchange_rows, outcomes_of
-from wireloom.pipeline.steps.exchanges import SCHEMA as EXCHANGE_SCHEMA
-from wireloom.pipeline.steps.view import DIRECTIONS, View, coded, codes, one_piece, text_buffers, valid
+from wireloom.pipeline.steps.view import (
+    DIRECTIONS,
+    WORDS,
+    View,
+    coded,
+    codes,
+    files_in_order,
+    one_piece,
+    text_buffers,
+    typed,
+    valid,
+)
 from wireloom.protocols.conversation import Conversation, Key, Pairing, Rule
 from wireloom.protocols.registry import protocols
 
@@ -33,21 +43,21 @@ TURNS = pa.schema(
     [
         ("bucket", pa.uint8()),
         ("key", pa.uint64()),
-        ("protocol", pa.string()),
+        ("protocol", WORDS),
         ("pairing", pa.uint8()),
         ("act", pa.uint8()),
         ("time", pa.int64()),
         ("last", pa.int64()),
         ("steps", pa.int32()),
         ("asked", pa.bool_()),
-        ("connection", pa.string()),
-        ("topic", pa.string()),
+        ("connection", WORDS),
+        ("topic", WORDS),
         ("message_id", pa.string()),
         ("correlation_id", pa.string()),
-        ("outcome", pa.string()),
-        ("status", pa.string()),
+        ("outcome", WORDS),
+        ("status", WORDS),
         ("size", pa.int32()),
-        ("file", pa.string()),
+        ("file", WORDS),
         ("offset", pa.int64()),
         ("late", pa.bool_()),
     ]
@@ -262,7 +272,7 @@ def _marks(view: View, chosen: _Chosen, places: NDArray[np.int64], number: int) 
         "time": view.time_us[rows],
         **{name: view.column(name).take(taken) for name in ("protocol", "connection", "message_id", "file", "offset")},
     }
-    return pa.table({name: values[name] for name in MARKS.names})
+    return typed(values, MARKS)
 
 
 def _left_over(
@@ -288,7 +298,7 @@ def _left_over(
         "late": np.full(len(rows), late),
         **{name: view.column(name).take(taken) for name in texts},
     }
-    return pa.table({name: values[name] for name in TURNS.names}).cast(TURNS)
+    return typed(values, TURNS)
 
 
 @dataclass(slots=True)
@@ -323,11 +333,11 @@ def _with_marks(turns: pa.Table, marks: pa.Table) -> pa.Table:
     waiting = turns["key"].filter(pc.equal(turns["act"], OPEN))
     if marks.num_rows and len(waiting):
         met = marks.filter(pc.is_in(marks["key"], value_set=waiting.combine_chunks()))
-        missing = {name: pa.nulls(met.num_rows, TURNS.field(name).type) for name in TURNS.names}
+        missing = {name: pa.nulls(met.num_rows, pa.string()) for name in TURNS.names}
         zeros = pa.array(np.zeros(met.num_rows, np.int32))
         values = {
             **missing,
-            **{name: met[name].cast(TURNS.field(name).type) for name in MARKS.names},
+            **{name: met[name] for name in MARKS.names},
             "act": pa.array(np.full(met.num_rows, MARK, np.uint8)),
             "last": met["time"],
             "steps": zeros,
@@ -335,10 +345,11 @@ def _with_marks(turns: pa.Table, marks: pa.Table) -> pa.Table:
             "asked": zeros.cast(pa.bool_()),
             "late": zeros.cast(pa.bool_()),
         }
-        turns = pa.concat_tables([turns, pa.table({name: values[name] for name in TURNS.names}).cast(TURNS)])
-    files, _ = codes(one_piece(turns["file"]))
-    order = np.lexsort((turns["offset"].to_numpy(), files, turns["time"].to_numpy()))
-    return turns.take(pa.array(order)).combine_chunks()
+        turns = pa.concat_tables([turns, typed(values, TURNS)])
+    turns = turns.unify_dictionaries().combine_chunks()
+    places = files_in_order(one_piece(turns["file"]))
+    order = np.lexsort((turns["offset"].to_numpy(), places, turns["time"].to_numpy()))
+    return turns if (order[1:] > order[:-1]).all() else turns.take(pa.array(order)).combine_chunks()
 
 
 class _Join:
@@ -401,10 +412,14 @@ class _Join:
     def _exchanges(self, rows: NDArray[np.int64], end: NDArray[np.int64], waiting: NDArray[np.bool_]) -> pa.Table:
         mate = self.settled.mate[rows]
         closing = np.maximum(mate, 0)
-        taken, answers = self.turns.take(pa.array(rows)), self.turns.take(pa.array(closing))
-        outcome = np.array([OUTCOMES.index(each or "done") for each in answers["outcome"].to_pylist()], np.int8)
+        asking, answering = pa.array(rows), pa.array(closing)
+        taken = self.turns.select(["protocol", "connection", "topic", "message_id", "size"])
+        taken = taken if len(rows) == len(self.time) else taken.take(asking)
+        answers = self.turns.select(["outcome", "status", "size"]).take(answering)
+        said, words = codes(one_piece(answers["outcome"]))
+        outcome = np.array([OUTCOMES.index(word or "done") for word in words] or [0], np.int8)[said]
         limits = [int(conversation.answer_limit * 1e6) for _, conversation in self.pairings]
-        made = exchange_rows(
+        return exchange_rows(
             protocol=taken["protocol"],
             connection=taken["connection"],
             topic=taken["topic"],
@@ -414,14 +429,13 @@ class _Join:
             answered=np.where(mate >= 0, self.time[closing], NEVER),
             ended=end[rows],
             outcome=outcome,
-            status=answers["status"],
+            status=one_piece(answers["status"]),
             steps=self.settled.steps[rows],
             request_size=taken["size"].to_numpy(),
             response_size=answers["size"].to_numpy(),
             limit_us=self._of_pairing(limits, np.int64)[rows],
             open_=waiting[rows],
         )
-        return made.cast(EXCHANGE_SCHEMA)
 
     def _findings(self, keep: NDArray[np.bool_], past: NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:
         final: list[pa.Table] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -71,14 +72,44 @@ class View:
         return truths(pc.fill_null(pc.equal(self.attribute(name, rows), "true"), False))
 
 
+WORDS = pa.dictionary(pa.int32(), pa.string())
+"""Text of which there are few different ones."""
+
+
+def words(column: pa.Array) -> pa.Array:
+    """Text as `WORDS`."""
+    if pa.types.is_dictionary(column.type):
+        return column if column.type == WORDS else column.cast(WORDS)
+    return column.dictionary_encode() if len(column) else pa.array([], WORDS)
+
+
+def typed(values: Mapping[str, object], schema: pa.Schema) -> pa.Table:
+    """Columns as a table of that schema; text becomes words where the schema says so."""
+    columns = []
+    for field in schema:
+        value = values[field.name]
+        column = one_piece(value) if isinstance(value, pa.Array | pa.ChunkedArray) else pa.array(value)
+        columns.append(words(column) if field.type == WORDS else column.cast(field.type))
+    return pa.table(columns, schema=schema)
+
+
+def files_in_order(column: pa.Array) -> NDArray[np.int64]:
+    """Files as numbers that sort as their names do."""
+    numbers, names = codes(column)
+    rank = (
+        np.argsort(np.argsort([name or "" for name in names], kind="stable"), kind="stable") if names else np.zeros(1)
+    )
+    return rank.astype(np.int64)[numbers]
+
+
 def in_order(rows: pa.Table) -> pa.Table:
     """Rows in order of time, then of their place: as they are, mostly."""
     time_us = micros(one_piece(rows["time"]))
     if (time_us[1:] >= time_us[:-1]).all():
         return rows
-    files, _ = codes(one_piece(rows["file"]))
+    places = files_in_order(one_piece(rows["file"]))
     offset = one_piece(rows["offset"]).to_numpy()
-    return rows.take(pa.array(np.lexsort((offset, files, time_us))))
+    return rows.take(pa.array(np.lexsort((offset, places, time_us))))
 
 
 def one_piece(column: pa.ChunkedArray | pa.Array) -> pa.Array:
@@ -87,18 +118,19 @@ def one_piece(column: pa.ChunkedArray | pa.Array) -> pa.Array:
         return column
     if column.num_chunks == 1:
         return column.chunk(0)
-    return column.unify_dictionaries().combine_chunks()
+    joined = column.unify_dictionaries().combine_chunks()
+    return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)
 
 
 def codes(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
     """Few different words as codes and the words; null is a word of its own, the last."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    words: list[str | None] = encoded.dictionary.to_pylist()
+    names: list[str | None] = encoded.dictionary.to_pylist()
     indices = encoded.indices
     if indices.null_count:
-        indices = indices.fill_null(len(words))
-        words = [*words, None]
-    return indices.to_numpy(zero_copy_only=False), words
+        indices = indices.fill_null(len(names))
+        names = [*names, None]
+    return indices.to_numpy(zero_copy_only=False), names
 
 
 def micros(column: pa.Array) -> NDArray[np.int64]:

@@ -269,7 +269,7 @@ class HspColumns(ColumnDecoder):
         errors = command == _ERROR
         status_code[errors] = statuses.numbers(types[errors])
         type_words = _Words(pa)
-        type_values = type_words.take(type_words.numbers(types[typed]))
+        type_values = type_words.take(type_words.numbers(types[typed])).cast(pa.string())
         attribute_offsets = np.zeros(len(command) + 1, np.int32)
         np.cumsum(typed, out=attribute_offsets[1:])
         rejects = []
@@ -296,7 +296,7 @@ class HspColumns(ColumnDecoder):
             attributes=pa.MapArray.from_arrays(
                 pa.array(attribute_offsets), pa.repeat(pa.scalar("type"), len(type_values)), type_values
             ),
-            authenticity=pa.repeat(pa.scalar("none"), len(command)),
+            authenticity=pa.DictionaryArray.from_arrays(np.zeros(len(command), np.int32), ["none"]),
             rejects=rejects,
             consumed=np.where(found.bad >= 0, spans.end, found.consumed),
             state=[stream.state for stream in spans.streams],
@@ -332,7 +332,8 @@ class _Words:
         import pyarrow as pa
 
         words = pa.array(list(self._codes), pa.string())
-        return words.take(pa.array(codes, mask=codes < 0))
+        missing = codes < 0
+        return pa.DictionaryArray.from_arrays(pa.array(codes, mask=missing if missing.any() else None), words)
 
 
 def _number_topics(
