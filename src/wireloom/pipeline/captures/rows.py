@@ -17,6 +17,7 @@ from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.decode import Audited, DecodedRange, coded, constant, empty
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES, REJECTS, Table, arrow_schema
 from wireloom.pipeline.steps.sessions import Event
+from wireloom.pipeline.steps.view import words
 from wireloom.protocols.columns import Columns
 
 _DAY_US = 86_400_000_000
@@ -73,16 +74,16 @@ class Rows:
             "destination": coded(speaker, [s.connection.end(1 - s.side) for s in speakers]),
             "sequence": pa.array(_numbers(speakers, speaker)),
             "kind": coded(columns.kind.astype(np.int8), [str(kind) for kind in KINDS]),
-            "topic": columns.topic,
+            "topic": words(columns.topic),
             "message_id": columns.message_id,
             "correlation_id": columns.correlation_id,
-            "status": columns.status,
-            "content_type": columns.content_type,
+            "status": words(columns.status),
+            "content_type": words(columns.content_type),
             "body": columns.body,
             "body_size": pc.binary_length(columns.body),
             "wire_size": pa.array(columns.size.astype(np.int32)),
             "attributes": columns.attributes,
-            "authenticity": columns.authenticity,
+            "authenticity": words(columns.authenticity),
             "file": coded(trace.file[first], list(self.files)),
             "offset": pa.array(trace.offset[first] + columns.offset - trace.at[first]),
         }
