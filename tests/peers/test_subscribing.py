@@ -15,8 +15,8 @@ from .test_talking import URLS, until
 
 
 @pytest.fixture(params=list(URLS))
-def url(request: pytest.FixtureRequest) -> str:
-    return URLS[request.param]
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return URLS[request.param].format(folder=tmp_path_factory.mktemp("sockets"))
 
 
 async def test_events_of_a_pattern(url: str) -> None:

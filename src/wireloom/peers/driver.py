@@ -72,6 +72,8 @@ class Driver:
         self._by_message = False
         self._burst = 0
         """Messages sent in this turn of the loop."""
+        self._working = False
+        """Another thread does something for the session."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._holds: set[str] = set()
@@ -149,10 +151,7 @@ class Driver:
         self._finishing = True
         self.session.state = _CLOSED
         self._disarm()
-        writers, self._writers = self._writers, []
-        for writer in writers:
-            if not writer.done():
-                writer.set_result(None)
+        self._wake_writers()
         if self._on_end is not None:
             self._on_end(self.failure)
 
@@ -169,10 +168,7 @@ class Driver:
         """There is room again."""
         self.writing_is_paused = False
         self.release("output")
-        writers, self._writers = self._writers, []
-        for writer in writers:
-            if not writer.done():
-                writer.set_result(None)
+        self._wake_writers()
 
     # What owners call
 
@@ -255,7 +251,7 @@ class Driver:
     @property
     def is_crowded(self) -> bool:
         """Whether a sender should `drain` before it sends more: too much is unsent, or others want a turn."""
-        return self.writing_is_paused or self._burst >= BURST
+        return self.writing_is_paused or self._burst >= BURST or self._working
 
     def write_pending(self) -> None:
         """Write what the session has to say at this moment, even inside a callback."""
@@ -276,7 +272,7 @@ class Driver:
         if self._burst >= BURST:
             self._burst = 0
             await asyncio.sleep(0)
-        while self.writing_is_paused and self.failure is None:
+        while (self.writing_is_paused or self._working) and self.failure is None:
             writer = self._loop.create_future()
             self._writers.append(writer)
             try:
@@ -318,6 +314,12 @@ class Driver:
 
     # Inside
 
+    def _wake_writers(self) -> None:
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            if not writer.done():
+                writer.set_result(None)
+
     def _announce(self) -> None:
         self._announced = True
         if self._on_open is not None:
@@ -357,6 +359,7 @@ class Driver:
         """Let a thread do what is slow; nothing more is read until that is done."""
         work = self.session.work()
         if work is not None:
+            self._working = True
             self.hold("work")
             self._loop.run_in_executor(None, work).add_done_callback(self._worked)
 
@@ -368,8 +371,11 @@ class Driver:
             self._took(self.session.worked(done.result(), self._now()))
         finally:
             self._busy = False
+        self._working = False
         self.release("work")
         self._after()
+        if not self._working:
+            self._wake_writers()
 
     def _arm(self, deadline: float) -> None:
         self._disarm()

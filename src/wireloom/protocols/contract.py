@@ -385,7 +385,10 @@ class Session(abc.ABC):
     hears_itself: ClassVar[bool] = True
     """Whether a peer that subscribes to what it publishes is sent that, too."""
     offloads: bool = False
-    """Whether slow work is handed out by `work`, so that the owner's loop need not wait for it."""
+    """Whether slow work is handed out by `work`, so that the owner's loop need not wait for it.
+
+    Once `enable_work` was called, a session may say False as long as it has none.
+    """
     max_frame: int = 0
     """The most bytes of one frame that the transport takes; 0: any. The owner sets it before `connected`."""
     authored: ClassVar[bool] = False

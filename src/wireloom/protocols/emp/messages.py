@@ -38,8 +38,12 @@ _CONTROL_TYPES = {kind: type_ for type_, kind in _CONTROL_KINDS.items()}
 _NOTHING_KNOWN = Known()
 
 
-def to_message(frame: Frame, settings: EmpSettings, direction: Direction | None = None) -> Message:
+def to_message(
+    frame: Frame, settings: EmpSettings, direction: Direction | None = None, unpacked: bytes | None = None
+) -> Message:
     """What a frame means; raises ProtocolViolation for what only a look inside shows.
+
+    `unpacked` is the body of a frame with GZIP data, where that is known already.
 
     >>> to_message(Frame(Type.DATA, b"hello"), EmpSettings()).kind
     <Kind.EVENT: 'event'>
@@ -47,15 +51,15 @@ def to_message(frame: Frame, settings: EmpSettings, direction: Direction | None 
     known = extensions.read(frame.blocks) if frame.blocks else _NOTHING_KNOWN
     type_ = frame.type
     if type_ == Type.DATA or type_ >= frames.FIRST_APPLICATION_TYPE:
-        return _carrier_message(frame, known, settings, direction)
+        return _carrier_message(frame, known, settings, direction, unpacked)
     attributes: dict[str, str] = {}
     body, status, content_type = b"", None, None
     if type_ == Type.HELLO:
         kind = Kind.OPEN
-        attributes["version"] = str(frames.decode_hello(_plain_body(frame, known, settings)).version)
+        attributes["version"] = str(frames.decode_hello(_plain_body(frame, known, settings, unpacked)).version)
     elif type_ == Type.ERROR:
         kind = Kind.ERROR
-        error = frames.decode_error(_plain_body(frame, known, settings))
+        error = frames.decode_error(_plain_body(frame, known, settings, unpacked))
         status, body, content_type = str(error.code), error.message.encode(), TEXT
         if error.code == frames.ErrorCode.EXTENSION:
             attributes["extension"] = str(error.extension)
@@ -69,7 +73,9 @@ def to_message(frame: Frame, settings: EmpSettings, direction: Direction | None 
     return Message(kind, None, body, None, None, status, content_type, attributes, "emp", None, None, direction)
 
 
-def _carrier_message(frame: Frame, known: Known, settings: EmpSettings, direction: Direction | None) -> Message:
+def _carrier_message(
+    frame: Frame, known: Known, settings: EmpSettings, direction: Direction | None, unpacked: bytes | None
+) -> Message:
     """A message that carries the application's data."""
     kind = Kind.EVENT if frame.type == Type.DATA else Kind.OTHER
     attributes = {} if kind is Kind.EVENT else {"type": str(frame.type)}
@@ -92,13 +98,15 @@ def _carrier_message(frame: Frame, known: Known, settings: EmpSettings, directio
         attributes["compression"] = known.scheme.name.lower()
     if known.unknown:
         _keep_blocks(attributes, known.unknown)
-    body = frame.body if known.scheme is not Scheme.GZIP else _plain_body(frame, known, settings)
+    body = frame.body if known.scheme is not Scheme.GZIP else _plain_body(frame, known, settings, unpacked)
     return Message(
         kind, topic, body, request_id, correlation_id, status, content_type, attributes, "emp", None, None, direction
     )  # fmt: skip
 
 
-def _plain_body(frame: Frame, known: Known, settings: EmpSettings) -> bytes:
+def _plain_body(frame: Frame, known: Known, settings: EmpSettings, unpacked: bytes | None) -> bytes:
+    if unpacked is not None:
+        return unpacked
     if known.scheme is Scheme.GZIP:
         return extensions.gunzip(frame.body, settings.max_decompressed)
     return frame.body

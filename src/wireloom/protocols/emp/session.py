@@ -8,13 +8,15 @@ extension. Both ends are alike: each says `hello` at once and may then do whatev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
-from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, ProtocolViolation
+from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, ProtocolViolation, WireloomError
 from wireloom.protocols.contract import LOGIN, Role, Run, Session, SessionState
 from wireloom.protocols.emp import extensions, frames
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import to_frame, to_message
+from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.plain import read_plain, read_related, write_plain, write_related
 from wireloom.protocols.emp.settings import EmpSettings
 
@@ -86,6 +88,9 @@ class EmpSession(Session):
         self._ping_due = 0.0
         self._ping_sent: float | None = None
         self._pongs_unsent = 0
+        self._slow = Offload()
+        self._bye_waits = False
+        """`bye` is said, but stands behind a large message that is still being packed."""
 
     # The transport's side
 
@@ -97,6 +102,9 @@ class EmpSession(Session):
     def receive(self, data: bytes, now: float) -> Run:
         """Take what the transport read."""
         if self.state is CLOSED:
+            return Run()
+        if self._slow.reading is not None:
+            self._buffer += data
             return Run()
         kept = self._buffer
         if kept:
@@ -121,6 +129,8 @@ class EmpSession(Session):
                     message, end = quick
                     self._correlate(message)
                 elif found := frames.decode(buffer, position, settings.max_message, settings.size_mode):
+                    if self._slow.is_allowed and self._waits_for(found[0]):
+                        break
                     message, end = self._accept(found[0], now), found[1]
                 else:
                     break
@@ -156,7 +166,10 @@ class EmpSession(Session):
         then = CONVERSATION[self.state].get(type_ if type_ < APPLICATION else APPLICATION)
         if then is None:
             raise frames.violation(OUT_OF_TURN[self.state], f"message of type {type_} while {self.state}")
-        message = to_message(frame, self.settings, self._receives)
+        unpacked, self._slow.unpacked = self._slow.unpacked, None
+        if isinstance(unpacked, ProtocolViolation):
+            raise unpacked
+        message = to_message(frame, self.settings, self._receives, unpacked)
         if type_ >= Type.DATA:
             self._correlate(message)
         elif type_ == Type.PING:
@@ -221,6 +234,7 @@ class EmpSession(Session):
         """Tell the peer which rule it broke, and close."""
         self.violation = frames.readdress(violation, self.settings.size_mode)
         self.refused = rest
+        self._slow.behind.clear()
         if violation.reply:
             self._queue(violation.reply)
         self._leave("error")
@@ -233,6 +247,9 @@ class EmpSession(Session):
 
     def end_of_input(self, now: float) -> None:
         """The peer closed the connection without a word: the last of the three ways to terminate."""
+        if self._slow.reading is not None:
+            self._slow.input_ended = True
+            return
         if self._buffer and self.state is not CLOSED:
             self.count("stream.cut")
         self._leave("close")
@@ -267,10 +284,12 @@ class EmpSession(Session):
             self._queue(frames.readdress(self.violation, self.settings.size_mode).reply)
             self._leave("error")
         elif self.state is CLOSING:
+            self._slow.behind.clear()
             self._say_bye()
         elif self._ping_sent is None:
             self._ping(now)
         else:
+            self._slow.behind.clear()
             self._write_error(ErrorCode.TIMEOUT, f"no pong within pong_timeout, {self.settings.pong_timeout} s")
             self._leave("idle")
         return Run()
@@ -332,7 +351,8 @@ class EmpSession(Session):
         if answer is not None and answer not in self._owed:
             raise NotSupported(f"no request {answer} waits for a response")
         message = self._numbered(message)
-        data = self._encode(message, answer or message.id)
+        slow = self._slow.is_allowed and not held and is_slow_to_write(message, self.settings)
+        data = b"" if slow else self._encode(message, answer or message.id)
         if held:
             self._hold(data)
         if kind is Kind.REQUEST:
@@ -340,7 +360,9 @@ class EmpSession(Session):
             self._waiting[str(self._last_id)] = message
         elif answer is not None:
             self._owed.discard(answer)
-        if not held:
+        if slow:
+            self._write_later(message, answer or message.id)
+        elif not held:
             self._queue(data)
         if kind is Kind.ERROR and answer is None:
             self._leave("error")
@@ -398,7 +420,10 @@ class EmpSession(Session):
 
     def _say_bye(self) -> None:
         self._write(_BYE)
-        self._leave("close")
+        if self._slow.behind:
+            self.state, self._bye_waits = CLOSING, True
+        else:
+            self._leave("close")
 
     @property
     def buffered(self) -> int:
@@ -417,8 +442,79 @@ class EmpSession(Session):
         self._queue(frames.encode(frame, self.settings.size_mode))
 
     def _queue(self, data: bytes) -> None:
-        self._out.append(data)
+        if self._slow.behind:
+            self._slow.behind.append(data)
+        else:
+            self._out.append(data)
         self.sent += 1
+
+    # Large bodies, by another thread
+
+    offloads = True
+
+    def enable_work(self) -> None:
+        """From now on large bodies are packed and unpacked by `work`; `offloads` says whether there is any."""
+        self._slow.is_allowed = True
+        self.offloads = False
+
+    def _waits_for(self, frame: Frame) -> bool:
+        """Whether a frame's body is unpacked elsewhere first; then it is looked at again."""
+        if self._slow.unpacked is not None or not is_slow_to_read(frame):
+            return False
+        self._slow.reading, self.offloads = frame, True
+        return True
+
+    def _write_later(self, message: Message, related: str | None) -> None:
+        """Pack elsewhere; what is said from now on goes behind. Mistakes that the size has no part in raise now."""
+        self._encode(message.with_(body=b""), related)
+        self._slow.behind.append(Later(message, lambda: self._encode(message, related)))
+        self.sent += 1
+        # The short ways write at once, so they are closed until nothing is before them.
+        self.offloads, self._plain = True, False
+
+    def work(self) -> Callable[[], object] | None:
+        """The next body to pack or unpack."""
+        return None if self.state is CLOSED else self._slow.work(self.settings.max_decompressed)
+
+    def worked(self, result: object, now: float) -> Run:
+        """A body is done: go on with what waited for it."""
+        slow = self._slow
+        slow.done()
+        if self.state is CLOSED:
+            return Run()
+        if slow.reading is not None:
+            slow.reading, slow.unpacked = None, cast("bytes | ProtocolViolation", result)
+            run = self.receive(b"", now)
+            if slow.input_ended:
+                self.end_of_input(now)
+        else:
+            # It may have been given up meanwhile.
+            run = self._packed(cast("bytes | WireloomError", result)) if slow.behind else Run()
+        self._out += slow.ready()
+        if self._bye_waits and not slow.behind:
+            self._leave("close")
+        self.offloads = slow.is_needed
+        self._plain = not slow.behind and self.settings.size_mode is SizeMode.INCLUSIVE
+        return run
+
+    def _packed(self, result: bytes | WireloomError) -> Run:
+        """A message has its bytes; or it is too large even so, and whoever waits for it is told."""
+        later = self._slow.behind.popleft()
+        assert isinstance(later, Later)
+        if isinstance(result, bytes):
+            self._out.append(result)
+            return Run()
+        message = later.message
+        failed = Message(Kind.ERROR, message.topic, str(result).encode(), None, message.id, "413", "text/plain")
+        if message.kind is Kind.REQUEST:
+            del self._waiting[message.id or ""]
+            return Run(messages=[failed], added=1)
+        if message.correlation_id is not None:
+            self._out.append(self._encode(failed.with_(correlation_id=message.correlation_id), message.correlation_id))
+        else:
+            self.sent -= 1
+            self.count("emp.message.unsent")
+        return Run()
 
     def _write_error(self, code: ErrorCode, text: str) -> None:
         self._write(Frame(Type.ERROR, frames.encode_error(frames.Error(code, text))))
