@@ -7,9 +7,14 @@ import asyncio
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wireloom.model import ConfigError
+
+if TYPE_CHECKING:
+    from wireloom.hub.config import HubConfig
 
 EXAMPLE = """\
 examples:
@@ -32,12 +37,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration in TOML; default: loopback only")
     parser.add_argument("--data", type=Path, metavar="DIR", help="data folder; the journal is in DIR/journal")
     parser.add_argument("--verbose", action="store_true", help="log every connection")
+    parser.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="the log for people, or a JSON object a line"
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run or check."""
     from wireloom.hub.config import default_config, load_config
+    from wireloom.hub.logs import LogFormat, about, start_logging
 
     if arguments.action not in ("run", "check"):
         raise ConfigError(f"hub knows no action {arguments.action!r}; a configuration is named with --config FILE")
@@ -54,15 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = (
         default_config(arguments.data or Path("wireloom-data")) if path is None else load_config(path, arguments.data)
     )
-    logging.basicConfig(
-        level=logging.DEBUG if arguments.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        stream=sys.stderr,
-    )
-    for library in ("asyncio", "websockets", "slixmpp", "quic"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    start_logging(LogFormat(arguments.log_format), verbose=arguments.verbose)
     for warning in config.warnings:
-        logging.getLogger("wireloom.hub").warning("%s", warning)
+        logging.getLogger("wireloom.hub").warning("%s", warning, extra=about("config.warning"))
     try:
         import uvloop
     except ImportError:
@@ -70,15 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with runner:
-        runner.run(_serve(config))
+        runner.run(_serve(config, (lambda: config) if path is None else lambda: load_config(path, arguments.data)))
     return 0
 
 
-async def _serve(config: object) -> None:
-    from wireloom.hub.config import HubConfig
+async def _serve(config: HubConfig, load: Callable[[], HubConfig]) -> None:
     from wireloom.hub.hub import Hub
+    from wireloom.hub.reload import reload_from
 
-    assert isinstance(config, HubConfig)
     hub = Hub(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,6 +89,7 @@ async def _serve(config: object) -> None:
         for url in hub.urls.values():
             print(f"listening on {url}", flush=True)
         print(f"journal in {config.journal_folder}", flush=True)
+        loop.add_signal_handler(signal.SIGHUP, lambda: reload_from(hub, load))
         print("ready", flush=True)
         await hub.stopped()
         print("draining", flush=True)

@@ -17,6 +17,7 @@ from wireloom.hub.access import ANONYMOUS, EVERYTHING, Grants, Right
 from wireloom.hub.config import ListenerConfig
 from wireloom.hub.exchanges import TOO_MANY
 from wireloom.hub.limits import Bucket, OverRate, SlowConsumer, address_of
+from wireloom.hub.logs import about
 from wireloom.hub.published import DENIED, published
 from wireloom.hub.screen import Screened, screen, screen_all
 from wireloom.journal.blocks import TopicMap
@@ -126,6 +127,7 @@ class Connection:
             source=self.peer or None,
             destination=self.local or None,
         )
+        log.debug("%r is open", self, extra=about("connection.opened", self))
         self.driver.opened(_Recorded(pipe, self))
         kind, _, token = pipe.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self.login(token.strip()) != "accepted":
@@ -176,12 +178,12 @@ class Connection:
         hub.metrics.logins.add(1, self.name, outcome)
         if holder is None:
             attempts.take(1 if outcome == "refused" else 0, now)
-            log.warning("%r showed a token that is not known here", self)
+            log.warning("%r showed a token that is not known here", self, extra=about(f"login.{outcome}", self))
         else:
             self._shown = (f"token:{holder}",)
             self.authorise()
             hub.journal.record("principal", {"principal": self.principal}, self.id, protocol=self.name)
-            log.info("%r is %s", self, self.principal)
+            log.info("%r is %s", self, self.principal, extra=about("login.accepted", self))
         return outcome
 
     def log_denied(self, right: Right, topic: str, count: int = 1) -> None:
@@ -189,7 +191,8 @@ class Connection:
         self.hub.metrics.denied.add(count, self.name, right)
         if (right, topic) not in self._denied and len(self._denied) < _DENIED_TOLD:
             self._denied.add((right, topic))
-            log.warning("%r, %s, may not %s %r", self, self.principal, right, topic)
+            extra = about("access.denied", self)
+            log.warning("%r, %s, may not %s %r", self, self.principal, right, topic, extra=extra)
             if right is Right.PUBLISH:
                 self.hub.router.refused(self, topic, f"{self.principal} may not publish there")
 
@@ -368,7 +371,7 @@ class Connection:
     def _record_violation(self) -> None:
         violation = self.session.violation
         assert violation is not None
-        log.warning("%r refused: %s", self, violation)
+        log.warning("%r refused: %s", self, violation, extra=about("connection.refused", self))
         self._record_refused(violation.clause, violation.detail, self.session.refused)
 
     def _record_refused(self, clause: str, detail: str, data: bytes) -> None:
@@ -385,6 +388,7 @@ class Connection:
         for what, count in self.session.counters.items():
             self.hub.metrics.ignored.add(count, self.name, what)
         reason = self.session.close_reason or ("reset" if isinstance(failure.__cause__, OSError) else "close")
+        log.debug("%r is closed: %s", self, failure, extra=about("connection.closed", self))
         self.hub.journal.record(
             "closed",
             {"reason": reason, "detail": str(failure)},
@@ -465,7 +469,6 @@ class Connection:
                     return
                 case SlowConsumer.DISCONNECT:
                     self._lose(count + sum(each for _, each in (*self._queue, *self._urgent)))
-                    log.warning("%r is too slow: disconnected with %d bytes unsent", self, self._queued_bytes)
                     self.cut_off("slow-consumer")
                     return
                 case SlowConsumer.DROP_OLDEST:
@@ -499,7 +502,8 @@ class Connection:
 
     def cut_off(self, limit: str) -> None:
         """A limit is reached: drop the connection now."""
-        log.warning("%r is dropped: %s", self, limit)
+        extra = about(f"limit.{limit}", self)
+        log.warning("%r is dropped with %d bytes unsent: %s", self, self._queued_bytes, limit, extra=extra)
         self.hub.metrics.cut_off.add(1, self.name, limit)
         self.session.close_reason = "error"
         self._queue.clear()
@@ -510,7 +514,7 @@ class Connection:
 
     def dismiss(self, limit: str, why: str) -> None:
         """A limit of time is reached: say goodbye."""
-        log.info("%r is told to go: %s", self, why)
+        log.info("%r is told to go: %s", self, why, extra=about(f"limit.{limit}", self))
         self.hub.metrics.cut_off.add(1, self.name, limit)
         self.driver.close(why)
         if limit == "idle":
@@ -531,7 +535,8 @@ class Connection:
 
     def _lose(self, count: int) -> None:
         if not self._lost:
-            log.warning("%r reads too slowly: events for it are being dropped", self)
+            extra = about("consumer.slow", self)
+            log.warning("%r reads too slowly: events for it are being dropped", self, extra=extra)
         self._lost += count
         self.lost += count
         self.hub.metrics.lost.add(count, self.name, self.hub.config.limits.slow_consumer)

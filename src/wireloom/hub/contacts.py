@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from wireloom.hub.connection import Connection
+from wireloom.hub.logs import about
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener
 
@@ -27,7 +28,7 @@ async def keep_in_touch(
             pipe = await door.reach(address, connection)
         except (OSError, TimeoutError) as error:
             if not told:
-                log.warning("cannot reach %s: %s; trying on", address, error)
+                log.warning("cannot reach %s: %s; trying on", address, error, extra=about("contact.unreachable"))
             told = True
         else:
             told = False

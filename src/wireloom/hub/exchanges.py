@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wireloom.hub.logs import about
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, WireloomError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Exchanges:
 
     def __init__(self, hub: Hub, timeout: float) -> None:
         self._hub = hub
-        self._timeout = timeout
+        self.timeout = timeout
         self._by_provider: dict[tuple[Connection, str], _Exchange] = {}
         self._by_requester: dict[tuple[Connection, str], _Exchange] = {}
 
@@ -59,7 +60,7 @@ class Exchanges:
             status = UNAVAILABLE if isinstance(error, PeerClosed) else UNSUPPORTED
             self.fail(requester, request, status, str(error))
             return
-        exchange = _Exchange(requester, request, provider, sent.id or "", self._hub.now() + self._timeout)
+        exchange = _Exchange(requester, request, provider, sent.id or "", self._hub.now() + self.timeout)
         self._by_provider[provider, exchange.provider_id] = exchange
         self._by_requester[requester, request.id or ""] = exchange
 
@@ -73,7 +74,7 @@ class Exchanges:
             self._hub.metrics.requests.add(1, exchange.requester.name, message.status or str(message.kind))
         else:
             # A provider that tells of its progress has the time anew.
-            exchange.deadline = self._hub.now() + self._timeout
+            exchange.deadline = self._hub.now() + self.timeout
         back = Message(
             message.kind,
             exchange.request.topic,
@@ -124,7 +125,8 @@ class Exchanges:
             # hsp and emp have no word for progress: the requester just waits for the answer.
             self._hub.metrics.undeliverable.add(1, connection.name)
         except WireloomError as error:
-            log.info("%r: an answer could not be sent: %s", connection, error)
+            extra = about("answer.unsent", connection)
+            log.info("%r: an answer could not be sent: %s", connection, error, extra=extra)
 
     def _forget(self, exchange: _Exchange) -> None:
         self._by_provider.pop((exchange.provider, exchange.provider_id), None)

@@ -17,6 +17,7 @@ from wireloom.hub.connection import Connection
 from wireloom.hub.contacts import keep_in_touch
 from wireloom.hub.http import Page, serve_pages
 from wireloom.hub.limits import Doorkeeper
+from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
 from wireloom.hub.replay import Replays
 from wireloom.hub.retained import LastValues
@@ -63,6 +64,7 @@ class Hub:
         self.urls: dict[str, str] = {}
         """Where each listener really listens, by the URL it was configured with."""
         self._listeners: list[Listener] = []
+        self._by_url: dict[str, Listener] = {}
         self._sessions: list[Sessions] = []
         """One for each listener."""
         self._contacts: list[asyncio.Task[None]] = []
@@ -97,7 +99,10 @@ class Hub:
             refused_quota=settings.refused_quota,
         )
         for cut in self.journal.recovery.cuts:
-            log.warning("recovered after a crash: cut %d bytes from the end of %s", cut.cut_bytes, cut.segment)
+            extra = about("journal.recovered")
+            log.warning(
+                "recovered after a crash: cut %d bytes from the end of %s", cut.cut_bytes, cut.segment, extra=extra
+            )
         self.commit = GroupCommit(self.journal, self._loop, high_water=self._high_water)
         self.retention = Retention(settings, self.config.journal_folder, self.metrics)
         self.last_values.start()
@@ -156,8 +161,9 @@ class Hub:
                 "stop whoever listens there, or name another place in the configuration"
             ) from None
         self._listeners.append(opened)
+        self._by_url[listener.url] = opened
         self.urls[listener.url] = f"{listener.scheme.name}://{opened.address}"
-        log.debug("listening on %s", self.urls[listener.url])
+        log.info("listening on %s", self.urls[listener.url], extra=about("listener.open"))
         for address in listener.contacts:
             self._contacts.append(
                 self._loop.create_task(
@@ -166,6 +172,15 @@ class Hub:
                     )
                 )
             )
+
+    def listener(self, url: str) -> Listener:
+        """The listener that was configured with a URL."""
+        return self._by_url[url]
+
+    def apply_limits(self) -> None:
+        """Hand new limits to whoever keeps them."""
+        self.commit.high_water = self._high_water
+        self.router.exchanges.timeout = self.config.limits.request_timeout
 
     def _listener_counts(self) -> dict[tuple[str, ...], float]:
         """What listeners count, by protocol and name."""
@@ -316,6 +331,7 @@ class Hub:
         if self._draining:
             return
         self._draining = True
+        log.info("draining: %d connections", len(self.connections), extra=about("hub.draining"))
         for contact in self._contacts:
             contact.cancel()
         for listener in self._listeners:
@@ -344,7 +360,8 @@ class Hub:
             async with asyncio.timeout(self.config.limits.drain_seconds):
                 await self.commit.close()
         except TimeoutError:
-            log.error("stopped while the journal could not be written: %s", self.commit.last_error)
+            extra = about("journal.unwritten")
+            log.error("stopped while the journal could not be written: %s", self.commit.last_error, extra=extra)
         self.journal.close()
 
     async def _settle(self) -> None:
@@ -353,4 +370,5 @@ class Hub:
             async with asyncio.timeout(self.config.limits.drain_seconds):
                 await self.commit.wait(self.journal.last_ticket)
         except TimeoutError:
-            log.error("could not acknowledge everything in time: %s", self.commit.last_error or "the disk is slow")
+            why = self.commit.last_error or "the disk is slow"
+            log.error("could not acknowledge everything in time: %s", why, extra=about("drain.unacknowledged"))

@@ -100,6 +100,7 @@ class Metrics:
         self.cut_off = Counter(
             "wireloom_connections_limited_total", "Connections closed by a limit.", "protocol", "limit"
         )
+        self.reloads = Counter("wireloom_reloads_total", "Configurations read anew, by what came of it.", "outcome")
         self.denied = Counter("wireloom_access_denied_total", "What no rule allows.", "protocol", "right")
         self.logins = Counter("wireloom_logins_total", "Tokens shown, by what came of it.", "protocol", "outcome")
         self.over_rate = Counter("wireloom_over_rate_total", "Reads of peers that sent too much.", "protocol", "policy")

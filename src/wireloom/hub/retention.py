@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from wireloom.hub.config import JournalSettings
+from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
 from wireloom.journal.retention import Expired, Keep, prune
 from wireloom.model import JournalError
@@ -45,11 +46,12 @@ class Retention:
         try:
             found = running.result()
         except (JournalError, asyncio.CancelledError) as error:
-            log.error("retention: %s", error)
+            log.error("retention: %s", error, extra=about("retention.failed"))
             return
         for each in found:
             if each.kept_for is None:
-                log.info("retention: removed %s, %d bytes: %s", each.path.name, each.size, each.why)
+                extra = about("retention.removed")
+                log.info("retention: removed %s, %d bytes: %s", each.path.name, each.size, each.why, extra=extra)
                 self._metrics.removed_segments.add(1)
                 self._metrics.removed_bytes.add(each.size)
         held = [each for each in found if each.kept_for is not None]
@@ -60,6 +62,7 @@ class Retention:
                 "retention: %d segments are past their time but pipeline %s has not read them; start it, or remove its "
                 "file from %s if it is gone for good",
                 *(len(held), slowest, self._folder / "cursors"),
+                extra=about("retention.held"),
             )
         self._told_held = slowest
 
@@ -73,7 +76,7 @@ class DiskWatch:
     def look(self, error: str | None) -> None:
         """The journal's last error, or None; called often."""
         if error is not None and error != self._said:
-            log.error("%s; publishes are not acknowledged until then", error)
+            log.error("%s; publishes are not acknowledged until then", error, extra=about("journal.full"))
         elif error is None and self._said is not None:
-            log.warning("the journal is written again; what waited is acknowledged")
+            log.warning("the journal is written again; what waited is acknowledged", extra=about("journal.recovered"))
         self._said = error

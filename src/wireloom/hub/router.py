@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from wireloom.hub.access import Right
 from wireloom.hub.exchanges import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNKNOWN_TOKEN, Exchanges
+from wireloom.hub.logs import about
 from wireloom.model import ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
 from wireloom.protocols.contract import HUB_PREFIX, Bulk
 from wireloom.topics import Subscriptions, validate_topic
@@ -253,7 +254,8 @@ class Router:
             for pattern in index.patterns(connection):
                 if not connection.grants.may(right, pattern) and not connection.session.authored:
                     index.remove(pattern, connection)
-                    log.warning("%r may no longer %s %s", connection, right, pattern)
+                    extra = about("access.revoked", connection)
+                    log.warning("%r may no longer %s %s", connection, right, pattern, extra=extra)
         self._hub.replays.revoke(connection, lambda pattern: connection.grants.may(Right.SUBSCRIBE, pattern))
 
     def _reads_journal(self, source: Connection, pattern: str, options: Mapping[str, object], add: bool) -> bool:

@@ -42,7 +42,7 @@ class GroupCommit:
         self.on_commit: list[Callable[[], None]] = []
         """Called after every commit that made something durable."""
         self._loop = loop
-        self._high_water = high_water
+        self.high_water = high_water
         self._waiting: list[tuple[int, int, Callable[[], None]]] = []
         """Ticket, order of arrival, callback; sorted."""
         self._arrivals = 0
@@ -76,7 +76,7 @@ class GroupCommit:
     @property
     def full(self) -> bool:
         """Whether so much waits that the owner should stop reading until `when_room` calls."""
-        return self.journal.pending_bytes >= self._high_water
+        return self.journal.pending_bytes >= self.high_water
 
     def when_room(self, callback: Callable[[], None]) -> None:
         """Call once when less than half of the limit waits; soon, if that is so already."""
@@ -197,7 +197,7 @@ class GroupCommit:
                     self._loop.call_exception_handler({"message": "a journal callback failed", "exception": error})
 
     def _tell_room(self) -> None:
-        if self._room and self.journal.pending_bytes < self._high_water / 2:
+        if self._room and self.journal.pending_bytes < self.high_water / 2:
             callbacks, self._room = self._room, []
             for callback in callbacks:
                 callback()

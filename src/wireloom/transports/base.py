@@ -169,6 +169,10 @@ class Listener(abc.ABC):
         """Talk to somebody else from this door, as the same peer; for transports that can."""
         raise NotSupported("this transport cannot reach out from where it listens")
 
+    def renew(self, certificates: TLS) -> None:
+        """Use new certificates from the next connection on, where the transport can; raises ConfigError if wrong."""
+        raise NotSupported("this transport cannot change its certificates")
+
     @abc.abstractmethod
     def close(self) -> None:
         """Take no new connections. Those that are open stay open."""

@@ -233,7 +233,7 @@ class QuicListener(Listener):
 
     async def open(self, address: Address) -> QuicListener:
         """Take the address."""
-        configuration = _server_configuration(self._options)
+        configuration = self._configuration = _server_configuration(self._options)
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(
             lambda: QuicServer(
@@ -244,6 +244,12 @@ class QuicListener(Listener):
         self._transport = transport
         self.address = address.with_port(transport.get_extra_info("sockname")[1])
         return self
+
+    def renew(self, certificates: TLS) -> None:
+        """Use new certificates from the next connection on."""
+        certificates.server_context()  # complains before anything is changed
+        assert certificates.certificate is not None
+        self._configuration.load_cert_chain(certificates.certificate, certificates.key, certificates.password)
 
     def connected(self, protocol: _Connection) -> QuicPipe | None:
         """A handshake is done."""

@@ -12,6 +12,7 @@ from typing import cast
 from wireloom.model import ConfigError
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, TLSInfo, Transport
+from wireloom.transports.tls import TLS
 
 _RESET = struct.pack("ii", 1, 0)
 """Linger for no time: closing then resets the connection."""
@@ -125,9 +126,17 @@ class TCPPipe(Pipe, asyncio.Protocol):
 class TCPListener(Listener):
     """Listening sockets of one address (a host name may have several)."""
 
-    def __init__(self, server: asyncio.Server, address: Address) -> None:
+    def __init__(self, server: asyncio.Server, address: Address, tls: ssl.SSLContext | None = None) -> None:
         self._server = server
+        self._tls = tls
         self.address = address
+
+    def renew(self, certificates: TLS) -> None:
+        """Load the certificates anew; connections that are open keep theirs."""
+        if self._tls is None:
+            super().renew(certificates)
+        else:
+            certificates.renew(self._tls)
 
     def close(self) -> None:
         """Close the listening sockets."""
@@ -177,7 +186,8 @@ async def listen_stream(
         ssl=_context(options) if secure else None,
         ssl_handshake_timeout=options.handshake_timeout if secure else None,
     )
-    return TCPListener(server, address.with_port(server.sockets[0].getsockname()[1]))
+    here = address.with_port(server.sockets[0].getsockname()[1])
+    return TCPListener(server, here, options.tls if secure else None)
 
 
 def _context(options: Options) -> ssl.SSLContext:

@@ -55,6 +55,13 @@ class TLS:
             context.verify_mode = ssl.CERT_REQUIRED if self.require_client_certificate else ssl.CERT_OPTIONAL
         return context
 
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Put these certificates into a server's context; authorities are added, never taken away."""
+        self.server_context()  # complains before anything is changed
+        self._load(context)
+        if self.ca is not None:
+            self._trust(context)
+
     def _trust(self, context: ssl.SSLContext) -> None:
         try:
             context.load_verify_locations(cafile=_readable("ca", self.ca))

@@ -1,0 +1,73 @@
+"""The hub's log: text for people, or one JSON object a line for whatever collects logs.
+
+Every line of the hub has an event, a name that stays the same whatever the words are. What is about a peer names its
+connection, protocol and principal as well.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from wireloom.hub.connection import Connection
+
+_FIELDS = ("event", "connection", "protocol", "principal", "peer")
+
+
+class LogFormat(StrEnum):
+    """How the log is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def about(event: str, connection: Connection | None = None) -> dict[str, str]:
+    """What a line of the log says beside its words; for `extra` of the logging calls."""
+    if connection is None:
+        return {"event": event}
+    return {
+        "event": event,
+        "connection": f"{connection.id:016x}",
+        "protocol": connection.name,
+        "principal": connection.principal,
+        "peer": connection.peer,
+    }
+
+
+class JSONLines(logging.Formatter):
+    """A log record as one line of JSON.
+
+    >>> record = logging.makeLogRecord({"msg": "listening on %s", "args": ("a",), "levelname": "INFO", "created": 0.25})
+    >>> record.event = "listener.open"
+    >>> print(JSONLines().format(record)[:76])
+    {"time": "1970-01-01T00:00:00.250Z", "level": "info", "event": "listener.ope
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            "time": f"{stamp}.{int(record.created * 1000) % 1000:03d}Z",
+            "level": record.levelname.lower(),
+        }
+        line.update({name: getattr(record, name, None) for name in _FIELDS})
+        line["event"] = line["event"] or record.name
+        line["message"] = record.getMessage()
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def start_logging(form: LogFormat, *, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
+    """Write the log of this process to a stream."""
+    handler = logging.StreamHandler(stream)
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+    handler.setFormatter(JSONLines() if form is LogFormat.JSON else text)
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+    for library in ("asyncio", "websockets", "slixmpp", "quic"):
+        logging.getLogger(library).setLevel(logging.WARNING)

@@ -1,0 +1,63 @@
+"""A new configuration for a running hub: rules, limits and certificates, without dropping a connection."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from wireloom.hub.access import Access
+from wireloom.hub.config import HubConfig, ListenerConfig
+from wireloom.hub.logs import about
+from wireloom.model import ConfigError, NotSupported
+
+if TYPE_CHECKING:
+    from wireloom.hub.hub import Hub
+
+log = logging.getLogger("wireloom.hub")
+
+
+def reload_from(hub: Hub, load: Callable[[], HubConfig]) -> bool:
+    """Take what `load` returns. If something is wrong with it, everything stays as it is, and the log says why."""
+    try:
+        later = reload(hub, load())
+    except ConfigError as error:
+        hub.metrics.reloads.add(1, "failed")
+        log.error("the configuration is not taken, the old one stays in force: %s", error, extra=about("reload.failed"))
+        return False
+    hub.metrics.reloads.add(1, "done")
+    log.info("the new configuration is in force", extra=about("reload.done"))
+    if later:
+        log.warning("changes of %s wait for a restart", ", ".join(later), extra=about("reload.restart-needed"))
+    return True
+
+
+def reload(hub: Hub, config: HubConfig) -> list[str]:
+    """Take rules, limits and certificates; returns what only a restart can change."""
+    old = hub.config
+    later = [f"[{name}]" for name in ("data", "journal", "http") if getattr(old, name) != getattr(config, name)]
+    known = {listener.url: listener for listener in old.listeners}
+    for listener in config.listeners:
+        before = known.pop(listener.url, None)
+        if before is None or _differ(before, listener):
+            later.append(listener.url)
+        if before is not None and listener.certificates is not None:
+            try:
+                hub.listener(listener.url).renew(listener.certificates)
+            except NotSupported:
+                later.append(f"the certificates of {listener.url}")
+    later += known
+    # Listeners, journal and pages go on as they were started.
+    hub.config = dataclasses.replace(old, limits=config.limits, access=config.access)
+    hub.access = Access(config.access)
+    hub.doorkeeper.configure(config.limits, config.access.attempts_per_minute)
+    hub.apply_limits()
+    for connection in list(hub.connections.values()):
+        connection.authorise()
+        hub.router.revoke(connection)
+    return later
+
+
+def _differ(old: ListenerConfig, new: ListenerConfig) -> bool:
+    return (old.settings, old.topics, old.origins) != (new.settings, new.topics, new.origins)

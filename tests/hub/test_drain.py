@@ -1,0 +1,150 @@
+"""SIGTERM: what was accepted is acknowledged, and every peer hears goodbye in its own protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from pathlib import Path
+
+import pytest
+
+import wireloom
+from tests.hub.running import ack, config, data_ack, eventually, get, hub_on, journaled, url_of
+from wireloom.hub import Hub
+from wireloom.model import Kind
+from wireloom.protocols.registry import protocol
+
+ALL = """
+[[listener]]
+url = "hsp://127.0.0.1:0"
+profile = true
+topics = { 7 = "a" }
+[[listener]]
+url = "emp://127.0.0.1:0"
+[[listener]]
+url = "yamp://127.0.0.1:0"
+[[listener]]
+url = "yamp+ws://127.0.0.1:0"
+[[listener]]
+url = "wolpertinger://127.0.0.1:0"
+profile = true
+[[listener]]
+url = "mesh://127.0.0.1:0"
+settings = { require = "any" }
+[http]
+url = "http://127.0.0.1:0"
+"""
+
+
+async def open_to(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = url.rpartition("://")[2].rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def last_words(scheme: str, hub: Hub, hello: bytes) -> bytes:
+    """What a peer that has said hello reads until the end of the stream, when the hub stops."""
+    reader, writer = await open_to(url_of(hub, scheme))
+    writer.write(hello)
+    if hello:
+        await eventually(lambda: hub.metrics.received.value(scheme) >= 1)
+    else:
+        await eventually(lambda: len(hub.connections) == 1)
+    stopping = asyncio.create_task(hub.stop())
+    said = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    await asyncio.wait_for(stopping, 20)
+    return said
+
+
+async def test_emp_hears_bye(tmp_path: Path) -> None:
+    emp = protocol("emp")
+    hello, bye = (emp.encode(wireloom.Message(kind), emp.settings()) for kind in (Kind.OPEN, Kind.CLOSE))
+    async with hub_on(tmp_path, ALL) as hub:
+        assert await last_words("emp", hub, hello) == hello + bye
+
+
+async def test_yamp_hears_system_close(tmp_path: Path) -> None:
+    handshake = b"\x00\x00\x01\x04json"
+    async with hub_on(tmp_path, ALL) as hub:
+        said = await last_words("yamp", hub, handshake)
+        assert said == handshake + b"\x03" + struct.pack(">H", 5) + b"close"
+
+
+async def test_hsp_gets_its_answers_and_the_end_of_the_stream(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, ALL) as hub:
+        assert await last_words("hsp", hub, b"".join(data_ack(number, b"x") for number in range(50))) == b"".join(
+            map(ack, range(50))
+        )
+    assert len([each for each in journaled(tmp_path) if each.message.kind is Kind.REQUEST]) == 50
+
+
+async def test_wolpertinger_hears_the_end_of_the_stream(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, ALL) as hub:
+        assert await last_words("wolpertinger", hub, b"") == b""
+
+
+async def test_a_web_socket_hears_system_close_and_a_closing_frame(tmp_path: Path) -> None:
+    from websockets.asyncio.client import connect
+    from websockets.exceptions import ConnectionClosedOK
+
+    async with hub_on(tmp_path, ALL) as hub:
+        async with connect(url_of(hub, "yamp+ws").removeprefix("yamp+")) as socket:
+            await socket.send(b"\x00\x00\x01\x04json")
+            assert await socket.recv() == b"\x00\x00\x01\x04json"
+            stopping = asyncio.create_task(hub.stop())
+            assert await socket.recv() == b"\x03\x00\x05close"
+            with pytest.raises(ConnectionClosedOK):
+                await socket.recv()
+            await asyncio.wait_for(stopping, 20)
+
+
+async def test_mesh_has_no_goodbye_and_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, ALL) as hub:
+        async with wireloom.connect(url_of(hub, "mesh")) as node:
+            await node.publish("a", b"1")
+            await eventually(lambda: hub.metrics.received.value("mesh") >= 2)
+            await asyncio.wait_for(hub.stop(), 20)
+
+
+async def test_a_request_that_waits_for_a_provider_is_answered_before_the_end(tmp_path: Path) -> None:
+    """The requester learns that there will be no answer; it is not left waiting."""
+    async with hub_on(tmp_path, ALL) as hub:
+        started = asyncio.Event()
+
+        async def slow(message: wireloom.Message, peer: wireloom.Peer) -> bytes:
+            started.set()
+            await asyncio.sleep(3600)
+            return b""
+
+        provider = await wireloom.connect(url_of(hub, "yamp"), handler=slow, reconnect=False)
+        asker = await wireloom.connect(url_of(hub, "emp"), reconnect=False)
+        await provider.provide("slow")
+        waiting = asyncio.create_task(asker.request("slow"))
+        await asyncio.wait_for(started.wait(), 10)
+        await asyncio.wait_for(hub.stop(), 40)
+        with pytest.raises(wireloom.WireloomError):
+            await waiting
+        await asker.close()
+        await provider.close(drain=0)
+
+
+async def test_nobody_is_taken_in_while_the_hub_drains_and_it_says_that_it_is_not_ready(tmp_path: Path) -> None:
+    async with Hub(config(tmp_path, ALL + "[limits]\ndrain_seconds = 2\n")) as hub:
+        url, page = url_of(hub, "hsp"), hub.urls["http"] + "/readyz"
+        assert await get(page) == (200, "ready\n")
+        # A WebSocket that does not answer the closing frame keeps the hub waiting.
+        reader, writer = await open_to(url_of(hub, "yamp+ws"))
+        writer.write(
+            b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        await reader.readuntil(b"\r\n\r\n")
+        await eventually(lambda: len(hub.connections) == 1)
+        stopping = asyncio.create_task(hub.stop())
+        async with asyncio.timeout(10):
+            while (await get(page)) != (503, "draining\n"):
+                await asyncio.sleep(0.01)
+        with pytest.raises(OSError, match=r".+"):
+            await open_to(url)
+        await asyncio.wait_for(stopping, 20)
+        writer.close()
