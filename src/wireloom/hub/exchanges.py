@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wireloom.hub.logs import about
-from wireloom.model import Kind, Message, NotSupported, PeerClosed, WireloomError
+from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, WireloomError
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -83,27 +83,44 @@ class Exchanges:
             status=message.status,
             content_type=message.content_type,
         )
-        self._send(exchange.requester, back)
+        try:
+            exchange.requester.send(back)
+        except (NotSupported, LimitExceeded) as error:
+            self._hub.metrics.undeliverable.add(1, exchange.requester.name)
+            # hsp and emp have no word for progress: the requester just waits. An answer must not get lost that way.
+            if message.kind is not Kind.PROGRESS:
+                self.fail(exchange.requester, exchange.request, UNSUPPORTED, f"there is an answer, but {error}")
+        except WireloomError as error:
+            extra = about("answer.unsent", exchange.requester)
+            log.info("%r: an answer could not be sent: %s", exchange.requester, error, extra=extra)
 
     def cancel(self, requester: Connection, message: Message) -> None:
         """The requester no longer wants the answer, or wants it cut short."""
         exchange = self._by_requester.get((requester, message.correlation_id or ""))
         if exchange is None:
             return
-        try:
-            exchange.provider.send(
-                Message(
-                    Kind.CANCEL,
-                    exchange.request.topic,
-                    correlation_id=exchange.provider_id,
-                    attributes=dict(message.attributes),
-                )
-            )
-        except (NotSupported, PeerClosed):
-            self._hub.metrics.undeliverable.add(1, exchange.provider.name)
-        if message.attributes.get("kill") == "true":
+        kill = message.attributes.get("kill") == "true"
+        told = self._stop(exchange, kill=kill)
+        if kill:
             self._forget(exchange)
             self._hub.metrics.requests.add(1, requester.name, "killed")
+        elif not told:
+            self._forget(exchange)
+            text = f"the provider speaks {exchange.provider.name}, which has no cancel; its answer will be ignored"
+            self.fail(requester, exchange.request, UNSUPPORTED, text)
+
+    def _stop(self, exchange: _Exchange, *, kill: bool) -> bool:
+        """Tell a provider that its answer is no longer wanted; False where its protocol has no way to say so."""
+        attributes = {"kill": "true"} if kill else {}
+        cancel = Message(
+            Kind.CANCEL, exchange.request.topic, correlation_id=exchange.provider_id, attributes=attributes
+        )
+        try:
+            exchange.provider.send(cancel)
+        except (NotSupported, PeerClosed):
+            self._hub.metrics.undeliverable.add(1, exchange.provider.name)
+            return False
+        return True
 
     def fail(self, requester: Connection, request: Message, status: str, text: str) -> None:
         """Answer a request with an error of the hub."""
@@ -121,9 +138,6 @@ class Exchanges:
     def _send(self, connection: Connection, message: Message) -> None:
         try:
             connection.send(message)
-        except NotSupported:
-            # hsp and emp have no word for progress: the requester just waits for the answer.
-            self._hub.metrics.undeliverable.add(1, connection.name)
         except WireloomError as error:
             extra = about("answer.unsent", connection)
             log.info("%r: an answer could not be sent: %s", connection, error, extra=extra)
@@ -140,9 +154,11 @@ class Exchanges:
                 self.fail(exchange.requester, exchange.request, UNAVAILABLE, "the provider's connection was lost")
             elif exchange.requester is connection:
                 self._forget(exchange)
+                self._stop(exchange, kill=True)
 
     def expire(self, now: float) -> None:
         """Fail what has waited too long."""
         for exchange in [each for each in self._by_provider.values() if each.deadline <= now]:
             self._forget(exchange)
+            self._stop(exchange, kill=True)
             self.fail(exchange.requester, exchange.request, TIMED_OUT, "the provider did not answer in time")
