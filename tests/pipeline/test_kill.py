@@ -13,6 +13,7 @@ from typing import IO
 import psutil
 import pytest
 
+from tests.pipeline.batches import contents, ranges, run_batches
 from tests.pipeline.commands import WIRELOOM
 from tests.pipeline.journals import make_journal
 from tests.pipeline.test_run import check_against_journal
@@ -68,6 +69,8 @@ def run_with_kills(folder: Path, kills: int, seed: int) -> None:
             end([*orphans, *family(process)])
     check_against_journal(warehouse, journal)
     assert describe(warehouse)["messages"].rows > 0
+    run_batches(folder / "undisturbed", [[ranges(journal)]])
+    assert contents(warehouse) == contents(folder / "undisturbed")
 
 
 def test_two_kills(tmp_path: Path) -> None:
@@ -76,8 +79,8 @@ def test_two_kills(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_ten_kills(tmp_path: Path) -> None:
-    run_with_kills(tmp_path, 10, seed=int.from_bytes(os.urandom(4), "big"))
+def test_twenty_kills(tmp_path: Path) -> None:
+    run_with_kills(tmp_path, 20, seed=int.from_bytes(os.urandom(4), "big"))
 
 
 def test_sigterm_ends_a_continuous_run_after_its_batch(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`wireloom pipeline run`, `wireloom sql` and `wireloom tables`."""
+"""`wireloom pipeline run` and `compact`, `wireloom sql` and `wireloom tables`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import csv
 import json
 import signal
 import sys
-import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from wireloom.model import ConfigError
-
-if TYPE_CHECKING:
-    from wireloom.pipeline.run import Batch
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,14 +31,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     run.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's")
     run.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two batches (default 1)")
     run.add_argument("--max-bytes", default="512m", metavar="SIZE", help="read at most this much a batch")
+    run.add_argument("--trust", metavar="FILE", help="a trust file: check signatures with the keys in it")
+    run.add_argument("--only-messages", action="store_true", help="write messages and rejects, and no other table")
     run.set_defaults(run=run_pipeline)
+    compact = actions.add_parser(
+        "compact",
+        help="merge small files of a warehouse, delete those that no snapshot needs",
+        epilog="example: wireloom pipeline compact --warehouse data/warehouse",
+    )
+    compact.add_argument("--warehouse", required=True, metavar="DIR", help="where the tables are")
+    compact.add_argument(
+        "--keep-hours", type=float, default=24.0, metavar="HOURS", help="keep what snapshots of so long ago need (24)"
+    )
+    compact.set_defaults(run=run_compact)
 
     sql = subparsers.add_parser(
         "sql",
         help="ask the tables a question",
         epilog='example: wireloom sql "select topic, count(*) from messages group by topic" --warehouse data/warehouse',
     )
-    sql.add_argument("query", help="a query in DuckDB's SQL on messages, rejects and traffic")
+    sql.add_argument("query", help="a query in DuckDB's SQL on the tables")
     sql.add_argument("--warehouse", required=True, metavar="DIR", help="where the tables are")
     form = sql.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a JSON object a row")
@@ -59,17 +67,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run_pipeline(arguments: argparse.Namespace) -> int:
     """Read journals into tables."""
+    from wireloom.cli.progress import Progress
+    from wireloom.pipeline.query import describe
     from wireloom.pipeline.run import Pipeline
 
-    progress = _Progress()
+    progress = Progress()
+    options = {"maxBytesPerTrigger": arguments.max_bytes}
+    if arguments.trust:
+        options["trust"] = arguments.trust
     pipeline = Pipeline(
         arguments.input,
         arguments.warehouse,
         master=arguments.master,
         conf=dict(_setting(text) for text in arguments.conf),
-        options={"maxBytesPerTrigger": arguments.max_bytes},
+        options=options,
         report=progress.batch,
         note=progress.note,
+        only_messages=arguments.only_messages,
     )
 
     def stop(*_: object) -> None:
@@ -79,10 +93,8 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     summary = pipeline.run(once=arguments.once, interval=arguments.interval)
-    progress.note(
-        f"{summary.messages:,} messages and {summary.rejects:,} rejects in {summary.batches} "
-        f"{'batch' if summary.batches == 1 else 'batches'}, {summary.seconds:.1f} s; "
-        f"tables in {arguments.warehouse}"
+    progress.end(
+        summary, {name: each.rows for name, each in describe(arguments.warehouse).items()}, arguments.warehouse
     )
     return 0
 
@@ -94,26 +106,17 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-class _Progress:
-    """Lines on the error stream that say how far a run is."""
+def run_compact(arguments: argparse.Namespace) -> int:
+    """Merge small files, delete what nobody needs."""
+    from wireloom.cli.progress import Progress, size
+    from wireloom.pipeline.compact import compact
 
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.messages = self.rejects = 0
-
-    def note(self, text: str) -> None:
-        """One line with the time since the start."""
-        print(f"[{time.monotonic() - self.began:6.1f} s] {text}", file=sys.stderr, flush=True)
-
-    def batch(self, batch: Batch) -> None:
-        """What a batch brought and how fast it was."""
-        self.messages += batch.messages
-        self.rejects += batch.rejects
-        rate = batch.messages / batch.seconds if batch.seconds else 0.0
-        self.note(
-            f"batch {batch.number}: {batch.messages:,} messages, {batch.rejects:,} rejects "
-            f"({rate:,.0f} messages/s); {self.messages:,} messages and {self.rejects:,} rejects so far"
+    progress = Progress()
+    for name, done in compact(arguments.warehouse, keep_hours=arguments.keep_hours).items():
+        progress.note(
+            f"{name}: {done.before} files became {done.after}, {done.deleted} deleted; {size(done.bytes)} in the table"
         )
+    return 0
 
 
 def run_sql(arguments: argparse.Namespace) -> int:

@@ -63,11 +63,16 @@ class BatchCommit:
         if query is None:
             raise PipelineFailed(f"{warehouse.checkpoint} vanished while the pipeline ran: restore it and start again")
         self.query = query
+        self.files = self.bytes = 0
+        """How much input the batch was."""
         self._unused: list[Path] = []
         """Files that turned out not to be needed."""
 
     def commit(self) -> dict[str, int]:
         """Do the batch and commit its tables; the number of rows it added, by table."""
+        from wireloom.pipeline.facts import FACTS
+        from wireloom.pipeline.files import INPUT
+
         state = tables.open_table(self.warehouse.folder(STATE))
         if tables.has_batch(state, self.query, self.number):
             return dict.fromkeys(TABLES, 0)
@@ -78,10 +83,14 @@ class BatchCommit:
         before = _watermark(self.warehouse, carried)
         messages = [report for report in decoded if report.table == MESSAGES.name]
         watermark = max([before, *(report.last_us for report in messages)])
-        joined = self._join(decoded, carried, before, watermark)
+        joined: Sequence[Report] = ()
+        if any(report.table in FACTS for report in decoded) or len(carried) > 1:
+            joined = self._join(decoded, carried, before, watermark)
         self._commit_state(state, [r.file for r in joined if r.table == STATE.name], carried, watermark)
         for path in self._unused:
             path.unlink(missing_ok=True)
+        self.files = sum(r.file.rows for r in decoded if r.table == INPUT)
+        self.bytes = sum(r.file.size for r in decoded if r.table == INPUT)
         return {name: sum(r.file.rows for r in decoded if r.table == name) for name in TABLES}
 
     def _join(

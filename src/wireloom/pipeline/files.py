@@ -30,7 +30,7 @@ from wireloom.pipeline.schemas import (
     arrow_schema,
     spark_schema,
 )
-from wireloom.pipeline.source import JournalStreamReader, decoded_parts, partitions
+from wireloom.pipeline.source import JournalStreamReader, decoded_parts, input_of, partitions
 from wireloom.pipeline.tables import WrittenFile, write_rows
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from wireloom.pipeline.planning import Range
 
 FORMAT = "wireloom_files"
+INPUT = "_input"
+"""Whoever reads a partition reports under this name how many files and bytes it was."""
 FLOWS = "_flows"
 """The folder of a warehouse in which connections of captures wait for the next batch."""
 PORTION = 1 << 28
@@ -79,6 +81,7 @@ class DecodedFiles(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         given = dict(options)
         self.warehouse = given.pop("warehouse")
+        self.only_messages = given.pop("onlymessages", given.pop("onlyMessages", "false")) == "true"
         self.chosen = Options.parse({**given, "stateDir": str(Path(self.warehouse) / FLOWS)})
 
     @classmethod
@@ -92,15 +95,16 @@ class DecodedFiles(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader that writes."""
-        return DecodingReader(self.chosen, self.warehouse)
+        return DecodingReader(self.chosen, self.warehouse, self.only_messages)
 
 
 class DecodingReader(JournalStreamReader):
     """Plans as the plain source does; reading a partition writes its tables."""
 
-    def __init__(self, options: Options, warehouse: str) -> None:
+    def __init__(self, options: Options, warehouse: str, only_messages: bool) -> None:
         super().__init__(options)
         self.warehouse = warehouse
+        self.only_messages = only_messages
 
     def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:  # type: ignore[type-arg]
         """The new bytes of all lanes, refused ones too."""
@@ -109,7 +113,9 @@ class DecodingReader(JournalStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Write the rows of one partition; yield what was written."""
         for found in in_portions(decoded_parts(self.options, partition)):
-            yield from write_decoded(Path(self.warehouse), found)
+            yield from write_decoded(Path(self.warehouse), found, only_messages=self.only_messages)
+        files, size = input_of(partition)
+        yield report(INPUT, WrittenFile("", files, size, {}))
 
 
 def in_portions(parts: Iterable[tuple[Range, DecodedRange]]) -> Iterator[list[tuple[Range, DecodedRange]]]:
@@ -126,7 +132,9 @@ def in_portions(parts: Iterable[tuple[Range, DecodedRange]]) -> Iterator[list[tu
         yield portion
 
 
-def write_decoded(warehouse: Path, decoded: Sequence[tuple[Range, DecodedRange]]) -> Iterator[pa.RecordBatch]:
+def write_decoded(
+    warehouse: Path, decoded: Sequence[tuple[Range, DecodedRange]], *, only_messages: bool = False
+) -> Iterator[pa.RecordBatch]:
     """Write the rows of some ranges, and what else can be told from them; yield a report a file."""
     from wireloom.pipeline import facts
     from wireloom.pipeline.steps import sessions
@@ -138,6 +146,8 @@ def write_decoded(warehouse: Path, decoded: Sequence[tuple[Range, DecodedRange]]
         yield from write_table(warehouse, MESSAGES, messages)
     if rejects is not None:
         yield from write_table(warehouse, REJECTS, rejects)
+    if only_messages:
+        return
     late = any(found.late for _, found in decoded)
     observed = facts.observe(
         arrow_schema(MESSAGES.columns).empty_table() if messages is None else messages,

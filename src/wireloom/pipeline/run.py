@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wireloom.model import ConfigError, WireloomError
+from wireloom.pipeline import planning
 from wireloom.pipeline.batch import BatchCommit, PipelineFailed
+from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.schemas import MESSAGES, REJECTS
 from wireloom.pipeline.warehouse import Warehouse, write_json
@@ -33,6 +35,12 @@ class Batch:
     messages: int
     rejects: int
     seconds: float
+    files: int = 0
+    """How many files of the input it began."""
+    bytes: int = 0
+    """How many bytes of the input it read."""
+    bytes_left: int = 0
+    """How many bytes of the input were not read yet when it was done."""
 
 
 @dataclass(slots=True)
@@ -58,7 +66,7 @@ class Pipeline:
 
     `spark` is a session to use; by default one is started (see `session.py`) and stopped at the end.
     `report` is called after every batch, `note` with a line for the user now and then. `options` are those of
-    the data source.
+    the data source. With `only_messages` the tables beside `messages` and `rejects` are left as they are.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class Pipeline:
         spark: SparkSession | None = None,
         report: Callable[[Batch], None] | None = None,
         note: Callable[[str], None] | None = None,
+        only_messages: bool = False,
     ) -> None:
         given = {"paths": json.dumps([str(path) for path in inputs]), **(options or {})}
         self.inputs = Options.parse(given).inputs
@@ -79,6 +88,7 @@ class Pipeline:
         self.summary = Summary()
         self._master, self._conf, self._options = master, dict(conf or {}), dict(options or {})
         self._note = note
+        self._only_messages = only_messages
         self._spark = spark
         self._report = report
         self._between_batches = threading.Lock()
@@ -132,6 +142,7 @@ class Pipeline:
 
         register(spark)
         reader = spark.readStream.format(FORMAT).option("warehouse", str(self.warehouse.root))
+        reader = reader.option("onlyMessages", str(self._only_messages).lower())
         for name, value in self._options.items():
             reader = reader.option(name, value)
         found = reader.option("paths", json.dumps(self.inputs)).load()
@@ -150,14 +161,25 @@ class Pipeline:
             from wireloom.pipeline.joining import SparkWorkers
 
             began = time.monotonic()
-            done = BatchCommit(self.warehouse, number, SparkWorkers(found)).commit()
+            work = BatchCommit(self.warehouse, number, SparkWorkers(found))
+            done = work.commit()
             leave_cursors(self.warehouse, number)
             if number % _TIDY_EVERY == _TIDY_EVERY - 1:
                 self.warehouse.tidy()
-            batch = Batch(number, done[MESSAGES.name], done[REJECTS.name], time.monotonic() - began)
+            batch = Batch(
+                number, done[MESSAGES.name], done[REJECTS.name], time.monotonic() - began, work.files, work.bytes,
+                bytes_left(self.inputs, self.warehouse.offsets(number)) if self._report else 0,
+            )  # fmt: skip
             self.summary.add(batch)
         if self._report is not None:
             self._report(batch)
+
+
+def bytes_left(inputs: Sequence[str], read: planning.Offsets) -> int:
+    """How much of the input lies after a position."""
+    latest = planning.latest(inputs)
+    known = sum(part.size for part in planning.plan(inputs, read, latest))
+    return known + sum(size - before for _, before, size in captures.new_captures(read, latest))
 
 
 def leave_cursors(warehouse: Warehouse, batch: int) -> None:

@@ -193,6 +193,15 @@ def decoded_parts(options: Options, partition: InputPartition) -> Iterator[tuple
             yield part, decode_range(part, options.trust)
 
 
+def input_of(partition: InputPartition) -> tuple[int, int]:
+    """How many files a partition begins, and how many bytes of input it stands for."""
+    if isinstance(partition, FlowGroup) and partition.group == 0:
+        return len(partition.files), sum(size - known for _, known, size in partition.files)
+    if isinstance(partition, Ranges):
+        return sum(part.start == 0 for part in partition.ranges), sum(part.size for part in partition.ranges)
+    return 0, 0
+
+
 def read_table(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition as record batches with exactly the table's types."""
     from wireloom.pipeline.decode import plain

@@ -7,6 +7,7 @@ again after a crash changes nothing. Files that were never committed are invisib
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from wireloom.pipeline.schemas import Table, arrow_schema, spark_schema
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
-    from deltalake import DeltaTable
+    from deltalake import CommitProperties, DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
 DIFFERING = frozenset({"body", "message_id", "correlation_id", "request_id", "bytes", "rows"})
@@ -131,34 +132,52 @@ def commit(
     committed in between, this fails instead of doubling rows.
     """
     from deltalake import CommitProperties, Transaction
+
+    done = [Transaction(application, batch)]
+    _write(handle, table, added, removed, CommitProperties(app_transactions=done), changes=True)
+
+
+def replace(handle: DeltaTable, table: Table, added: Sequence[WrittenFile], removed: Sequence[WrittenFile]) -> None:
+    """Put files in the place of others that hold the same rows."""
+    _write(handle, table, added, removed, None, changes=False)
+
+
+def _write(
+    handle: DeltaTable,
+    table: Table,
+    added: Sequence[WrittenFile],
+    removed: Iterable[WrittenFile],
+    properties: CommitProperties | None,
+    *,
+    changes: bool,
+) -> None:
     from deltalake.transaction import AddAction, RemoveAction
 
     now = time.time_ns() // 1_000_000
     actions: list[AddAction | RemoveAction] = [
         # Only the number of rows: partial statistics would make some readers skip files.
-        AddAction(file.path, file.size, dict(file.partition), now, True, f'{{"numRecords": {file.rows}}}')
+        AddAction(file.path, file.size, dict(file.partition), now, changes, f'{{"numRecords": {file.rows}}}')
         for file in added
     ]
-    actions += [RemoveAction(f.path, True, now, f.size, dict(f.partition)) for f in removed]
-    if not actions:
-        return
-    handle.create_write_transaction(
-        actions,
-        mode="append",
-        schema=handle.schema(),
-        partition_by=list(table.partition_by),
-        commit_properties=CommitProperties(app_transactions=[Transaction(application, batch)]),
-    )
+    actions += [RemoveAction(f.path, changes, now, f.size, dict(f.partition)) for f in removed]
+    if actions:
+        handle.create_write_transaction(
+            actions,
+            mode="append",
+            schema=handle.schema(),
+            partition_by=list(table.partition_by),
+            commit_properties=properties,
+        )
 
 
-def tidy(folder: Path) -> int:
+def tidy(folder: Path, keep_hours: float = KEPT_HOURS) -> int:
     """Delete files that no version of the last day needs, and those that were never committed; how many.
 
     A day is far longer than a batch: files that a running batch has written are not touched.
     """
     handle = open_table(folder)
     for dry_run in (True, False):
-        found = handle.vacuum(KEPT_HOURS, dry_run=dry_run, enforce_retention_duration=False, full=True)
+        found = handle.vacuum(math.ceil(keep_hours), dry_run=dry_run, enforce_retention_duration=False, full=True)
         if not found:
             return 0
     return len(found)
@@ -185,7 +204,12 @@ def files(handle: DeltaTable, table: Table, **partition: str) -> list[WrittenFil
 
 def held_files(handle: DeltaTable, table: Table) -> list[WrittenFile]:
     """The files of rows that the next batch replaces."""
-    return [file for file in files(handle, table) if file.path.rpartition("/")[2].startswith(HELD)]
+    return [file for file in files(handle, table) if is_held(file)]
+
+
+def is_held(file: WrittenFile) -> bool:
+    """Whether the next batch replaces the file."""
+    return file.path.rpartition("/")[2].startswith(HELD)
 
 
 def partition_text(value: object) -> str:
