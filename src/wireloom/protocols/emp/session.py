@@ -9,16 +9,20 @@ extension. Both ends are alike: each says `hello` at once and may then do whatev
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, ProtocolViolation, WireloomError
-from wireloom.protocols.contract import LOGIN, Role, Run, Session, SessionState
+from wireloom.protocols.contract import LOGIN, Bulk, Role, Run, Session, SessionState
 from wireloom.protocols.emp import extensions, frames
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import to_frame, to_message
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.plain import read_plain, read_related, write_plain, write_related
 from wireloom.protocols.emp.settings import EmpSettings
+from wireloom.protocols.owing import OwedReads
+
+if TYPE_CHECKING:
+    from wireloom.protocols.emp.bulk import EmpBulk
 
 OPENING, OPEN, CLOSING, CLOSED = SessionState
 APPLICATION = frames.FIRST_APPLICATION_TYPE
@@ -91,6 +95,8 @@ class EmpSession(Session):
         self._slow = Offload()
         self._bye_waits = False
         """`bye` is said, but stands behind a large message that is still being packed."""
+        self._bulk: type[EmpBulk] | None = None
+        self._owed_reads: OwedReads[int] = OwedReads()
 
     # The transport's side
 
@@ -110,6 +116,10 @@ class EmpSession(Session):
         if kept:
             kept += data
         buffer = kept or data
+        if self._bulk is not None and self._plain and self.state is OPEN and self._owed_reads.are_for(len(buffer)):
+            run = self._receive_bulk(bytes(buffer))
+            if run is not None:
+                return run
         settings, direction, position = self.settings, self._receives, 0
         messages: list[Message] = []
         logins: list[tuple[int, int, Message]] = []
@@ -366,7 +376,7 @@ class EmpSession(Session):
             self._queue(data)
         if kind is Kind.ERROR and answer is None:
             self._leave("error")
-        elif self.state is CLOSING and not self._owed:
+        elif self.state is CLOSING and not self._owes:
             self._say_bye()
         return message
 
@@ -410,7 +420,7 @@ class EmpSession(Session):
 
     def close(self, now: float, reason: str = "") -> None:
         """Say `bye`, as soon as the answers that are owed are sent or `close_timeout` has passed."""
-        if self.state is OPENING or (self.state is OPEN and not self._owed):
+        if self.state is OPENING or (self.state is OPEN and not self._owes):
             self.close_reason = reason or "close"
             self._say_bye()
         elif self.state is OPEN:
@@ -447,6 +457,61 @@ class EmpSession(Session):
         else:
             self._out.append(data)
         self.sent += 1
+
+    # Large reads, by kernels
+
+    def enable_bulk(self) -> bool:
+        """Let `receive` use the column kernels for large reads."""
+        from wireloom.protocols.emp.bulk import EmpBulk, warm
+
+        warm()
+        self._bulk = EmpBulk
+        return True
+
+    def _receive_bulk(self, buffer: bytes) -> Run | None:
+        """A read of nothing but events and publishes; None where it has to be read frame by frame."""
+        assert self._bulk is not None
+        found = self._bulk.of(self, buffer, self._owed_reads.fewest)
+        alone = map(int, self._owed)
+        if found is None or not self._owed_reads.admit(found, alone, len(self._owed), self.settings.max_requests):
+            # Frame by frame, every id must be known.
+            self._owed.update(str(read.key(row)) for read, row in self._owed_reads.single_out())
+            return None
+        self._buffer = bytearray(buffer[found.consumed :])
+        return Run(memoryview(buffer)[: found.consumed], bulk=found)
+
+    @property
+    def _owes(self) -> bool:
+        return bool(self._owed or self._owed_reads)
+
+    def owe(self, request_id: int) -> None:
+        """A request leaves its read: it is answered by itself."""
+        self._owed.add(str(request_id))
+
+    def answered(self, read: EmpBulk, rows: Sequence[int]) -> None:
+        """A read was answered in bulk."""
+        self._owed_reads.forget(read)
+        if read.singled:
+            self._owed.difference_update(str(read.key(row)) for row in rows)
+
+    def send_frames(self, encoded: bytes, count: int) -> None:
+        """Queue frames made by `EmpBulk`."""
+        if self.state is CLOSED:
+            raise PeerClosed("the emp connection is closed")
+        self._queue(encoded)
+        self.sent += count - 1
+        if self.state is CLOSING and not self._owes:
+            self._say_bye()
+
+    def can_forward(self, bulk: Bulk, topic: str) -> bool:
+        """Whether our peer takes messages of this size; they mean the same on every emp connection."""
+        return (
+            self._bulk is not None
+            and isinstance(bulk, self._bulk)
+            and self._plain
+            and self.state is OPEN
+            and bulk.max_message <= self.settings.max_message
+        )
 
     # Large bodies, by another thread
 

@@ -14,6 +14,7 @@ follows from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from wireloom.model import (
     BodyError,
@@ -25,12 +26,16 @@ from wireloom.model import (
     ProtocolViolation,
     WireloomError,
 )
-from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Role, Run, Session, SessionState
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Bulk, Role, Run, Session, SessionState
+from wireloom.protocols.owing import OwedReads
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.plain import Asked, Owed, read_plain, uid_text, write_request, write_response
 from wireloom.protocols.yamp.protocol import SERIALIZER, YampSettings, parse_uid, split_url, to_frame, to_message
 from wireloom.protocols.yamp.uids import Uids
+
+if TYPE_CHECKING:
+    from wireloom.protocols.yamp.bulk import YampBulk
 
 _OPEN, _CLOSED = SessionState.OPEN, SessionState.CLOSED
 PUBLISH = HUB_PREFIX + "publish/"
@@ -92,6 +97,10 @@ class YampSession(Session):
         """Requests the peer waits on, by uid as text."""
         self._killed: dict[str, None] = {}
         """Requests the peer killed, whose late answers must not be sent; the oldest are forgotten first."""
+        self._bulk: type[YampBulk] | None = None
+        self._owed_reads: OwedReads[bytes] = OwedReads()
+        self._singled: dict[str, tuple[YampBulk, int]] = {}
+        """Requests that are owed one by one and in bulk, and where they are in their read."""
         self._closing_reason = ""
         self._input_ended = False
         self._receives = role.sends.opposite
@@ -116,6 +125,11 @@ class YampSession(Session):
         if self.state is SessionState.CLOSED:
             return Run()
         self._heard, self._ping_sent = now, None
+        size = len(self._buffer) + len(data)
+        if self._bulk is not None and self.state is _OPEN and self._owed_reads.are_for(size):
+            run = self._receive_bulk(bytes(self._buffer + data) if self._buffer else data)
+            if run is not None:
+                return run
         if not self._buffer:
             position, run = self._read(data)
             self._buffer += data[position:]
@@ -276,6 +290,9 @@ class YampSession(Session):
     def _forget(self, request_id: str) -> None:
         """The peer killed a request: no response may follow."""
         del self._owed[request_id]
+        if request_id in self._singled:
+            read, row = self._singled.pop(request_id)
+            read.withdraw(row)
         self._killed[request_id] = None
         if len(self._killed) > self.settings.max_requests:
             del self._killed[next(iter(self._killed))]
@@ -304,7 +321,7 @@ class YampSession(Session):
         self._close_when_settled()
 
     def _close_when_settled(self) -> None:
-        if self.state is SessionState.CLOSING and not self._owed:
+        if self.state is SessionState.CLOSING and not self._owed and not self._owed_reads:
             self._goodbye()
 
     def _goodbye(self) -> None:
@@ -325,6 +342,8 @@ class YampSession(Session):
     def outgoing_frames(self) -> Sequence[bytes]:
         """The same, frame by frame: over WebSocket we send one frame a message."""
         out, self._out = self._out, []
+        if any(isinstance(each, Joined) for each in out):
+            return [frame for each in out for frame in (split(each) if isinstance(each, Joined) else (each,))]
         return out
 
     def deadline(self) -> float | None:
@@ -508,12 +527,76 @@ class YampSession(Session):
         """Say goodbye. What is owed is answered first; a second call does not wait for that."""
         if self.state is SessionState.CLOSED:
             return
-        if self.state is SessionState.CLOSING or not self._owed:
+        if self.state is SessionState.CLOSING or not (self._owed or self._owed_reads):
             self._closing_reason = reason or self._closing_reason
             self._goodbye()
         else:
             self._closing_reason = reason
             self.state = SessionState.CLOSING
+
+    # Large reads, by kernels
+
+    def enable_bulk(self) -> bool:
+        """Let `receive` use the column kernels for large reads."""
+        from wireloom.protocols.yamp.bulk import YampBulk, warm
+
+        warm()
+        self._bulk = YampBulk
+        return True
+
+    def _receive_bulk(self, buffer: bytes) -> Run | None:
+        """A read of nothing but events and publishes; None where it has to be read frame by frame."""
+        assert self._bulk is not None
+        found = None if self._killed else self._bulk.of(self, buffer, self._owed_reads.fewest)
+        alone = (each.uid for each in self._owed.values())
+        if found is None or not self._owed_reads.admit(found, alone, len(self._owed), self.settings.max_requests):
+            # Frame by frame, every uid must be known.
+            for read, row in self._owed_reads.single_out():
+                assert isinstance(read, self._bulk)
+                self.owe(read, row)
+                self._singled[uid_text(read.key(row))] = read, row
+            return None
+        self._buffer = bytearray(buffer[found.consumed :])
+        return Run(memoryview(buffer)[: found.consumed], bulk=found)
+
+    def owe(self, read: YampBulk, row: int) -> None:
+        """A request is answered by itself."""
+        uid = read.key(row)
+        self._owed[uid_text(uid)] = Owed(uid, read.uri(row), False)
+
+    def answered(self, read: YampBulk, rows: Sequence[int]) -> None:
+        """A read was answered in bulk."""
+        self._owed_reads.forget(read)
+        for row in rows:
+            identifier = uid_text(read.key(row))
+            if self._singled.pop(identifier, None) is not None:
+                self._owed.pop(identifier, None)
+
+    def draw_many(self) -> bytes:
+        """A uid to count up from."""
+        return self._uid(self._heard)
+
+    def send_frames(self, encoded: bytes, count: int) -> None:
+        """Queue frames made by `YampBulk`."""
+        if self.state is SessionState.CLOSED:
+            raise PeerClosed("the yamp connection is closed")
+        self._out.append(Joined(encoded))
+        self.sent += count
+        self._close_when_settled()
+
+    def can_forward(self, bulk: Bulk, topic: str) -> bool:
+        """Whether our peer agreed on the same serializer and takes bodies of this size."""
+        return (
+            self._bulk is not None
+            and isinstance(bulk, self._bulk)
+            and self.state is _OPEN
+            and bulk.content_type == self.content_type
+            and bulk.max_body <= self.settings.max_body
+        )
+
+    def frames_of(self, encoded: bytes) -> Sequence[bytes]:
+        """Events one by one."""
+        return split(encoded)
 
     def topic_numbers(self) -> Mapping[int, str]:
         """The agreed serializer where it is not the usual one: later readers do not see the handshake."""
@@ -531,6 +614,21 @@ class YampSession(Session):
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
         return [request.with_(id=identifier) for identifier, request in self._waiting.values()]
+
+
+class Joined(bytes):
+    """Several frames in a row."""
+
+
+def split(encoded: bytes) -> list[bytes]:
+    """Events and responses in a row, one by one."""
+    found, start = [], 0
+    while start < len(encoded):
+        body = start + 18 + encoded[start + 17] + (21 if encoded[start] == FrameType.RESPONSE else 4)
+        end = body + int.from_bytes(encoded[body - 4 : body], "big")
+        found.append(encoded[start:end])
+        start = end
+    return found
 
 
 def _wants_progress(request: Message) -> bool:
