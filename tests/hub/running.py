@@ -63,7 +63,7 @@ async def get(url: str) -> tuple[int, str]:
     host, _, port = url.removeprefix("http://").partition("/")[0].partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     path = "/" + url.removeprefix("http://").partition("/")[2]
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
     answer = (await reader.read()).decode()
     writer.close()
     head, _, body = answer.partition("\r\n\r\n")

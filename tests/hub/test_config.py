@@ -77,7 +77,7 @@ def test_a_whole_file_is_understood(tmp_path: Path) -> None:
         ('[journal]\nsync = "maybe"\n', "hub.toml:2: journal: setting 'sync' is 'maybe'; it must be of type bool"),
         ('[limits]\n\nqueue_byte = 1\n', "hub.toml:3: limits: unknown setting 'queue_byte'"),
         ('[limits]\nslow_consumer = "shout"\n', "hub.toml:2: limits: setting 'slow_consumer' is 'shout'; it must be one of drop-oldest, drop-newest, disconnect"),
-        ('[http]\nurl = "https://127.0.0.1:1"\n', "hub.toml:2: http: URL 'https://127.0.0.1:1': metrics are served over http"),
+        ('[http]\nurl = "https://127.0.0.1:1"\n', "hub.toml:2: http: https needs certificates"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_line(text: str, message: str) -> None:

@@ -38,6 +38,7 @@ from pathlib import Path
 
 from wireloom.hub.access import AccessConfig, parse_access, parse_rule
 from wireloom.hub.limits import Limits, check_positive
+from wireloom.hub.webhooks import WebhookConfig, parse_webhook
 from wireloom.hub.wrong import WrongKey
 from wireloom.model import ConfigError
 from wireloom.protocols.contract import Protocol, Scheme, Settings
@@ -93,6 +94,8 @@ class ListenerConfig:
     """Whom this listener gets in touch with by itself."""
     origins: tuple[str, ...] = ()
     """Origins of web pages that may connect."""
+    internal: bool = False
+    """Whether only the hub itself connects here; it has asked for rights before."""
 
     @property
     def local(self) -> bool:
@@ -103,6 +106,20 @@ class ListenerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """The table `[http]`: where pages are served and CloudEvents come in."""
+
+    address: Address
+    events: bool = True
+    tls: ssl.SSLContext | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine reaches it."""
+        return is_loopback(self.address.host)
+
+
+@dataclass(frozen=True, slots=True)
 class HubConfig:
     """Everything the hub is told."""
 
@@ -110,8 +127,9 @@ class HubConfig:
     listeners: tuple[ListenerConfig, ...]
     journal: JournalSettings = field(default_factory=JournalSettings)
     limits: Limits = field(default_factory=Limits)
-    http: Address | None = None
+    http: HttpConfig | None = None
     access: AccessConfig = field(default_factory=AccessConfig)
+    webhooks: tuple[WebhookConfig, ...] = ()
     warnings: tuple[str, ...] = ()
     """What is allowed, but hardly meant."""
 
@@ -139,7 +157,7 @@ def default_config(data: Path) -> HubConfig:
         for scheme in protocol.schemes
         if not scheme.secure and scheme.transport in ("tcp", "ws", "udp")
     )
-    return HubConfig(data, listeners, http=_http_address(DEFAULT_HTTP))
+    return HubConfig(data, listeners, http=_http({}))
 
 
 def make_listener(table: Mapping[str, object]) -> ListenerConfig:
@@ -260,11 +278,26 @@ def _topics(table: object) -> dict[int, str]:
     return topics
 
 
-def _http_address(text: str) -> Address:
-    url = parse_url(text)
-    if url.scheme != "http":
-        raise ConfigError(f"URL {text!r}: metrics are served over http, such as {DEFAULT_HTTP}")
-    return url.address(80).with_path("")
+def _http(table: Mapping[str, object]) -> HttpConfig | None:
+    known = ("url", "events", "tls")
+    for key in table:
+        if key not in known:
+            raise WrongKey(key, f"unknown key {key!r}; known: {', '.join(known)}")
+    text, events = table.get("url", DEFAULT_HTTP), table.get("events", True)
+    if text == "off":
+        return None
+    if not isinstance(events, bool):
+        raise WrongKey("events", f"events must be true or false, not {events!r}")
+    try:
+        url = parse_url(str(text))
+        if url.scheme not in ("http", "https"):
+            raise ConfigError(f"URL {text!r}: pages are served over http or https, such as {DEFAULT_HTTP}")
+        tls = _tls(table.get("tls"), Scheme(url.scheme, "tcp", 80, secure=url.scheme == "https"))
+        return HttpConfig(url.address(443 if tls else 80).with_path(""), events, tls)
+    except WrongKey:
+        raise
+    except ConfigError as error:
+        raise WrongKey("url", str(error)) from None
 
 
 def load_config(path: Path, data: Path | None = None) -> HubConfig:
@@ -280,7 +313,7 @@ def load_config(path: Path, data: Path | None = None) -> HubConfig:
     return parse_config(table, text, str(path), data)
 
 
-_SECTIONS = ("data", "listener", "journal", "http", "limits", "access")
+_SECTIONS = ("data", "listener", "journal", "http", "webhook", "limits", "access")
 
 
 def parse_config(table: Mapping[str, object], text: str, name: str, data: Path | None = None) -> HubConfig:
@@ -319,14 +352,11 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     http_table = table.get("http", {})
     if not isinstance(http_table, dict):
         raise ConfigError(f"{name}: http must be a table: [http]")
-    for key in http_table:
-        if key != "url":
-            raise wrong("http", 0, ConfigError(f"unknown key {key!r}; known: url"), key)
-    http_url = http_table.get("url", DEFAULT_HTTP)
     try:
-        http = None if http_url == "off" else _http_address(str(http_url))
-    except ConfigError as error:
-        raise wrong("http", 0, error, "url") from None
+        http = _http(http_table)
+    except WrongKey as error:
+        raise wrong("http", 0, error, error.key) from None
+    webhooks = _webhooks(table.get("webhook", []), wrong)
     named = table.get("data", "wireloom-data")
     if not isinstance(named, str) or not named:
         raise ConfigError(f"{name}:{_line(text, '', 0, 'data')}: data must be the path of a folder, not {named!r}")
@@ -338,7 +368,23 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
         for number, listener in enumerate(listeners)
         for each in _warnings(listener, access)
     )
-    return HubConfig(folder, tuple(listeners), journal, limits, http, access, warnings)
+    return HubConfig(folder, tuple(listeners), journal, limits, http, access, webhooks, warnings)
+
+
+def _webhooks(
+    tables: object, wrong: Callable[[str, int, ConfigError, str | None], ConfigError]
+) -> tuple[WebhookConfig, ...]:
+    if not isinstance(tables, list):
+        raise wrong("webhook", 0, ConfigError("write webhooks as [[webhook]], with two brackets"), None)
+    found: list[WebhookConfig] = []
+    for number, entry in enumerate(tables):
+        try:
+            found.append(parse_webhook(entry))
+            if found[-1].name in {each.name for each in found[:-1]}:
+                raise WrongKey("name", f"there is a webhook of the name {found[-1].name!r} above; names are unique")
+        except WrongKey as error:
+            raise wrong("webhook", number, error, error.key) from None
+    return tuple(found)
 
 
 def _access(table: object, wrong: Callable[[str, int, ConfigError, str | None], ConfigError]) -> AccessConfig:

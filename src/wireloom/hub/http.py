@@ -1,15 +1,36 @@
-"""A few pages over HTTP for those who watch the hub: metrics and health. GET only, one answer a connection."""
+"""The hub over HTTP: pages for those who watch it, and the endpoint where CloudEvents come in.
+
+A CloudEvent that is posted to `/events/<topic>` (or to `/events`, for the topic that its subject names) is published
+like an event of any other peer: it goes through a connection of its own inside this process, so that the journal has
+it, and it is answered once the journal has it on disk.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
+from aiohttp import web
+
+from wireloom.hub.access import Right
+from wireloom.hub.cloudevents import CloudEvent, NoCloudEvent, from_http
+from wireloom.model import ConfigError, Kind, LimitExceeded, Message, RequestFailed, RequestTimeout, WireloomError
+from wireloom.protocols.contract import PUBLISH
+from wireloom.topics import validate_topic
 from wireloom.transports.address import Address
 
-_MAX_REQUEST = 16 * 1024
-_TIMEOUT = 10.0
+if TYPE_CHECKING:
+    from wireloom.hub.hub import Hub
+    from wireloom.peers.client import Client
+
+MAX_BODY = 16 * 1024 * 1024
+_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,46 +38,145 @@ class Page:
     """An answer."""
 
     body: str
-    status: str = "200 OK"
-    content_type: str = "text/plain; charset=utf-8"
+    status: int = 200
+    content_type: str = "text/plain"
+    version: str = ""
+    """A parameter of the content type."""
 
 
 Pages = Mapping[str, Callable[[], Page]]
+Connect = Callable[[], "Client"]
 
 
-async def serve_pages(address: Address, pages: Pages) -> tuple[asyncio.Server, int]:
-    """Serve pages by path; returns the server and its port."""
+class HttpServer:
+    """Serves pages by path, and takes CloudEvents if it has a way to publish them."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, hub: Hub, pages: Pages, connect: Connect | None, *, local: bool) -> None:
+        self._hub = hub
+        self._pages = pages
+        self._connect = connect
+        self._local = local
+        self._peer: Client | None = None
+        self._connecting = asyncio.Lock()
+        application = web.Application(client_max_size=MAX_BODY, middlewares=[self._plainly])
+        for path in pages:
+            application.router.add_get(path, self._page)
+        if connect is not None:
+            application.router.add_post("/events", self._take)
+            application.router.add_post("/events/{topic:.+}", self._take)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=2.0, auto_decompress=False)
+
+    async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> int:
+        """Listen; returns the port."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, address.host, address.port, ssl_context=tls)
         try:
-            async with asyncio.timeout(_TIMEOUT):
-                head = await reader.readuntil(b"\r\n\r\n")
-                page = _page(head, pages)
-                body = page.body.encode()
-                answer = (
-                    f"HTTP/1.1 {page.status}\r\nContent-Type: {page.content_type}\r\nContent-Length: {len(body)}\r\n"
-                    "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
-                )
-                writer.write(answer.encode() + body)
-                await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass
-        finally:
-            writer.close()
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"cannot listen on {address} for the hub's pages: {error.strerror or error}; "
+                "stop whoever uses that port, or name another one under [http]"
+            ) from None
+        return int(self._runner.addresses[0][1])
 
-    server = await asyncio.start_server(answer, address.host, address.port, limit=_MAX_REQUEST)
-    return server, server.sockets[0].getsockname()[1]
+    async def stop(self) -> None:
+        """Answer what is under way, then close."""
+        await self._runner.cleanup()
+
+    async def disconnect(self) -> None:
+        """Let go of the connection that events go through."""
+        if self._peer is not None:
+            with contextlib.suppress(WireloomError):
+                await self._peer.close()
+
+    @web.middleware
+    async def _plainly(self, request: web.Request, handler: Callable[..., object]) -> web.StreamResponse:
+        """What goes wrong is said in one line."""
+        try:
+            response: web.StreamResponse = await handler(request)  # type: ignore[misc]
+        except web.HTTPNotFound:
+            known = sorted(self._pages) + (["/events"] if self._connect else [])
+            response = _said(404, f"not found; there are: {', '.join(known)}")
+        except web.HTTPMethodNotAllowed as error:
+            response = _said(405, f"{request.path} takes {', '.join(sorted(error.allowed_methods))}")
+        except web.HTTPRequestEntityTooLarge:
+            response = _said(413, f"the body is larger than {MAX_BODY} bytes")
+        except web.HTTPException as error:
+            response = _said(error.status, error.text or error.reason)
+        response.headers.update(_HEADERS)
+        return response
+
+    async def _page(self, request: web.Request) -> web.Response:
+        page = self._pages[request.path]()
+        content_type = f"{page.content_type}{page.version}; charset=utf-8"
+        return web.Response(body=page.body.encode(), status=page.status, headers={"Content-Type": content_type})
+
+    # CloudEvents
+
+    async def _take(self, request: web.Request) -> web.Response:
+        topic = request.match_info.get("topic")
+        # Before anything is read or parsed: a stranger costs nothing.
+        grants_may = self._rights_of(request)
+        body = await request.read()
+        try:
+            events = from_http(request.headers, body)
+            if topic is not None and len(events) != 1:
+                raise NoCloudEvent("a batch is posted to /events: each event names its topic as its subject")
+            wanted = [(validate_topic(unquote(topic) if topic else each.topic or ""), each) for each in events]
+        except (NoCloudEvent, ConfigError) as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        for name, _ in wanted:
+            if not grants_may(name):
+                raise web.HTTPForbidden(text=f"publishing to {name} is not allowed")
+        try:
+            peer = await self._connected()
+            await asyncio.gather(*(self._publish(peer, name, event) for name, event in wanted))
+        except LimitExceeded as error:
+            raise web.HTTPRequestEntityTooLarge(MAX_BODY, len(body), text=str(error)) from None
+        except RequestFailed as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        except (RequestTimeout, WireloomError, OSError) as error:
+            # Nothing is known to be kept: who posted it may try again.
+            raise web.HTTPServiceUnavailable(text=f"not kept: {error}") from None
+        return web.Response(status=204)
+
+    def _rights_of(self, request: web.Request) -> Callable[[str], bool]:
+        """What whoever posts this may publish to; a wrong token ends here."""
+        hub = self._hub
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        identities: tuple[str, ...] = ()
+        if scheme.lower() == "bearer":
+            attempts = hub.doorkeeper.attempts.of(request.remote or "")
+            if attempts.is_empty(hub.now()):
+                hub.metrics.logins.add(1, "http", "limited")
+                raise web.HTTPTooManyRequests(text="too many wrong tokens came from this address")
+            holder = hub.access.config.tokens.holder(token.strip())
+            hub.metrics.logins.add(1, "http", "refused" if holder is None else "accepted")
+            if holder is None:
+                attempts.take(1, hub.now())
+                raise web.HTTPUnauthorized(text="this token is not known here")
+            identities = (f"token:{holder}",)
+        elif request.headers.get("Origin") is not None and not hub.access.config.rules:
+            raise web.HTTPForbidden(text="web pages may post events only with a token; see [access]")
+        grants = hub.access.grants(identities, local=self._local)
+        return lambda topic: grants.may(Right.PUBLISH, topic)
+
+    async def _connected(self) -> Client:
+        assert self._connect is not None
+        async with self._connecting:
+            if self._peer is None:
+                self._peer = await self._connect()
+            return self._peer
+
+    async def _publish(self, peer: Client, topic: str, event: CloudEvent) -> None:
+        message = Message(
+            Kind.REQUEST, PUBLISH + topic, event.data, content_type=event.content_type, attributes=event.kept()
+        )
+        await peer.ask(message, timeout=self._hub.config.limits.request_timeout)
 
 
-def _page(head: bytes, pages: Pages) -> Page:
-    words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-    if len(words) != 3:
-        return Page("bad request\n", "400 Bad Request")
-    method, target, _ = words
-    if method not in ("GET", "HEAD"):
-        return Page("only GET is served here\n", "405 Method Not Allowed")
-    page = pages.get(target.partition("?")[0])
-    if page is None:
-        return Page(f"not found; there are: {', '.join(sorted(pages))}\n", "404 Not Found")
-    found = page()
-    return found if method == "GET" else Page("", found.status, found.content_type)
+def _said(status: int, text: str) -> web.Response:
+    return web.Response(
+        body=json.dumps({"error": text}).encode() + b"\n", status=status, content_type="application/json"
+    )

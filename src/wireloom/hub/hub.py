@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import re
@@ -11,11 +12,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from wireloom import peers
 from wireloom.hub.access import TOKEN_PREFIX, Access
-from wireloom.hub.config import HubConfig, ListenerConfig
+from wireloom.hub.config import HttpConfig, HubConfig, ListenerConfig
 from wireloom.hub.connection import Connection
 from wireloom.hub.contacts import keep_in_touch
-from wireloom.hub.http import Page, serve_pages
+from wireloom.hub.http import HttpServer, Page
 from wireloom.hub.limits import Doorkeeper
 from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
@@ -25,16 +27,21 @@ from wireloom.hub.retention import DiskWatch, Retention
 from wireloom.hub.router import Router
 from wireloom.hub.status import status
 from wireloom.hub.watch import Watch
+from wireloom.hub.webhooks import Webhook
 from wireloom.journal.commit import GroupCommit
 from wireloom.journal.writer import Journal
 from wireloom.model import ConfigError, Direction
-from wireloom.protocols.contract import Role, Sessions
+from wireloom.protocols.contract import Role, Scheme, Sessions
+from wireloom.protocols.registry import protocol as find_protocol
+from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner
 from wireloom.transports.registry import transport
 
 log = logging.getLogger("wireloom.hub")
 
 _TICK = 0.5
+_INSIDE = "emp"
+"""The protocol in which events that come over HTTP are published inside the hub, and so stand in the journal."""
 _TOKEN = re.compile(TOKEN_PREFIX.encode() + rb"[A-Za-z0-9_-]+")
 """Tokens do not belong into the journal, not even with what was refused."""
 _REFUSALS = 100
@@ -68,7 +75,8 @@ class Hub:
         self._sessions: list[Sessions] = []
         """One for each listener."""
         self._contacts: list[asyncio.Task[None]] = []
-        self._pages: asyncio.Server | None = None
+        self._http: HttpServer | None = None
+        self._webhooks: list[asyncio.Task[None]] = []
         self._ticker: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
         self._paused = False
@@ -111,12 +119,28 @@ class Hub:
             for listener in self.config.listeners:
                 await self._listen(listener)
             if self.config.http is not None:
-                self._pages, port = await serve_pages(self.config.http, self._page_table())
-                self.urls["http"] = f"http://{self.config.http.with_port(port)}"
+                await self._serve_http(self.config.http)
         except BaseException:
             await self.stop()
             raise
+        self._webhooks = [self._loop.create_task(Webhook(self, each).run()) for each in self.config.webhooks]
         self._ticker = self._loop.create_task(self._tick())
+
+    async def _serve_http(self, config: HttpConfig) -> None:
+        connect = None
+        if config.events:
+            protocol = find_protocol(_INSIDE)
+            name = f"events-{self.journal.new_connection_id():016x}"
+            scheme = Scheme("memory", "memory", 0, local=True)
+            address = Address(_INSIDE, 0, name)
+            inside = ListenerConfig(
+                f"memory://{_INSIDE}/{name}", protocol, scheme, address, protocol.settings({}), internal=True
+            )
+            await self._listen(inside)
+            connect = functools.partial(peers.connect, inside.url)
+        self._http = HttpServer(self, self._page_table(), connect, local=config.local)
+        port = await self._http.start(config.address, config.tls)
+        self.urls["http"] = f"{'https' if config.tls else 'http'}://{config.address.with_port(port)}"
 
     async def _listen(self, listener: ListenerConfig) -> None:
         sessions = listener.protocol.sessions(listener.settings, listener.topics)
@@ -161,9 +185,10 @@ class Hub:
                 "stop whoever listens there, or name another place in the configuration"
             ) from None
         self._listeners.append(opened)
-        self._by_url[listener.url] = opened
-        self.urls[listener.url] = f"{listener.scheme.name}://{opened.address}"
-        log.info("listening on %s", self.urls[listener.url], extra=about("listener.open"))
+        if not listener.internal:
+            self._by_url[listener.url] = opened
+            self.urls[listener.url] = f"{listener.scheme.name}://{opened.address}"
+            log.info("listening on %s", self.urls[listener.url], extra=about("listener.open"))
         for address in listener.contacts:
             self._contacts.append(
                 self._loop.create_task(
@@ -216,13 +241,13 @@ class Hub:
     def _page_table(self) -> dict[str, Callable[[], Page]]:
         def ready() -> Page:
             if self._draining:
-                return Page("draining\n", "503 Service Unavailable")
+                return Page("draining\n", 503)
             if not self.commit.healthy:
-                return Page(f"the journal cannot be written: {self.commit.last_error}\n", "503 Service Unavailable")
+                return Page(f"the journal cannot be written: {self.commit.last_error}\n", 503)
             return Page("ready\n")
 
         return {
-            "/metrics": lambda: Page(self.metrics.text(), content_type="text/plain; version=0.0.4; charset=utf-8"),
+            "/metrics": lambda: Page(self.metrics.text(), version="; version=0.0.4"),
             "/healthz": lambda: Page("alive\n"),
             "/readyz": ready,
             "/status": lambda: Page(json.dumps(status(self)) + "\n", content_type="application/json"),
@@ -332,8 +357,11 @@ class Hub:
             return
         self._draining = True
         log.info("draining: %d connections", len(self.connections), extra=about("hub.draining"))
-        for contact in self._contacts:
-            contact.cancel()
+        for task in (*self._contacts, *self._webhooks):
+            task.cancel()
+        await asyncio.gather(*self._webhooks, return_exceptions=True)
+        if self._http is not None:
+            await self._http.disconnect()
         for listener in self._listeners:
             listener.close()
         if self._ticker is not None:
@@ -354,8 +382,8 @@ class Hub:
             await listener.wait_closed()
         await self.replays.close()
         await self.last_values.close()
-        if self._pages is not None:
-            self._pages.close()
+        if self._http is not None:
+            await self._http.stop()
         try:
             async with asyncio.timeout(self.config.limits.drain_seconds):
                 await self.commit.close()

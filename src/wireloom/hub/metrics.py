@@ -112,6 +112,7 @@ class Metrics:
         self.listeners = Listened(
             "wireloom_listener_total", "What listeners had to drop or to forget too early.", "protocol", "what"
         )
+        self.webhooks = Counter("wireloom_webhooks_total", "Events posted to webhooks.", "webhook", "outcome")
         self._gauges: list[Gauge] = []
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:

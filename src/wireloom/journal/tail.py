@@ -91,9 +91,14 @@ class Tail:
             tail._hop_to(committed_length(found[-1]))
         return tail
 
+    @property
+    def position(self) -> tuple[str, int]:
+        """The segment being read, empty before the first, and the byte in it."""
+        return ("" if self._path is None else self._path.name, self._position)
+
     def behind(self) -> int:
         """Committed bytes that were not read yet."""
-        return bytes_after(self.folder, "" if self._path is None else self._path.name, self._position)
+        return bytes_after(self.folder, *self.position)
 
     def close(self) -> None:
         """Let go of the segment."""

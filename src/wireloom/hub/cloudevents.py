@@ -1,0 +1,182 @@
+"""CloudEvents over HTTP, as bytes: the binary, structured and batched modes of the CloudEvents HTTP binding 1.0.2.
+
+An event is a dictionary in the JSON form of CloudEvents, with its data as bytes beside it. No I/O here.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import quote, unquote
+
+from wireloom.model import Message, WireloomError, iso_time, type_of_json
+
+STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
+CONTEXT = "extension.129"
+"""In emp messages: the context attributes of a CloudEvent as JSON in hex, in an extension block of the hub's."""
+REQUIRED = ("specversion", "id", "source", "type")
+_NAME = re.compile(r"[a-z0-9]{1,40}")
+_NOT_CONTEXT = ("data", "data_base64", "subject", "datacontenttype")
+_HEADER_SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+
+
+class Mode(StrEnum):
+    """How an event is put into an HTTP message."""
+
+    BINARY = "binary"
+    STRUCTURED = "structured"
+
+
+class NoCloudEvent(WireloomError):
+    """What was sent is no CloudEvent; the text says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloudEvent:
+    """Context attributes and data."""
+
+    context: Mapping[str, type_of_json]
+    data: bytes = b""
+
+    @property
+    def topic(self) -> str | None:
+        """The topic an event is for: its subject, else its type."""
+        found = self.context.get("subject") or self.context.get("type")
+        return None if found is None else str(found)
+
+    @property
+    def content_type(self) -> str | None:
+        """What the data is."""
+        found = self.context.get("datacontenttype")
+        return None if found is None else str(found)
+
+    def kept(self) -> dict[str, str]:
+        """Attributes for a message, so that the same context comes out at the other end."""
+        context = {name: value for name, value in self.context.items() if name not in _NOT_CONTEXT}
+        return {CONTEXT: json.dumps(context).encode().hex()}
+
+
+def from_message(message: Message, offset: str) -> CloudEvent:
+    """A message as a CloudEvent: with the context it came with, else one that names where it stands in the journal.
+
+    >>> from wireloom.model import Kind
+    >>> event = from_message(Message(Kind.EVENT, "a/b", b"1", protocol="hsp", connection="7f"), "12.0")
+    >>> event.context["id"], event.context["source"], event.topic
+    ('12.0', 'wireloom:hsp/7f', 'a/b')
+    """
+    context: dict[str, type_of_json] = {}
+    kept = message.attributes.get(CONTEXT)
+    if kept is not None:
+        try:
+            found = json.loads(bytes.fromhex(kept))
+            context = found if all(found.get(name) for name in REQUIRED) else {}
+        except (ValueError, AttributeError):
+            context = {}
+    if not context:
+        context = {
+            "specversion": "1.0",
+            "id": offset,
+            "source": f"wireloom:{message.protocol}/{message.connection or ''}",
+            "type": f"wireloom.{message.kind}",
+        }
+    if message.time is not None:
+        context.setdefault("time", iso_time(message.time))
+    context["subject"] = message.topic
+    if message.content_type is not None:
+        context["datacontenttype"] = message.content_type
+    return CloudEvent(context, message.body)
+
+
+def to_http(event: CloudEvent, mode: Mode) -> tuple[dict[str, str], bytes]:
+    """Headers and body of a request that carries an event.
+
+    >>> event = CloudEvent({"specversion": "1.0", "id": "1", "source": "/s", "type": "t", "subject": "ä"}, b"x")
+    >>> to_http(event, Mode.BINARY)[0]["ce-subject"]
+    '%C3%A4'
+    """
+    if mode is Mode.BINARY:
+        headers = {
+            f"ce-{name}": quote(_text(value), safe=_HEADER_SAFE)
+            for name, value in event.context.items()
+            if name != "datacontenttype"
+        }
+        if event.content_type is not None:
+            headers["Content-Type"] = event.content_type
+        return headers, event.data
+    whole = dict(event.context)
+    if event.data:
+        whole |= _data(event)
+    return {"Content-Type": f"{STRUCTURED}; charset=utf-8"}, json.dumps(whole, ensure_ascii=False).encode()
+
+
+def _data(event: CloudEvent) -> dict[str, type_of_json]:
+    kind = (event.content_type or "application/json").partition(";")[0].strip().lower()
+    try:
+        if kind == "application/json" or kind.endswith("+json"):
+            return {"data": json.loads(event.data)}
+        if kind.startswith("text/"):
+            return {"data": event.data.decode()}
+    except ValueError:
+        pass
+    return {"data_base64": base64.b64encode(event.data).decode()}
+
+
+def from_http(headers: Mapping[str, str], body: bytes) -> list[CloudEvent]:
+    """The events in a request: one, or many if it is a batch; raises NoCloudEvent."""
+    lower = {name.lower(): value for name, value in headers.items()}
+    kind = lower.get("content-type", "").partition(";")[0].strip().lower()
+    if kind.startswith("application/cloudevents"):
+        if kind not in (STRUCTURED, BATCH):
+            raise NoCloudEvent(f"events are read as {STRUCTURED} or {BATCH}, not as {kind}")
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            raise NoCloudEvent("the body is no JSON") from None
+        if kind == BATCH and not isinstance(found, list):
+            raise NoCloudEvent("a batch is a JSON array of events")
+        return [_structured(each) for each in (found if kind == BATCH else [found])]
+    context: dict[str, type_of_json] = {
+        name[3:]: unquote(value, errors="replace") for name, value in lower.items() if name.startswith("ce-")
+    }
+    if "content-type" in lower:
+        context["datacontenttype"] = lower["content-type"]
+    return [CloudEvent(_checked(context), body)]
+
+
+def _structured(found: object) -> CloudEvent:
+    if not isinstance(found, dict):
+        raise NoCloudEvent("an event is a JSON object")
+    context = _checked({name: value for name, value in found.items() if name not in ("data", "data_base64")})
+    if "data_base64" in found:
+        try:
+            return CloudEvent(context, base64.b64decode(str(found["data_base64"]), validate=True))
+        except ValueError:
+            raise NoCloudEvent("data_base64 is no base64") from None
+    if "data" not in found:
+        return CloudEvent(context)
+    data, kind = found["data"], str(context.get("datacontenttype") or "application/json").lower()
+    is_json = kind.partition(";")[0].strip() == "application/json" or "+json" in kind
+    text = data if isinstance(data, str) and not is_json else json.dumps(data, ensure_ascii=False)
+    return CloudEvent(
+        dict(context) | {"datacontenttype": context.get("datacontenttype") or "application/json"}, text.encode()
+    )
+
+
+def _checked(context: dict[str, type_of_json]) -> dict[str, type_of_json]:
+    for name in REQUIRED:
+        if not context.get(name) or not isinstance(context[name], str):
+            raise NoCloudEvent(f"the attribute {name} is missing; a CloudEvent has {', '.join(REQUIRED)}")
+    if context["specversion"] != "1.0":
+        raise NoCloudEvent(f"specversion is {context['specversion']}; this hub reads 1.0")
+    for name, value in context.items():
+        if not _NAME.fullmatch(name) or isinstance(value, list | dict):
+            raise NoCloudEvent(f"{name[:40]!r} is no attribute: names are of small letters and digits, values plain")
+    return context
+
+
+def _text(value: type_of_json) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,214 @@
+"""Webhooks: events of some topics, posted as CloudEvents to somebody who speaks HTTP.
+
+A webhook reads the journal, as subscribers of the past do, and remembers beside it how far it is: what was published
+while the other end, or the hub itself, was away is posted later, in order, and nothing is kept in memory. What was
+posted but not answered may be posted again: the id of an event stays the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from wireloom.hub.cloudevents import Mode, from_message, to_http
+from wireloom.hub.published import Publications
+from wireloom.hub.wrong import WrongKey
+from wireloom.journal.reader import Entry, Offset
+from wireloom.journal.retention import CURSORS
+from wireloom.journal.tail import Tail
+from wireloom.model import ConfigError, JournalError, Message
+from wireloom.peers.backoff import Backoff
+from wireloom.topics import matches, validate_pattern
+from wireloom.transports.address import parse_url
+
+if TYPE_CHECKING:
+    from wireloom.hub.hub import Hub
+
+log = logging.getLogger("wireloom.hub")
+
+PIECE = 64 * 1024
+LONGEST_WAIT = 300.0
+SAVE_EVERY = 1.0
+IDLE = 0.2
+_KEYS = ("name", "url", "topic", "mode", "token_file", "timeout")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+_GONE = 410
+_TRY_AGAIN = frozenset((408, 425, 429))
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookConfig:
+    """A table `[[webhook]]`."""
+
+    name: str
+    url: str
+    topic: str
+    mode: Mode = Mode.BINARY
+    token: str | None = None
+    timeout: float = 10.0
+
+
+def parse_webhook(table: Mapping[str, object]) -> WebhookConfig:
+    """One table `[[webhook]]`; raises WrongKey."""
+    for key in table:
+        if key not in _KEYS:
+            raise WrongKey(key, f"unknown key {key!r}; known: {', '.join(_KEYS)}")
+    name, url, topic = (table.get(key) for key in ("name", "url", "topic"))
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise WrongKey("name", "a webhook needs a name of letters, digits, _ . and -; how far it is is kept under it")
+    if not isinstance(topic, str):
+        raise WrongKey("topic", 'a webhook needs a topic, such as "alerts/#"')
+    try:
+        validate_pattern(topic)
+    except ConfigError as error:
+        raise WrongKey("topic", str(error)) from None
+    try:
+        scheme = parse_url(str(url)).scheme
+    except ConfigError as error:
+        raise WrongKey("url", str(error)) from None
+    if scheme not in ("http", "https"):
+        raise WrongKey("url", f"url is {url!r}; a webhook posts to http:// or https://")
+    try:
+        mode = Mode(str(table.get("mode", "binary")))
+    except ValueError:
+        raise WrongKey("mode", f"mode is {table['mode']!r}; it must be one of {', '.join(Mode)}") from None
+    timeout = table.get("timeout", 10.0)
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise WrongKey("timeout", f"timeout is {timeout!r}; it must be seconds, more than 0")
+    token = None
+    if "token_file" in table:
+        try:
+            token = Path(str(table["token_file"])).read_text().strip()
+        except OSError as error:
+            raise WrongKey("token_file", f"the token cannot be read: {error}") from None
+    return WebhookConfig(name, str(url), topic, mode, token, float(timeout))
+
+
+class Webhook:
+    """One webhook at work."""
+
+    def __init__(self, hub: Hub, config: WebhookConfig) -> None:
+        self._hub = hub
+        self.config = config
+        self._journal = hub.config.journal_folder
+        self._cursor = self._journal / CURSORS / f"webhook-{config.name}.json"
+        self._backoff = Backoff(minimum=0.2, maximum=LONGEST_WAIT)
+        self._saved = 0.0
+        self._since = 0
+        """When it began, in nanoseconds since 1970: what counts until it has read something."""
+
+    async def run(self) -> None:
+        """Post until cancelled, or until the other end says that it is gone for good."""
+        timeout = aiohttp.ClientTimeout(total=self.config.timeout)
+        headers = {"User-Agent": "wireloom"}
+        if self.config.token is not None:
+            headers["Authorization"] = f"Bearer {self.config.token}"
+        tail, publications = await asyncio.to_thread(self._begin), Publications()
+        done: Offset | None = None
+        try:
+            async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+                while True:
+                    place = tail.position
+                    read = await asyncio.to_thread(self._read, tail, publications)
+                    if read is None:
+                        await asyncio.sleep(IDLE)
+                        continue
+                    wanted, last = read
+                    for offset, message in wanted:
+                        if not await self._post(session, offset, message):
+                            return
+                        done = offset
+                        if time.monotonic() - self._saved > SAVE_EVERY:
+                            self._save(place, done)
+                    done = last or done
+                    self._save(tail.position, done)
+        except JournalError as error:
+            log.error("webhook %s: cannot go on reading the journal: %s", self.config.name, error)
+        finally:
+            tail.close()
+
+    def _begin(self) -> Tail:
+        """Where it was; a new webhook begins with what is published from now on."""
+        try:
+            saved = json.loads(self._cursor.read_text())
+            self._since = int(saved["since"])
+            return Tail(self._journal, self._since if saved["offset"] is None else Offset.parse(saved["offset"]))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+            log.error("webhook %s: %s is damaged (%s); it begins anew", self.config.name, self._cursor, error)
+        tail = Tail.at_end(self._journal)
+        self._since = time.time_ns()
+        self._save(tail.position, None)
+        return tail
+
+    def _read(
+        self, tail: Tail, publications: Publications
+    ) -> tuple[list[tuple[Offset, Message]], Offset | None] | None:
+        """On a thread: what of the next piece is to be posted, and its last offset; None at the end of the journal."""
+        entries = tail.read(PIECE)
+        if tail.missed:
+            tail.missed = 0
+            log.warning("webhook %s: retention has removed what was not posted yet", self.config.name)
+        if not entries:
+            return None
+        found, last = [], None
+        for entry in entries:
+            message = publications.take(entry)
+            if isinstance(entry, Entry):
+                last = entry.place
+                if message is not None and matches(self.config.topic, message.topic or ""):
+                    found.append((entry.place, message))
+        return found, last
+
+    async def _post(self, session: aiohttp.ClientSession, offset: Offset, message: Message) -> bool:
+        """Post one event until it is taken or refused for good; False if nobody wants any more."""
+        name, metrics = self.config.name, self._hub.metrics
+        headers, body = to_http(from_message(message, str(offset)), self.config.mode)
+        told = False
+        for wait in self._backoff.delays():
+            try:
+                async with session.post(self.config.url, data=body, headers=headers, allow_redirects=False) as answer:
+                    status, why = answer.status, f"answer {answer.status}"
+                    after = answer.headers.get("Retry-After", "")
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                status, why, after = 0, str(error) or type(error).__name__, ""
+            if 200 <= status < 300:
+                metrics.webhooks.add(1, name, "taken")
+                return True
+            if status == _GONE:
+                log.error("webhook %s: %s is gone for good (answer 410): stopped", name, self.config.url)
+                metrics.webhooks.add(1, name, "gone")
+                return False
+            if 300 <= status < 500 and status not in _TRY_AGAIN:
+                log.warning("webhook %s: %s refuses event %s (%s): left out", name, self.config.url, offset, why)
+                metrics.webhooks.add(1, name, "refused")
+                return True
+            metrics.webhooks.add(1, name, "again")
+            if not told:
+                told = True
+                log.warning("webhook %s: %s does not take events (%s): trying again", name, self.config.url, why)
+            await asyncio.sleep(min(float(after), LONGEST_WAIT) if after.isdecimal() else wait)
+        return True
+
+    def _save(self, position: tuple[str, int], offset: Offset | None) -> None:
+        """Note how far it is, whole or not at all; retention spares what is not posted yet."""
+        self._saved = time.monotonic()
+        reached = None if offset is None else str(offset)
+        text = json.dumps({"segment": position[0], "position": position[1], "offset": reached, "since": self._since})
+        try:
+            self._cursor.parent.mkdir(exist_ok=True)
+            fresh = self._cursor.with_suffix(".new")
+            fresh.write_text(text)
+            fresh.replace(self._cursor)
+        except OSError as error:
+            log.error("webhook %s: cannot note how far it is: %s", self.config.name, error)
