@@ -14,6 +14,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from wireloom.transports.address import Address
@@ -268,6 +269,9 @@ _NAME_SIZE = 28
 _MSG_DONTWAIT = 0x40
 
 
+_STARTS = range(0, BATCH * LARGEST, LARGEST)
+
+
 class _Batches:
     """`recvmmsg` into buffers that are made once."""
 
@@ -306,13 +310,8 @@ class _Batches:
         names = bytes(self._name_view[: count * _NAME_SIZE])
         if self._only is not None or names == names[:_NAME_SIZE] * count:
             source = self._only or self._sources.of(names[:_NAME_SIZE])
-            ends, total, parts = [], 0, []
-            for index, length in enumerate(lengths):
-                start = index * LARGEST
-                parts.append(view[start : start + length])
-                total += length
-                ends.append(total)
-            return ((source, b"".join(parts), ends),)
+            parts = [view[start : start + length] for start, length in zip(_STARTS, lengths, strict=False)]
+            return ((source, b"".join(parts), list(accumulate(lengths))),)
         groups: dict[bytes, tuple[list[memoryview], list[int]]] = {}
         for index, length in enumerate(lengths):
             name = names[index * _NAME_SIZE : (index + 1) * _NAME_SIZE]

@@ -98,10 +98,35 @@ def test_signing_includes_node_id_and_key_id_and_omits_the_public_key_unless_ask
 
 @given(st.binary(max_size=200), st.binary(max_size=200))
 def test_hmac_is_what_the_standard_library_says(secret: bytes, data: bytes) -> None:
-    assert crypto.HmacKey(secret).digest(data) == hmac.digest(secret, data, "sha256")
+    expected = hmac.digest(secret, data, "sha256")
+    for kind in (crypto.HmacKey, crypto.QuickHmacKey):
+        key = kind(secret)
+        assert key.digest(data) == expected
+        assert key.verify(expected, data)
+        assert not key.verify(expected[:-1] + bytes((expected[-1] ^ 1,)), data)
+        assert not key.verify(b"", data)
 
 
 def test_hmac_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the package `cryptography`, whose `verify` does so, or by `hmac.compare_digest` where it is not there."""
+    key = crypto.hmac_key(b"a secret")
+    assert isinstance(key, crypto.QuickHmacKey)
+    asked: list[bytes] = []
+
+    class Watched:
+        def copy(self) -> Watched:
+            return self
+
+        def update(self, data: bytes) -> None:
+            pass
+
+        def verify(self, tag: bytes) -> None:
+            asked.append(tag)
+
+    quick = crypto.QuickHmacKey(b"a secret")
+    monkeypatch.setattr(quick, "_start", Watched())
+    assert quick.verify(b"tag", b"data")
+    assert asked == [b"tag"]
     compared: list[tuple[bytes, bytes]] = []
     real = hmac.compare_digest
 
@@ -110,6 +135,7 @@ def test_hmac_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> N
         return real(one, other)
 
     monkeypatch.setattr(crypto.hmac, "compare_digest", watch)
+    monkeypatch.setattr(crypto, "hmac_key", crypto.HmacKey)
     assert check(sign_packet(EVENT, WITH_HMAC), TRUST).authenticity is Authenticity.VERIFIED
     assert len(compared) == 1
 
@@ -303,8 +329,11 @@ def test_the_library_without_cryptography_says_which_extra_is_missing(monkeypatc
     import sys
 
     crypto._public.cache_clear()
+    crypto.hmac_key.cache_clear()
     for name in [name for name in sys.modules if name.startswith("cryptography")]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r"wireloom\[mesh\]"):
         crypto.verify_signature(b"k" * 32, bytes(64), b"")
     assert check(sign_packet(EVENT, WITH_HMAC), TRUST).authenticity is Authenticity.VERIFIED
+    assert type(crypto.hmac_key(b"another")) is crypto.HmacKey
+    crypto.hmac_key.cache_clear()

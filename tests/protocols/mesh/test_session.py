@@ -7,6 +7,7 @@ import json
 import secrets
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from tests.protocols.mesh.strategies import BOTH, NODE, TRUST, WITH_HMAC
 from wireloom.model import Authenticity, Direction, Kind, LimitExceeded, Message, NotSupported, PeerClosed
 from wireloom.protocols.contract import Role, Run, SessionState
-from wireloom.protocols.mesh import MESH, MeshSettings, frames
+from wireloom.protocols.mesh import MESH, MeshSettings, crypto, frames
+from wireloom.protocols.mesh import bulk as bulk_reads
 from wireloom.protocols.mesh.author import Author, MessageIds
 from wireloom.protocols.mesh.capabilities import make_capabilities, parse_capabilities
 from wireloom.protocols.mesh.frames import EventType, Field, Packet, Type
@@ -516,20 +518,27 @@ def test_bulk_says_the_same_as_single_packets(tmp_path: Path, count: int, identi
     st.lists(
         st.tuples(
             st.sampled_from([0.0, 0.5, 119.5, 120.0, 179.0, 299.5, 300.0, 420.0]),
-            st.lists(st.integers(0, 23), min_size=8, max_size=16),
+            st.one_of(
+                st.lists(st.integers(0, 23), min_size=8, max_size=16),
+                st.lists(st.integers(24, 55), min_size=8, max_size=12, unique=True),
+            ),
         ),
-        max_size=5,
+        max_size=6,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_bulk_remembers_and_forgets_as_single_packets_do(reads: list[tuple[float, list[int]]]) -> None:
-    """Packets of every age, signed and not, heard again and again while time goes on."""
+    """Packets of every age, signed and not, of one sender or of several, heard again and again while time goes on."""
     ages = (0, 0, 120, 121, -1, -119, -300, -301)
     pool = []
     for number in range(24):
         packet = Packet(number % 5, EventType.EVENT, int(EPOCH) + ages[number % 8], (Field(Type.STRING, b"a"),))
         identity = (BOTH, WITH_HMAC, Identity(NODE))[number // 8]
         pool.append(frames.encode(sign_packet(packet, identity)))
+    for number in range(32):
+        packet = Packet(100 + number, EventType.EVENT, int(EPOCH) + 5 * (number > 28), (Field(Type.STRING, b"a"),))
+        signed = frames.encode(sign_packet(packet, WITH_HMAC))
+        pool.append(signed if number else signed[:-1] + bytes((signed[-1] ^ 1,)))
     made = []
     for bulk in (False, True):
         values = MeshSettings.parse({"require": "any", "verifications": 1e9, "lost_after": 1e9})
@@ -542,9 +551,89 @@ def test_bulk_remembers_and_forgets_as_single_packets_do(reads: list[tuple[float
     now = 0.0
     for step, picked in reads:
         now += step
-        one, many = (bulk_run(each, [pool[number] for number in picked], now) for each in made)
+        with patch.object(bulk_reads, "ALIKE_FROM", 8):
+            one, many = (bulk_run(each, [pool[number] for number in picked], now) for each in made)
         assert [(r.clause, r.data) for r in one.refused] == [(r.clause, r.data) for r in many.refused]
         assert one.data == many.data
+
+
+def trusting(**values: object) -> MeshSession:
+    """A session for reads of many packets that trusts the usual keys."""
+    own = MeshSettings.parse({"require": "trusted", **values})
+    made = MeshSession(Role.SERVER, own, Gate(own, TRUST), Author(own))
+    made.epoch, made.peer = EPOCH, "10.0.0.1:5041"
+    made.enable_bulk()
+    made.connected(0.0)
+    return made
+
+
+def with_both(number: int, *, hmac: bool = True, signature: bool = True) -> bytes:
+    """A packet with HMAC and Signature, of which one may be wrong."""
+    packet = sign_packet(Packet(number, EventType.EVENT, int(EPOCH), (Field(Type.STRING, b"a"),)), BOTH)
+    wrong = {Type.HMAC: b"x" * 32} if not hmac else {}
+    wrong |= {Type.SIGNATURE: b"x" * 64} if not signature else {}
+    fields = tuple(Field(type_, wrong.get(Type(type_), value)) for type_, value in packet.fields)
+    return frames.encode(replace(packet, fields=fields))
+
+
+@pytest.mark.parametrize("identity", [BOTH, WITH_HMAC, Identity(NODE)])
+@pytest.mark.parametrize("ahead", [0, 100])
+def test_bulk_remembers_a_packet_dated_ahead_from_its_own_time_on(identity: Identity, ahead: int) -> None:
+    server = trusting(require="any")
+    packets = [
+        frames.encode(sign_packet(Packet(number, 3, int(EPOCH) + ahead, (Field(1, b"a"),)), identity))
+        for number in range(70)
+    ]
+    assert bulk_run(server, packets, 0.0).count == 70
+    for later in (1.0, ahead + 200.0, ahead + 299.0):
+        assert [each.clause for each in bulk_run(server, packets, later).refused] == ["mesh.replay"] * 70
+    assert {each.clause for each in bulk_run(server, packets, ahead + 301.0).refused} == {"mesh.stale"}
+
+
+def test_a_node_cannot_speak_for_another_amid_a_large_read_of_its_own() -> None:
+    other = replace(WITH_HMAC, node_id=b"o" * 16)
+    renamed = replace(WITH_HMAC, auth_key_id=b"key1")
+    packets = [
+        frames.encode(sign_packet(Packet(number, 3, int(EPOCH), (Field(1, b"a"),)), identity))
+        for number, identity in enumerate([*[WITH_HMAC] * 70, other, renamed])
+    ]
+    run = bulk_run(trusting(), packets)
+    assert [each.clause for each in run.refused] == ["mesh.unknown-key", "mesh.forged"]
+
+
+def test_a_large_read_of_one_sender_is_checked_at_once_and_evicts_as_ever() -> None:
+    own = MeshSettings.parse({"require": "trusted", "replay_cap_per_node": 150, "replay_cap": 180})
+    gate = Gate(own, TRUST)
+    made = MeshSession(Role.SERVER, own, gate, Author(own))
+    made.epoch, made.peer = EPOCH, "10.0.0.1:5041"
+    made.enable_bulk()
+    made.connected(0.0)
+    author = Author(own, WITH_HMAC)
+    packets = [author.write(Message(Kind.EVENT, f"t/{n % 3}", b"%d" % n), EPOCH)[0] for n in range(200)]
+    first, second = bulk_run(made, packets[:100]), bulk_run(made, packets[100:])
+    assert (first.count, second.count, len(gate.replay), gate.replay.evicted) == (100, 100, 150, 50)
+    assert first.bulk is not None
+    assert sorted(first.bulk.topics()) == ["t/0", "t/1", "t/2"]
+    assert first.bulk.forward("t/1") == b"".join(packets[1:100:3])
+    again = bulk_run(made, packets[60:160])
+    assert (again.count, {each.clause for each in again.refused}) == (0, {"mesh.replay"})
+    assert bulk_run(made, packets[:50]).count == 50  # forgotten too early, and counted
+
+
+def test_bulk_checks_the_hmac_before_the_signature_and_both_must_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong, detail in (({"hmac": False}, "HMAC"), ({"signature": False}, "Signature")):
+        run = bulk_run(trusting(), [with_both(number, **wrong) for number in range(10)])
+        assert [(each.clause, detail in each.detail) for each in run.refused] == [("mesh.forged", True)] * 10
+    monkeypatch.setattr(crypto, "verify_signature", lambda *_: pytest.fail("the signature was looked at first"))
+    assert len(bulk_run(trusting(), [with_both(number, hmac=False) for number in range(10)]).refused) == 10
+
+
+def test_bulk_reads_verify_no_more_signatures_than_the_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+    monkeypatch.setattr(crypto, "verify_signature", lambda *_: done.append(1))
+    run = bulk_run(trusting(verifications=10), [with_both(number, signature=False) for number in range(50)])
+    assert [each.clause for each in run.refused] == ["mesh.forged"] * 10 + ["mesh.limit.verifications"] * 40
+    assert len(done) == 10
 
 
 def test_packets_without_node_id_are_delivered_but_not_passed_on() -> None:

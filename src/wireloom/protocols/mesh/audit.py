@@ -7,7 +7,9 @@ packet that nobody signed breaks no rule.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import ClassVar
@@ -25,12 +27,12 @@ from wireloom.protocols.mesh.security import Verdict
 from wireloom.protocols.mesh.settings import MeshSettings
 from wireloom.protocols.mesh.trust import TrustedKey, TrustStore
 
-_NONE, _UNCHECKED = Verdict(Authenticity.NONE), Verdict(Authenticity.UNCHECKED)
-_VERIFIED = Verdict(Authenticity.VERIFIED)
+_NONE, _UNCHECKED = (AUTHENTICITY_CODES[each] for each in (Authenticity.NONE, Authenticity.UNCHECKED))
+_VERIFIED = AUTHENTICITY_CODES[Authenticity.VERIFIED]
 _FOREVER = 2**62
 
-Judged = tuple[Verdict, bytes | None, bytes]
-"""What is known about a packet's sender, its NODE ID, and the key that authenticated it (empty for none)."""
+Verify = Callable[[bytes, bytes], bool]
+"""Whether a proof is that of some canonical bytes."""
 
 
 class MeshAuditor(Auditor):
@@ -67,30 +69,12 @@ class MeshAuditor(Auditor):
 
     def look(self, packets: Packets) -> Examined:
         """Authenticity and freshness of each packet."""
-        data, offset = packets.data, packets.offset
-        table = scan.read_packets(data, offset, packets.size, self.settings.limits)
+        table = scan.read_packets(packets.data, packets.offset, packets.size, self.settings.limits)
+        judged = judge(packets, table, self.trust, self.settings)
         signed_at = table[:, scan.SIGNED_AT]
-        usual = table[:, scan.PLAIN] == 1
-        judged = dict(
-            zip(
-                _rows(usual),
-                judge(data, offset[usual], packets.size[usual], table[usual], self.trust, self.settings),
-                strict=True,
-            )
-        )
-        for row in _rows(~usual):
-            at, end = int(offset[row]), int(offset[row] + packets.size[row])
-            packet = frames.decode(data[at:end].tobytes(), self.settings.limits)
-            signed_at[row] = min(packet.signed_at, _FOREVER)
-            judged[row] = _judge_one(packet, self.trust, self.settings)
-        verdicts = [judged[row] for row in range(len(packets))]
-        findings = [
-            Finding(row, verdict.clause, verdict.detail)
-            for row, (verdict, _, _) in enumerate(verdicts)
-            if verdict.clause is not None
-        ]
         remembered = np.ones(len(packets), np.bool_)
-        remembered[[finding.row for finding in findings]] = False
+        remembered[list(judged.faults)] = False
+        findings = [Finding(row, clause, detail) for row, (clause, detail) in judged.faults.items()]
         # Compared in seconds, as floats: microseconds of a time near 2**62 would be out of range.
         now, window = packets.time_us / 1e6, self.settings.replay_window
         stale = remembered & (signed_at < now - window)
@@ -98,14 +82,131 @@ class MeshAuditor(Auditor):
         findings += [Finding(row, STALE, f"{now[row] - signed_at[row]:.0f} s old") for row in _rows(stale)]
         findings += [Finding(row, FUTURE, f"{signed_at[row] - now[row]:.0f} s ahead") for row in _rows(future)]
         remembered &= ~(stale | future)
-        latest = np.where(remembered, np.maximum(packets.time_us, np.where(remembered, signed_at, 0) * 1_000_000), 0)
+        latest = np.maximum(packets.time_us, np.where(remembered, signed_at, 0) * 1_000_000)
+        name = np.empty((len(packets), 20), np.uint8)
+        name[:, :16] = judged.author
+        name[:, 16:] = _bytes_at(packets.data, packets.offset + 1, 4)
         return Examined(
-            authenticity=np.array([AUTHENTICITY_CODES[verdict.authenticity] for verdict, _, _ in verdicts], np.uint8),
+            authenticity=judged.authenticity,
             findings=sorted(findings),
             remembered=remembered,
-            name=_names(packets, verdicts),
+            name=name.view("S20").reshape(-1),
             until_us=latest + round(window * 1e6),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What is known about the senders of packets, a row each: `author` stands for NODE ID (or source) and key."""
+
+    authenticity: NDArray[np.uint8]
+    faults: dict[int, tuple[str, str]]
+    """Clause and detail of those who are not what they say."""
+    author: NDArray[np.uint8]
+
+
+def judge(packets: Packets, table: NDArray[np.int64], trust: TrustStore | None, settings: MeshSettings) -> Judged:
+    """Tell who wrote packets: sender by sender for those of the usual shape, the rest one by one.
+
+    `table` is what `scan.read_packets` made of them; it is given the SIGNED_AT of unusual ones.
+    """
+    count = len(packets)
+    found = Judged(np.full(count, _NONE, np.uint8), {}, np.empty((count, 16), np.uint8))
+    usual, node = table[:, scan.PLAIN] == 1, table[:, scan.NODE]
+    signed = usual & ((table[:, scan.HMAC] >= 0) | (table[:, scan.SIGNATURE] >= 0))
+    named = signed & (table[:, scan.KEY_ID] >= 0) & (table[:, scan.PUBLIC] < 0) & (table[:, scan.SORTED] == 1)
+    unsigned = usual & ~signed & (node >= 0)
+    if unsigned.any():
+        rows = np.flatnonzero(unsigned)
+        senders, which = _groups(_bytes_at(packets.data, node[rows], 16))
+        found.author[rows] = _digests([(sender, b"") for sender in senders])[which]
+    rest = _rows(~(named | unsigned))
+    if named.any():
+        rest += _judge_named(packets, table, np.flatnonzero(named), trust, found)
+    limits = settings.limits
+    for row in rest:
+        at = int(packets.offset[row])
+        packet = frames.decode(packets.data[at : at + int(packets.size[row])].tobytes(), limits)
+        table[row, scan.SIGNED_AT] = min(packet.signed_at, _FOREVER)
+        verdict, key = _judge_one(packet, trust, settings)
+        found.authenticity[row] = AUTHENTICITY_CODES[verdict.authenticity]
+        if verdict.clause is not None:
+            found.faults[row] = verdict.clause, verdict.detail
+        author = packet.get(Type.NODE_ID)
+        found.author[row] = _digests([(packets.sources[packets.source[row]] if author is None else author, key)])[0]
+    return found
+
+
+def _judge_named(
+    packets: Packets, table: NDArray[np.int64], rows: NDArray[np.int64], trust: TrustStore | None, found: Judged
+) -> list[int]:
+    """Packets that name their key and stand in canonical order; returns the rows of those that do not hold."""
+    data = packets.data
+    blocks = np.concatenate(
+        (_bytes_at(data, table[rows, scan.NODE], 16), _bytes_at(data, table[rows, scan.KEY_ID], 4)), axis=1
+    )
+    senders, which = _groups(blocks)
+    names = [(sender[:16], sender[16:]) for sender in senders]
+    if trust is None:
+        found.authenticity[rows] = _UNCHECKED
+        found.author[rows] = _digests(names)[which]
+        return []
+    keys = [trust.key(*name) for name in names]
+    by_hmac = [_hmac(key) for key in keys]
+    by_signature = [_signature(key) for key in keys]
+    publics = [(name[0], (key and key.ed25519_public) or b"") for name, key in zip(names, keys, strict=True)]
+    signature = table[rows, scan.SIGNATURE]
+    found.author[rows] = np.where((signature >= 0)[:, None], _digests(publics)[which], _digests(names)[which])
+    raw = data.tobytes()
+    failed: list[int] = []
+    for row, sender, at, tag, sign, end in zip(
+        rows.tolist(),
+        which.tolist(),
+        packets.offset[rows].tolist(),
+        table[rows, scan.HMAC].tolist(),
+        signature.tolist(),
+        table[rows, scan.COVERED].tolist(),
+        strict=True,
+    ):
+        covered = raw[at:end]
+        if (tag >= 0 and not by_hmac[sender](raw[tag : tag + 32], covered)) or (
+            sign >= 0 and not by_signature[sender](raw[sign : sign + 64], covered)
+        ):
+            failed.append(row)
+    found.authenticity[rows] = _VERIFIED
+    return failed
+
+
+def _hmac(key: TrustedKey | None) -> Verify:
+    return _never if key is None or key.hmac_secret is None else crypto.hmac_key(key.hmac_secret).verify
+
+
+def _signature(key: TrustedKey | None) -> Verify:
+    if key is None or key.ed25519_public is None:
+        return _never
+    return partial(crypto.verify_signature, key.ed25519_public)
+
+
+def _never(proof: bytes, covered: bytes) -> bool:
+    return False
+
+
+def _judge_one(packet: Packet, trust: TrustStore | None, settings: MeshSettings) -> tuple[Verdict, bytes]:
+    """Any packet, by the readable code; and the key that authenticated it, empty for none."""
+    if trust is None:
+        if packet.get(Type.HMAC) is None and packet.get(Type.SIGNATURE) is None:
+            return Verdict(Authenticity.NONE), b""
+        return Verdict(Authenticity.UNCHECKED), packet.get(Type.PUBLIC_KEY) or packet.get(Type.AUTH_KEY_ID) or b""
+    proof = security.find_keys(packet, trust)
+    verdict = security.verify(packet, proof)
+    if verdict.clause is None and packet.encrypted:
+        try:
+            forged = open_packet(packet, trust.encryption_keys, settings.max_plain).forged
+        except ProtocolViolation as violation:
+            return Verdict(verdict.authenticity, violation.clause, violation.detail), proof.key_id
+        if forged:
+            verdict = Verdict(Authenticity.FAILED, DECRYPTION, "the key is known and the tag is wrong")
+    return verdict, proof.key_id
 
 
 def _rows(mask: NDArray[np.bool_]) -> list[int]:
@@ -113,88 +214,26 @@ def _rows(mask: NDArray[np.bool_]) -> list[int]:
     return found
 
 
-def _names(packets: Packets, judged: list[Judged]) -> NDArray[np.bytes_]:
-    """What a packet is remembered by: its author (NODE ID, or else its source), the key, the Message ID."""
-    authors: dict[tuple[bytes | str, bytes], bytes] = {}
-    sources, digests = packets.sources, []
-    for source, (_, node_id, key) in zip(packets.source.tolist(), judged, strict=True):
-        author = (sources[source] if node_id is None else node_id, key)
-        if author not in authors:
-            sort, who = (b"source", author[0].encode()) if isinstance(author[0], str) else (b"node", author[0])
-            authors[author] = blake2b(who + key, digest_size=16, person=sort).digest()
-        digests.append(authors[author])
-    names = np.empty((len(judged), 20), np.uint8)
-    names[:, :16] = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
-    names[:, 16:] = packets.data[packets.offset[:, None] + np.arange(1, 5)]
-    return names.view("S20").reshape(-1)
-
-
-def judge(
-    data: NDArray[np.uint8],
-    offset: NDArray[np.int64],
-    size: NDArray[np.int64],
-    table: NDArray[np.int64],
-    trust: TrustStore | None,
-    settings: MeshSettings,
-) -> list[Judged]:
-    """What a trust store says about packets of the usual shape, in order; most of them straight from the buffer.
-
-    `table` is what `scan.read_packets` made of them.
-    """
-    found: list[Judged] = []
-    raw = data.tobytes()
-    keys: dict[bytes, TrustedKey | None] = {}
-    names = (scan.SORTED, scan.NODE, scan.KEY_ID, scan.PUBLIC, scan.HMAC, scan.SIGNATURE, scan.COVERED)
-    columns = [table[:, name].tolist() for name in names]
-    for at, length, ordered, node, key_id, public, tag, signature, covered in zip(
-        offset.tolist(), size.tolist(), *columns, strict=True
-    ):
-        if tag < 0 and signature < 0:
-            found.append((_NONE, raw[node : node + 16] if node >= 0 else None, b""))
-            continue
-        if trust is None:
-            named = raw[public : public + 32] if public >= 0 else raw[key_id : key_id + 4] if key_id >= 0 else b""
-            found.append((_UNCHECKED, raw[node : node + 16], named))
-            continue
-        if ordered and key_id >= 0 and public < 0:
-            node_id, named = raw[node : node + 16], raw[key_id : key_id + 4]
-            name = node_id + named
-            if name not in keys:
-                keys[name] = trust.key(node_id, named)
-            key = keys[name]
-            if key is not None and _holds(key, raw, tag, signature, raw[at:covered]):
-                found.append((_VERIFIED, node_id, named if signature < 0 else key.ed25519_public or b""))
-                continue
-        found.append(_judge_one(frames.decode(raw[at : at + length], settings.limits), trust, settings))
+def _bytes_at(data: NDArray[np.uint8], place: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
+    """So many bytes from each place, a row each."""
+    found: NDArray[np.uint8] = data[place[:, None] + np.arange(size)]
     return found
 
 
-def _holds(key: TrustedKey, raw: bytes, tag: int, signature: int, covered: bytes) -> bool:
-    """Whether HMAC and Signature, as far as they are there, are those of this key."""
-    if tag >= 0 and (
-        key.hmac_secret is None or not crypto.hmac_key(key.hmac_secret).verify(raw[tag : tag + 32], covered)
-    ):
-        return False
-    return signature < 0 or (
-        key.ed25519_public is not None
-        and crypto.verify_signature(key.ed25519_public, raw[signature : signature + 64], covered)
-    )
+def _groups(blocks: NDArray[np.uint8]) -> tuple[list[bytes], NDArray[np.int64]]:
+    """The different rows, and which of them each row is."""
+    if (blocks == blocks[0]).all():
+        return [blocks[0].tobytes()], np.zeros(len(blocks), np.int64)
+    size = blocks.shape[1]
+    different, which = np.unique(np.ascontiguousarray(blocks).view(f"S{size}").reshape(-1), return_inverse=True)
+    raw = different.tobytes()
+    return [raw[at : at + size] for at in range(0, len(raw), size)], which
 
 
-def _judge_one(packet: Packet, trust: TrustStore | None, settings: MeshSettings) -> Judged:
-    """Any packet, by the readable code."""
-    node_id = packet.get(Type.NODE_ID)
-    if trust is None:
-        unsigned = packet.get(Type.HMAC) is None and packet.get(Type.SIGNATURE) is None
-        named = packet.get(Type.PUBLIC_KEY) or packet.get(Type.AUTH_KEY_ID) or b""
-        return (_NONE, node_id, b"") if unsigned else (_UNCHECKED, node_id, named)
-    proof = security.find_keys(packet, trust)
-    verdict = security.verify(packet, proof)
-    if verdict.clause is None and packet.encrypted:
-        try:
-            forged = open_packet(packet, trust.encryption_keys, settings.max_plain).forged
-        except ProtocolViolation as violation:
-            return Verdict(verdict.authenticity, violation.clause, violation.detail), node_id, proof.key_id
-        if forged:
-            verdict = Verdict(Authenticity.FAILED, DECRYPTION, "the key is known and the tag is wrong")
-    return verdict, node_id, proof.key_id
+def _digests(authors: Sequence[tuple[bytes | str, bytes]]) -> NDArray[np.uint8]:
+    """16 bytes for each author: a NODE ID, or else an address, and a key."""
+    found = []
+    for who, key in authors:
+        sort, name = (b"source", who.encode()) if isinstance(who, str) else (b"node", who)
+        found.append(blake2b(name + key, digest_size=16, person=sort).digest())
+    return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 16)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wireloom.model import Authenticity, Direction, Message, ProtocolViolation
 from wireloom.protocols.contract import Bulk, Rejected, Run
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 KERNEL_FROM = 8
 """Reads of fewer datagrams are taken apart by the readable code: a kernel call costs more than a few packets do."""
 
+ALIKE_FROM = 64
+"""Reads of fewer are checked packet by packet: looking whether they are all of one sender would not pay."""
 
 Row = tuple[int, int, Authenticity, bool, bool]
 """An accepted event: where it begins and ends; what is known about its sender; whether it may be passed on (it has a
@@ -160,7 +163,8 @@ class BatchReader:
         """Take the events of the usual shape without taking them apart; returns the numbers of all other packets."""
         session = self._session
         start, end = np.array(starts, np.int64), np.array(ends, np.int64)
-        table = scan.read_packets(np.frombuffer(data, np.uint8), start, end - start, self._limits)
+        buffer = np.frombuffer(data, np.uint8)
+        table = scan.read_packets(buffer, start, end - start, self._limits)
         signed = (table[:, scan.HMAC] >= 0) | (table[:, scan.SIGNATURE] >= 0)
         fit = (table[:, scan.PLAIN] == 1) & (table[:, scan.EVENT_TYPE] == EventType.EVENT)
         fit &= ~signed | ((table[:, scan.SORTED] == 1) & (table[:, scan.KEY_ID] >= 0) & (table[:, scan.PUBLIC] < 0))
@@ -169,12 +173,21 @@ class BatchReader:
         rest = np.flatnonzero(~fit).tolist()
         columns = table if not rest else table[fit]
         begins, stops = start[fit].tolist(), end[fit].tolist()
-        shapes = zip(begins, *(columns[:, name].tolist() for name in _SHAPE), strict=True)
-        outcomes = session.gate.check_usual(data, shapes, session.peer, now + session.epoch)
         first = columns[:, scan.NAME]
         last = (first + columns[:, scan.NAME_SIZE]).tolist()
-        named = (columns[:, scan.NODE] >= 0).tolist()
         rows: dict[bytes, list[Row]] = {}
+        if self._all_pass(data, buffer, columns, begins, now + session.epoch):
+            for at, stop, title_at, title_end in zip(begins, stops, first.tolist(), last, strict=True):
+                title = data[title_at:title_end]
+                if title in rows:
+                    rows[title].append((at, stop, _VERIFIED, True, True))
+                else:
+                    rows[title] = [(at, stop, _VERIFIED, True, True)]
+            bulk.rows = {title.decode(): found for title, found in rows.items()}
+            return rest
+        shapes = zip(begins, *(columns[:, name].tolist() for name in _SHAPE), strict=True)
+        outcomes = session.gate.check_usual(data, shapes, session.peer, now + session.epoch)
+        named = (columns[:, scan.NODE] >= 0).tolist()
         for row in zip(begins, stops, outcomes, named, first.tolist(), last, strict=True):
             at, stop, outcome, relayed, title_at, title_end = row
             if isinstance(outcome, Authenticity):
@@ -189,6 +202,25 @@ class BatchReader:
                 refused[bisect_right(ends, at)] = session.refuse(outcome, data[at:stop])
         bulk.rows = {title.decode(): found for title, found in rows.items()}
         return sorted(rest)
+
+    def _all_pass(
+        self, data: bytes, buffer: NDArray[np.uint8], columns: NDArray[np.int64], begins: list[int], now: float
+    ) -> bool:
+        """Whether all packets have an HMAC of one sender, as most reads do, and every one of them is right and new."""
+        node, key_id, tag = columns[:, scan.NODE], columns[:, scan.KEY_ID], columns[:, scan.HMAC]
+        if (
+            len(columns) < ALIKE_FROM
+            or (tag < 0).any()
+            or (columns[:, scan.SIGNATURE] >= 0).any()
+            or (columns[:, scan.SIGNED_AT] > int(now)).any()
+        ):
+            return False
+        senders = np.concatenate((buffer[node[:, None] + _SIXTEEN], buffer[key_id[:, None] + _FOUR]), axis=1)
+        if (senders != senders[0]).any():
+            return False
+        places = zip(begins, tag.tolist(), columns[:, scan.COVERED].tolist(), strict=True)
+        ids = columns[:, scan.MESSAGE_ID].tolist()
+        return self._session.gate.check_alike(data, senders[0].tobytes(), places, ids, now)
 
     def _one(self, bulk: MeshBulk, data: bytes, at: int, stop: int, now: float) -> None:
         """Any packet, by the readable code."""
@@ -206,4 +238,6 @@ class BatchReader:
         bulk.rest += messages
 
 
+_VERIFIED = Authenticity.VERIFIED
+_SIXTEEN, _FOUR = np.arange(16), np.arange(4)
 _SHAPE = (scan.NODE, scan.KEY_ID, scan.HMAC, scan.SIGNATURE, scan.MESSAGE_ID, scan.SIGNED_AT, scan.COVERED)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.model import Authenticity, Direction, Kind, Message, ProtocolViolation
-from wireloom.protocols.audit import Auditor
+from wireloom.protocols.audit import AUTHENTICITIES, AUTHENTICITY_CODES, Auditor, Packets
 from wireloom.protocols.columns import KIND_CODES, ColumnDecoder, Columns, Reject, Spans, Stream, gather
 from wireloom.protocols.contract import URGENT, Settings
 from wireloom.protocols.mesh import frames, scan, security
@@ -34,6 +34,7 @@ _NAMES = (
 _HEX = np.array(
     [[3, scan.NODE, 16], [4, scan.KEY_ID, 4], [5, scan.PUBLIC, 32], [6, scan.HMAC, 32], [7, scan.SIGNATURE, 64]]
 )
+_NONE, _UNCHECKED = AUTHENTICITY_CODES[Authenticity.NONE], AUTHENTICITY_CODES[Authenticity.UNCHECKED]
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
@@ -170,8 +171,9 @@ class MeshColumns(ColumnDecoder):
         order = np.argsort(rows, kind="stable")
         rows = rows[order]
         part = table if len(fast) == len(table) else np.ascontiguousarray(table[fast])
-        verdicts = None if trust is None else _verdicts(spans.data, offset[fast], size[fast], part, trust, own)
-        columns = _usual_columns(spans.data, part, verdicts)
+        columns = _usual_columns(
+            spans.data, part, _authenticity(spans.data, offset[fast], size[fast], part, trust, own)
+        )
         if others:
             kinds, arrays = columns
             more = _slow_columns([message for _, message in others])
@@ -228,7 +230,7 @@ def _slow_columns(messages: list[Message]) -> tuple[NDArray[np.uint8], dict[str,
 
 
 def _usual_columns(
-    data: NDArray[np.uint8], table: NDArray[np.int64], verdicts: list[str] | None
+    data: NDArray[np.uint8], table: NDArray[np.int64], authenticity: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint8], dict[str, pa.Array]]:
     import pyarrow as pa
 
@@ -238,12 +240,6 @@ def _usual_columns(
     content = _CONTENT[np.maximum(table[:, scan.BODY_TYPE], 0)]
     ids = np.empty(8 * count, np.uint8)
     _write_ids(table, _DIGITS, ids)
-    if verdicts is None:
-        signed = (table[:, scan.HMAC] >= 0) | (table[:, scan.SIGNATURE] >= 0)
-        words = pa.array([str(Authenticity.NONE), str(Authenticity.UNCHECKED)], text)
-        authenticity = words.take(pa.array(signed.astype(np.int32)))
-    else:
-        authenticity = pa.array(verdicts, text)
     return _KIND_OF_TYPE[table[:, scan.EVENT_TYPE]], {
         "topic": _texts(
             data, np.where(named, table[:, scan.NAME], 0), np.where(named, table[:, scan.NAME_SIZE], 0), named
@@ -256,7 +252,7 @@ def _usual_columns(
         "content_type": pa.array([TEXT, JSON], text).take(pa.array(content, mask=content < 0)),
         "body": gather(data, np.maximum(table[:, scan.BODY], 0), np.maximum(table[:, scan.BODY_SIZE], 0)),
         "attributes": _attributes(data, table),
-        "authenticity": authenticity,
+        "authenticity": pa.array(AUTHENTICITIES, text).take(pa.array(authenticity)),
     }
 
 
@@ -284,12 +280,17 @@ def _attributes(data: NDArray[np.uint8], table: NDArray[np.int64]) -> pa.Array:
     return pa.MapArray.from_arrays(pa.array(rows), pa.array(_NAMES, pa.string()).take(pa.array(names)), values)
 
 
-def _verdicts(
+def _authenticity(
     data: NDArray[np.uint8],
     offset: NDArray[np.int64],
     size: NDArray[np.int64],
     table: NDArray[np.int64],
-    trust: TrustStore,
+    trust: TrustStore | None,
     settings: MeshSettings,
-) -> list[str]:
-    return [str(verdict.authenticity) for verdict, _, _ in judge(data, offset, size, table, trust, settings)]
+) -> NDArray[np.uint8]:
+    """What is known about the senders of usual packets; where and when they came plays no part in it."""
+    if trust is None:
+        signed = (table[:, scan.HMAC] >= 0) | (table[:, scan.SIGNATURE] >= 0)
+        return np.where(signed, _UNCHECKED, _NONE).astype(np.uint8)
+    nowhere = np.zeros(len(offset), np.int32)
+    return judge(Packets(data, offset, size, offset, nowhere, ("",)), table, trust, settings).authenticity

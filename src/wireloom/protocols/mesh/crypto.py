@@ -1,7 +1,7 @@
 """The primitives: HMAC-SHA256, Ed25519, AES-256-GCM and ChaCha20-Poly1305.
 
 The one module that knows the package `cryptography`, and only when it is needed: packets that are neither signed nor
-encrypted are read and written without it. HMAC needs the standard library alone.
+encrypted are read and written without it. HMAC needs the standard library alone, and is faster with the package.
 """
 
 from __future__ import annotations
@@ -50,20 +50,42 @@ class HmacKey:
         outer.update(inner.digest())
         return outer.digest()
 
-    def verify(self, tag: bytes | memoryview, data: bytes | memoryview) -> bool:
+    def verify(self, tag: bytes, data: bytes) -> bool:
         """Whether a tag is right; the comparison takes the same time wherever they differ."""
-        # `digest` once more, because a call more for each packet is felt.
-        inner = self._inner.copy()
-        inner.update(data)
-        outer = self._outer.copy()
-        outer.update(inner.digest())
-        return hmac.compare_digest(outer.digest(), tag)
+        return hmac.compare_digest(self.digest(data), tag)
+
+
+class QuickHmacKey(HmacKey):
+    """The same with the package `cryptography`, whose calls take half the time for a short packet."""
+
+    __slots__ = ("_start", "_wrong")
+
+    def __init__(self, secret: bytes) -> None:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.hmac import HMAC
+
+        super().__init__(secret)
+        self._start, self._wrong = HMAC(secret, SHA256()), InvalidSignature
+
+    def verify(self, tag: bytes, data: bytes) -> bool:
+        """Whether a tag is right; the package compares in constant time."""
+        computed = self._start.copy()
+        computed.update(data)
+        try:
+            computed.verify(tag)
+        except self._wrong:
+            return False
+        return True
 
 
 @lru_cache(KEYS_KEPT)
 def hmac_key(secret: bytes) -> HmacKey:
     """The key of a secret, made once."""
-    return HmacKey(secret)
+    try:
+        return QuickHmacKey(secret)
+    except ImportError:
+        return HmacKey(secret)
 
 
 @lru_cache(KEYS_KEPT)

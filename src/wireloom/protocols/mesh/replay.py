@@ -8,6 +8,7 @@ There is a cap for each node and one in all; the oldest go first, and each that 
 from __future__ import annotations
 
 from collections import deque
+from itertools import repeat
 
 REPLAY_WINDOW = 300.0
 CLOCK_SKEW_ALLOWANCE = 120.0
@@ -108,6 +109,23 @@ class ReplayCache:
             node.gone += 1
             self._evict(node, now)
         if self._count > self.cap:
+            self._evict(self._next(), now)
+        return True
+
+    def add_all(self, node: Seen, numbers: list[int], until: float, now: float) -> bool:
+        """Remember packets of one node at once if all of them are new; else none, and False."""
+        entries, fresh = node.until, dict.fromkeys(numbers, until)
+        many = len(numbers)
+        if len(fresh) < many or many > self.cap_per_node or not entries.keys().isdisjoint(fresh):
+            return False
+        entries.update(fresh)
+        node.order.extend(numbers)
+        self._order.extend(repeat(node, many))
+        self._count += many
+        for _ in range(len(entries) - self.cap_per_node):
+            node.gone += 1
+            self._evict(node, now)
+        for _ in range(self._count - self.cap):
             self._evict(self._next(), now)
         return True
 
