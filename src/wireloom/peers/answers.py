@@ -15,6 +15,7 @@ from wireloom.peers.driver import Driver
 from wireloom.peers.handlers import CLOSING, FAILED, Handler, Result, unknown_topic
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.standby import Standby
+from wireloom.peers.values import is_large
 from wireloom.protocols.contract import HUB_PREFIX
 
 if TYPE_CHECKING:
@@ -77,7 +78,15 @@ class Answers:
             key = (id(driver), message.id or "")
             self._enter(key, self._loop.create_task(self._run(key, message, driver, result)))
         else:
+            self._answer(driver, message, result)
+
+    def _answer(self, driver: Driver, message: Message, result: object) -> None:
+        """Answer now; in a task if writing the answer takes long."""
+        if result.__class__ is bytes or not is_large(result):
             self._respond(driver, message, result)
+            return
+        key = (id(driver), message.id or "")
+        self._enter(key, self._loop.create_task(self._run(key, message, driver, _at_once(result))))
 
     def _begin(self, message: Message, driver: Driver, work: Coroutine[Any, Any, object]) -> None:
         """Run a handler up to where it waits for something; most do not, and need no task."""
@@ -91,7 +100,7 @@ class Answers:
         try:
             waits_for = standby.begin(work)
         except StopIteration as done:
-            self._respond(driver, message, done.value)
+            self._answer(driver, message, done.value)
         except (Exception, asyncio.CancelledError) as error:
             self._fail(driver, message, error)
         else:
@@ -126,6 +135,8 @@ class Answers:
                 result = await self._progress(driver, message, work)
             else:
                 result = await cast(Awaitable[object], work)
+            if result.__class__ is not bytes and is_large(result):
+                result = await self._written(message, result)
             self._respond(driver, message, result)
             if driver.is_crowded:
                 await driver.drain()
@@ -133,6 +144,11 @@ class Answers:
             self._fail(driver, message, error)
         finally:
             self._finished(key)
+
+    async def _written(self, request: Message, result: object) -> Message:
+        """The response with a large value, written by another thread."""
+        body, content_type = await self._loop.run_in_executor(None, self._peer.encode, result)
+        return Message(Kind.RESPONSE, request.topic, body, content_type=content_type)
 
     def _finished(self, key: Key) -> None:
         if self._tasks.pop(key, None) is not None and len(self._tasks) == self._concurrency - 1:
@@ -260,6 +276,10 @@ class Answers:
             driver.send(answer)
         except WireloomError as error:
             LOG.debug("an answer could not be sent: %s", error)
+
+
+async def _at_once(result: object) -> object:
+    return result
 
 
 def _error(request: Message, code: str, body: bytes) -> Message:

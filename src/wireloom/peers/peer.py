@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from datetime import datetime
 from itertools import count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from wireloom.model import (
     NO_ATTRIBUTES,
@@ -31,6 +31,7 @@ from wireloom.peers.inbox import Inbox
 from wireloom.peers.many import IN_FLIGHT, Many
 from wireloom.peers.replays import Replay, Replays
 from wireloom.peers.streams import MessageStream, Progress, Subscription
+from wireloom.peers.values import LARGE, is_large
 from wireloom.protocols.contract import HUB_PREFIX, Protocol, Run, Session
 from wireloom.topics import Subscriptions
 
@@ -52,6 +53,7 @@ DRAIN = 5.0
 FULL = "; input is not read because a queue of this end is full"
 
 _NUMBERS = count(1)
+T = TypeVar("T")
 # Looking up a member of an enum costs as much as a call, and these are needed for every message.
 _EVENT, _REQUEST, _CANCEL, _REDIRECT = Kind.EVENT, Kind.REQUEST, Kind.CANCEL, Kind.REDIRECT
 _RESPONSE, _NOBODY = Kind.RESPONSE, Authenticity.NONE
@@ -136,13 +138,20 @@ class Peer:
 
         Without it this returns as soon as there is room for the next.
         """
+        kind = _EVENT
         if ack:
-            await self.ask(self._message(_REQUEST, PUBLISH + topic, body, attributes), timeout=timeout)
+            kind, topic = _REQUEST, PUBLISH + topic
+        if body.__class__ is bytes or not is_large(body):
+            message = self._message(kind, topic, body, attributes)
+        else:
+            message = await self._elsewhere(lambda: self._message(kind, topic, body, attributes))
+        if ack:
+            await self.ask(message, timeout=timeout)
             return
         driver = self._driver
         if driver is None or not driver.is_open:
             driver = await self._ready(timeout)
-        driver.send(self._message(_EVENT, topic, body, attributes))
+        driver.send(message)
         if driver.is_crowded:
             await driver.drain()
 
@@ -159,8 +168,12 @@ class Peer:
         Raises RequestFailed when the peer says no, RequestTimeout when it says nothing, PeerClosed when the
         connection is lost. After a timeout or when this call is cancelled, the peer is told, where the protocol can.
         """
+        if body.__class__ is bytes or not is_large(body):
+            message = self._message(_REQUEST, topic, body, attributes)
+        else:
+            message = await self._elsewhere(lambda: self._message(_REQUEST, topic, body, attributes))
         # The same as `ask`, without a second coroutine.
-        call = Call(self._message(_REQUEST, topic, body, attributes), timeout, self._loop)
+        call = Call(message, timeout, self._loop)
         driver = self._driver
         if driver is None or not driver.has_room:
             driver = await self.room(timeout)
@@ -170,7 +183,7 @@ class Peer:
         except asyncio.CancelledError:
             self._withdraw(call)
             raise
-        return self.decode(answer)
+        return self.decode(answer) if len(answer.body) < LARGE else await self.value(answer)
 
     async def ask(self, message: Message, *, timeout: float | None = TIMEOUT) -> Message:  # noqa: ASYNC109
         """Send a request as it is, and return the answer as it came."""
@@ -392,6 +405,22 @@ class Peer:
         form = self.protocol.format_for(message.content_type)
         return message.value() if form is None else form.loads(message.body)
 
+    async def value(self, message: Message) -> object:
+        """The same as `decode`; a large body is read by another thread, so that the event loop turns meanwhile.
+
+        >>> import asyncio, wireloom.testing
+        >>> async def count(message, peer):
+        ...     return len(await peer.value(message))
+        >>> async def main():
+        ...     async with wireloom.testing.peer_pair("yamp", count) as (client, server):
+        ...         return await client.request("count", list(range(50_000)))
+        >>> asyncio.run(main())
+        50000
+        """
+        if len(message.body) < LARGE:
+            return self.decode(message)
+        return await self._elsewhere(lambda: self.decode(message))
+
     # What the driver and its owner call
 
     def attach(self, driver: Driver) -> None:
@@ -598,6 +627,10 @@ class Peer:
             "", None, None, None, _NOBODY,
         )  # fmt: skip
         return message_of(fields)
+
+    async def _elsewhere(self, work: Callable[[], T]) -> T:
+        """Let another thread do what takes long."""
+        return await self._loop.run_in_executor(None, work)
 
     def _inbox(self) -> Inbox[Message]:
         reason = f"queue {next(_NUMBERS)}"

@@ -104,6 +104,7 @@ class Progress(AsyncIterator[object]):
         self._peer = peer
         self._call = call
         self._sent = False
+        self._step: Message | None = None
 
     async def _send(self) -> None:
         if not self._sent:
@@ -114,7 +115,12 @@ class Progress(AsyncIterator[object]):
         await self._send()
         assert self._call.steps is not None
         try:
-            return self._peer.decode(await self._call.steps.get())
+            if self._step is None:
+                self._step = await self._call.steps.get()
+            # Kept until its value is known: who is cancelled meanwhile gets it the next time.
+            value = await self._peer.value(self._step)
+            self._step = None
+            return value
         except StopAsyncIteration:
             if self._call.answer.done():
                 self._call.answer.result()  # raises what ended the request
@@ -124,7 +130,7 @@ class Progress(AsyncIterator[object]):
         """The outcome. Raises what `Peer.request` raises."""
         async for _ in self:
             pass
-        return self._peer.decode(await self._call.answer)
+        return await self._peer.value(await self._call.answer)
 
     def __await__(self) -> Generator[object, None, object]:
         return self.result().__await__()

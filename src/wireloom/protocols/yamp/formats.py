@@ -45,6 +45,9 @@ CONTENT_TYPES: Mapping[str, str] = {
 SERIALIZERS = tuple(CONTENT_TYPES)
 _NAMES = {content_type: name for name, content_type in CONTENT_TYPES.items()}
 
+LARGE = 64 * 1024
+"""Bytes of a JSON body that is so large that another thread should be reading it."""
+
 MALFORMED, SCHEMA = "yamp.body.malformed", "yamp.body.schema"
 
 
@@ -180,7 +183,13 @@ class Json(_Values):
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
     def _unpack(self, data: bytes) -> object:
-        return json.loads(data.decode(), parse_constant=_no_constant)
+        give_way = _give_way if len(data) > LARGE else None
+        return json.loads(data.decode(), parse_constant=_no_constant, object_hook=give_way)
+
+
+def _give_way(value: dict[str, object]) -> dict[str, object]:
+    """Called for every object of a large body: where Python code is called, the interpreter lets other threads run."""
+    return value
 
 
 def _no_constant(text: str) -> object:
