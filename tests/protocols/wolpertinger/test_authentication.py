@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -578,22 +579,64 @@ def test_whatever_is_wrong_with_a_ciphertext_gives_the_same_answer_after_the_sam
     assert isinstance(peer.ask("EstablishConnection", now=51.0), Response)
 
 
-def test_failures_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrong padding is found first, yet decompressing and parsing are tried all the same."""
-    peer = stranger(2)
+@pytest.mark.parametrize("case", CASES)
+def test_whatever_is_wrong_with_a_ciphertext_the_same_steps_are_taken(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time we are busy tells nothing: one decryption, one decompression, one reading of XML for each of them."""
+    peer = stranger(2, max_message=10_000)
     lines = bad_ciphertexts(peer)
-    parsed: list[bytes] = []
-    real = layer1.parse
+    steps: list[str] = []
 
-    def counting(xml: bytes, message_id: int | None = None) -> layer2.Document:
-        parsed.append(xml)
-        return real(xml, message_id)
+    def counted(name: str, real: Callable[..., object]) -> Callable[..., object]:
+        def step(*given: object) -> object:
+            steps.append(name)
+            return real(*given)
 
-    monkeypatch.setattr(layer1, "parse", counting)
-    for case in ("padding of zero", "padding too long", "another key", "right padding, no xml", "no whole block"):
-        parsed.clear()
-        peer.server.receive(lines[case], 0.0)
-        assert len(parsed) == 1, case
+        return step
+
+    monkeypatch.setattr(Cipher, "open", counted("decrypt", Cipher.open))
+    monkeypatch.setattr(layer1, "_inflate", counted("inflate", layer1._inflate))
+    monkeypatch.setattr(layer1, "parse", counted("parse", layer1.parse))
+    peer.server.receive(lines[case], 0.0)
+    assert steps == ["decrypt", "inflate", "parse"]
+
+
+def test_as_many_blocks_are_decrypted_as_there_are_whatever_is_wrong_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding, length and content wrong, base64 broken: all of one length, and all cost the same."""
+    peer = stranger(2)
+    cipher = peer.cipher
+    assert cipher is not None
+    sealed = cipher.seal(layer2.write(call("Test", "Echo", HELLO)))
+    flipped_last = sealed[:-17] + bytes((sealed[-17] ^ 1,)) + sealed[-16:]
+    content = sealed[:40] + bytes((sealed[40] ^ 1,)) + sealed[41:]
+    wrong = {
+        "padding": base64.b64encode(flipped_last),
+        "content": base64.b64encode(content),
+        "length": base64.b64encode(sealed[:-1]),
+        "base64": base64.b64encode(sealed)[:-4] + b"=AAA",
+        "characters": base64.b64encode(sealed)[:-4] + b"%%%%",
+    }
+    opened_sizes: dict[str, int] = {}
+    read_sizes: dict[str, int] = {}
+    real_open, real_parse = Cipher.open, layer1.parse
+    for name, payload in wrong.items():
+
+        def measured(self: Cipher, data: bytes, name: str = name) -> tuple[bytes, bool]:
+            opened_sizes[name] = -(-len(data) // 16)
+            return real_open(self, data)
+
+        def reading(xml: bytes, message_id: int | None = None, name: str = name) -> layer2.Document:
+            read_sizes[name] = -(-len(xml) // 16)
+            return real_parse(xml, message_id)
+
+        monkeypatch.setattr(Cipher, "open", measured)
+        monkeypatch.setattr(layer1, "parse", reading)
+        run = peer.server.receive(b"message_id:77;encryption:aes;" + payload + b"\n", 0.0)
+        assert [each.clause for each in run.refused] == ["wolpertinger.encryption.unreadable"]
+    assert set(opened_sizes) == set(wrong)
+    assert max(opened_sizes.values()) - min(opened_sizes.values()) <= 1
+    assert max(read_sizes.values()) - min(read_sizes.values()) <= 1
 
 
 def test_a_message_whose_ciphertext_was_wrong_can_be_sent_again() -> None:

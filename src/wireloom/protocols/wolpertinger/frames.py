@@ -18,6 +18,8 @@ from wireloom.protocols.wolpertinger.refusal import Refused, ResultCode
 
 MAX_ID = 2**32 - 1
 NEWLINE = 0x0A
+UNREADABLE = "wolpertinger.encryption.unreadable"
+"""The one clause for everything that can be wrong with an encrypted message."""
 
 
 class Data(NamedTuple):
@@ -200,11 +202,21 @@ def _message_id(text: str | None) -> int:
 def unreadable(message_id: int) -> Refused:
     """What every encrypted message that cannot be read is refused with, whatever is wrong with it."""
     return Refused(
-        "wolpertinger.encryption.unreadable",
+        UNREADABLE,
         "an encrypted message cannot be read",
         message_id=message_id,
         result=ResultCode.ENCRYPTION,
     )
+
+
+def decoy(message_id: int, line: bytes) -> Data:
+    """An encrypted message as long as a line, and as wrong.
+
+    >>> decoy(7, b"message_id:7;encryption:aes;%%%%").payload
+    b'AAAA'
+    """
+    size = len(line) - line.rfind(b";") - 1
+    return Data(message_id, b"A" * (size - size % 4), None, "aes")
 
 
 def _invalid(clause: str, detail: str, message_id: int | None = None) -> Refused:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import binascii
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from wireloom.protocols.contract import Rejected, Role, Run, Session, SessionSta
 from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
 from wireloom.protocols.wolpertinger.blanking import blanked
 from wireloom.protocols.wolpertinger.delivery import Seen, Sent, Unconfirmed
-from wireloom.protocols.wolpertinger.frames import Confirmation, Data
+from wireloom.protocols.wolpertinger.frames import UNREADABLE, Confirmation, Data
 from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.layer2 import Call, Document
 from wireloom.protocols.wolpertinger.refusal import Refused, ResultCode
@@ -211,7 +212,11 @@ class Transmission(Session):
             else:
                 self._take_piece(frame, raw, now)
         except Refused as refused:
-            self._refuse(refused, raw, now)
+            if refused.clause == UNREADABLE and self._cipher is not None:
+                # So wrong that nothing would be decrypted: as much is done for it as for any other.
+                self._open(frames.decoy(refused.message_id or 0, line), len(raw), raw, now)
+            else:
+                self._refuse(refused, raw, now)
 
     def _take_again(self, frame: Data, raw: bytes) -> None:
         """What was executed already is confirmed again, and that is all."""
@@ -267,9 +272,9 @@ class Transmission(Session):
             except Refused as refused:
                 return refused
 
-        def opened(result: object, _: float) -> None:
+        def opened(result: object, done: float) -> None:
             if isinstance(result, Refused):
-                self._refuse(result, raw, now)
+                self._refuse(result, raw, now, done)
             else:
                 assert isinstance(result, tuple)
                 document, message = result
@@ -307,17 +312,23 @@ class Transmission(Session):
         self.state = SessionState.CLOSED
         return refused
 
-    def _refuse(self, refused: Refused, raw: bytes, now: float) -> None:
-        """Tell the peer what was wrong with its message, where it can be told."""
+    def _refuse(self, refused: Refused, raw: bytes, now: float, done: float | None = None) -> None:
+        """Tell the peer what was wrong with its message, where it can be told.
+
+        `now` is when it arrived, `done` when that was found out, if later.
+        """
         if refused is self.violation:
             self.refused = raw
             return
         self._reject(refused.clause, refused.detail, raw)
         if refused.message_id is None:
             return
-        if refused.clause == "wolpertinger.encryption.unreadable":
+        if refused.clause == UNREADABLE:
             line = frames.encode(Confirmation(refused.message_id, int(refused.result)))
-            self._late.append((now + self.settings.failure_delay, line))
+            delay = self.settings.failure_delay
+            # What took longer than the delay, being large, is answered after whole delays: times stay alike.
+            times = math.ceil(((done or now) - now) / delay) if delay else 0
+            self._late.append((now + delay * max(times, 1), line))
             return
         self._confirm(refused.message_id, refused.result)
         if refused.result is ResultCode.SUCCESS:
