@@ -35,9 +35,11 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from wireloom.hub.access import AccessConfig, parse_access, parse_rule
 from wireloom.hub.limits import Limits, check_positive
+from wireloom.hub.routes import Route, parse_route
 from wireloom.hub.webhooks import WebhookConfig, parse_webhook
 from wireloom.hub.wrong import WrongKey
 from wireloom.model import ConfigError
@@ -51,6 +53,7 @@ from wireloom.transports.tls import TLS
 
 DEFAULT_HTTP = "http://127.0.0.1:5046"
 _LOOPBACK = "127.0.0.1"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,7 @@ class HubConfig:
     http: HttpConfig | None = None
     access: AccessConfig = field(default_factory=AccessConfig)
     webhooks: tuple[WebhookConfig, ...] = ()
+    routes: tuple[Route, ...] = ()
     warnings: tuple[str, ...] = ()
     """What is allowed, but hardly meant."""
 
@@ -313,7 +317,7 @@ def load_config(path: Path, data: Path | None = None) -> HubConfig:
     return parse_config(table, text, str(path), data)
 
 
-_SECTIONS = ("data", "listener", "journal", "http", "webhook", "limits", "access")
+_SECTIONS = ("data", "listener", "journal", "http", "webhook", "route", "limits", "access")
 
 
 def parse_config(table: Mapping[str, object], text: str, name: str, data: Path | None = None) -> HubConfig:
@@ -356,34 +360,42 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
         http = _http(http_table)
     except WrongKey as error:
         raise wrong("http", 0, error, error.key) from None
-    webhooks = _webhooks(table.get("webhook", []), wrong)
+    webhooks = _each(table.get("webhook", []), "webhook", parse_webhook, wrong)
+    for number, webhook in enumerate(webhooks):
+        if webhook.name in {each.name for each in webhooks[:number]}:
+            twice = ConfigError(f"there is a webhook of the name {webhook.name!r} above; names are unique")
+            raise wrong("webhook", number, twice, "name")
     named = table.get("data", "wireloom-data")
     if not isinstance(named, str) or not named:
         raise ConfigError(f"{name}:{_line(text, '', 0, 'data')}: data must be the path of a folder, not {named!r}")
     folder = data if data is not None else Path(named)
     if not listeners:
         listeners = list(default_config(folder).listeners)
+    places: dict[str, object] = {listener.url: listener for listener in listeners}
+    routes = _each(table.get("route", []), "route", lambda each: parse_route(each, places), wrong)
     warnings = tuple(
         f"{name}:{_line(text, 'listener', number, 'url')}: listener: {each}"
         for number, listener in enumerate(listeners)
         for each in _warnings(listener, access)
     )
-    return HubConfig(folder, tuple(listeners), journal, limits, http, access, webhooks, warnings)
+    return HubConfig(folder, tuple(listeners), journal, limits, http, access, webhooks, routes, warnings)
 
 
-def _webhooks(
-    tables: object, wrong: Callable[[str, int, ConfigError, str | None], ConfigError]
-) -> tuple[WebhookConfig, ...]:
+def _each(
+    tables: object,
+    section: str,
+    parse: Callable[[Mapping[str, object]], T],
+    wrong: Callable[[str, int, ConfigError, str | None], ConfigError],
+) -> tuple[T, ...]:
+    """Tables of a kind; what is wrong with one is told with its line."""
     if not isinstance(tables, list):
-        raise wrong("webhook", 0, ConfigError("write webhooks as [[webhook]], with two brackets"), None)
-    found: list[WebhookConfig] = []
+        raise wrong(section, 0, ConfigError(f"write it as [[{section}]], with two brackets"), None)
+    found = []
     for number, entry in enumerate(tables):
         try:
-            found.append(parse_webhook(entry))
-            if found[-1].name in {each.name for each in found[:-1]}:
-                raise WrongKey("name", f"there is a webhook of the name {found[-1].name!r} above; names are unique")
+            found.append(parse(entry))
         except WrongKey as error:
-            raise wrong("webhook", number, error, error.key) from None
+            raise wrong(section, number, error, error.key) from None
     return tuple(found)
 
 

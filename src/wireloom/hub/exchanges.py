@@ -45,13 +45,13 @@ class Exchanges:
     def __len__(self) -> int:
         return len(self._by_provider)
 
-    def forward(self, requester: Connection, request: Message, provider: Connection) -> None:
-        """Hand a request to its provider; failures are answered at once."""
+    def forward(self, requester: Connection, request: Message, provider: Connection, routed: Message) -> None:
+        """Hand a request, as routes have left it, to its provider; failures are answered at once."""
         asked = Message(
             Kind.REQUEST,
-            request.topic,
-            request.body,
-            content_type=request.content_type,
+            routed.topic,
+            routed.body,
+            content_type=routed.content_type,
             attributes={key: value for key, value in request.attributes.items() if key == "progressive"},
         )
         try:

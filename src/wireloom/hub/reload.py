@@ -1,4 +1,4 @@
-"""A new configuration for a running hub: rules, limits and certificates, without dropping a connection."""
+"""A new configuration for a running hub: routes, rules, limits and certificates, without dropping a connection."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from wireloom.hub.access import Access
 from wireloom.hub.config import HubConfig, ListenerConfig
 from wireloom.hub.logs import about
+from wireloom.hub.routes import Routes
 from wireloom.model import ConfigError, NotSupported
 
 if TYPE_CHECKING:
@@ -34,9 +35,11 @@ def reload_from(hub: Hub, load: Callable[[], HubConfig]) -> bool:
 
 
 def reload(hub: Hub, config: HubConfig) -> list[str]:
-    """Take rules, limits and certificates; returns what only a restart can change."""
+    """Take routes, rules, limits and certificates; returns what only a restart can change."""
     old = hub.config
-    later = [f"[{name}]" for name in ("data", "journal", "http") if getattr(old, name) != getattr(config, name)]
+    later = [
+        f"[{name}]" for name in ("data", "journal", "http", "webhooks") if getattr(old, name) != getattr(config, name)
+    ]
     known = {listener.url: listener for listener in old.listeners}
     for listener in config.listeners:
         before = known.pop(listener.url, None)
@@ -49,7 +52,8 @@ def reload(hub: Hub, config: HubConfig) -> list[str]:
                 later.append(f"the certificates of {listener.url}")
     later += known
     # Listeners, journal and pages go on as they were started.
-    hub.config = dataclasses.replace(old, limits=config.limits, access=config.access)
+    hub.config = dataclasses.replace(old, limits=config.limits, access=config.access, routes=config.routes)
+    hub.router.routes = Routes(config.routes)
     hub.access = Access(config.access)
     hub.doorkeeper.configure(config.limits, config.access.attempts_per_minute)
     hub.apply_limits()

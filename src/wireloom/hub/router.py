@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from wireloom.hub.access import Right
 from wireloom.hub.exchanges import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNKNOWN_TOKEN, Exchanges
 from wireloom.hub.logs import about
-from wireloom.model import ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
+from wireloom.hub.routes import Routes
+from wireloom.model import BodyError, ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
 from wireloom.protocols.contract import HUB_PREFIX, Bulk
 from wireloom.topics import Subscriptions, validate_topic
 
@@ -42,6 +43,7 @@ class Router:
         self.exchanges = Exchanges(hub, request_timeout)
         self._turn = itertools.count()
         self._last = hub.last_values.tickets
+        self.routes = Routes(hub.config.routes)
 
     def route(self, source: Connection, message: Message, ticket: int) -> None:
         """Act on one message; `ticket` is durable once the journal has it on disk."""
@@ -54,6 +56,8 @@ class Router:
             self.exchanges.answer(source, message)
         elif kind is Kind.CANCEL:
             self.exchanges.cancel(source, message)
+        elif kind is Kind.OTHER and self.routes:
+            self._publish_routed(source, message, ticket)
 
     def route_bulk(self, source: Connection, bulk: Bulk, ticket: int) -> None:
         """Act on a whole read: no object is made for what nobody asked to see."""
@@ -63,6 +67,9 @@ class Router:
                     self.route(source, message, ticket)
                 continue
             self._last[topic] = ticket
+            if self.routes and self.routes.concerning(source.listener.url, topic):
+                for message in bulk.messages(topic):
+                    self._publish_routed(source, message, ticket)
             subscribers = self.subscriptions.lookup(topic)
             if subscribers:
                 self._fan_out(source, bulk, topic, subscribers)
@@ -96,12 +103,29 @@ class Router:
     def _publish(self, source: Connection, message: Message, ticket: int) -> None:
         if message.topic:
             self._last[message.topic] = ticket
+        routed = bool(self.routes) and self._publish_routed(source, message, ticket)
         subscribers = self.subscriptions.lookup(message.topic) if message.topic else ()
-        if not subscribers:
+        if not subscribers and not routed:
             self._hub.metrics.unmatched.add(1, source.name)
-            return
         for subscriber in subscribers:
             self._deliver(subscriber, message)
+
+    def _publish_routed(self, source: Connection, message: Message, ticket: int) -> bool:
+        """Publish copies of an event where routes send it; False if none does."""
+        routed = False
+        for route in self.routes.concerning(source.listener.url, message.topic):
+            try:
+                taken = route.take(message)
+            except BodyError as error:
+                self._hub.metrics.undeliverable.add(1, source.name)
+                self._notify({"topic": message.topic, "route": route.to, "why": str(error), "size": len(message.body)})
+                continue
+            if taken is not None and taken.topic:
+                routed = True
+                self._last[taken.topic] = ticket
+                for subscriber in self.subscriptions.lookup(taken.topic):
+                    self._deliver(subscriber, taken)
+        return routed
 
     def _deliver(self, subscriber: Connection, message: Message) -> None:
         try:
@@ -141,12 +165,20 @@ class Router:
         elif topic.startswith(HUB_PREFIX):
             self._operate(source, message, topic.removeprefix(HUB_PREFIX))
         else:
+            asked = message
+            if self.routes:
+                try:
+                    asked = self.routes.request(source.listener.url, message)
+                except BodyError as error:
+                    self.exchanges.fail(source, message, BAD_REQUEST, str(error))
+                    return
+                topic = asked.topic or ""
             providers = self.providers.lookup(topic) if topic else ()
             is_publish = not providers and source.protocol.request_is_publish
             if not is_publish and not self._allowed(source, message, Right.REQUEST, topic):
                 return
             if providers:
-                self.exchanges.forward(source, message, providers[next(self._turn) % len(providers)])
+                self.exchanges.forward(source, message, providers[next(self._turn) % len(providers)], asked)
             elif is_publish:
                 self._publish_acknowledged(source, message, topic, ticket)
             else:
