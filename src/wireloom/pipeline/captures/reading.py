@@ -19,6 +19,7 @@ from wireloom.pipeline.captures.choosing import Choice
 from wireloom.pipeline.captures.connections import Refused
 from wireloom.pipeline.captures.fragments import Fragments
 from wireloom.pipeline.captures.headers import Segments
+from wireloom.pipeline.captures.merging import Lane, in_order
 from wireloom.pipeline.captures.packets import Packets
 from wireloom.pipeline.captures.reader import CaptureReader
 from wireloom.pipeline.captures.rows import DAMAGED, Rows
@@ -34,20 +35,31 @@ def read_captures(
     `damages`: whether this reader reports files that cannot be read.
     """
     given = [(path, 0, None) if isinstance(path, str) else path for path in paths]
-    first = {path: first_time_ns(path) for path, _, _ in given}
-    for path, known, size in sorted(given, key=lambda each: (first[each[0]], each[0])):
-        capture, fragments = Capture(path, size), Fragments()
-        number = reader.file_number(path)
+    lanes = [Lane(first_time_ns(path) // 1000, *_segments_of(path, known, size, reader)) for path, known, size in given]
+    for segments in in_order(lanes):
+        yield reader.feed(segments)
+    for lane in lanes:
+        reader.counts.lost_fragments += lane.fragments.lost
+        if lane.capture.damage is not None and damages:
+            yield _tell_damage(lane.capture, reader)
+
+
+def _segments_of(
+    path: str, known: int, size: int | None, reader: CaptureReader
+) -> tuple[Capture, Fragments, Iterator[Segments]]:
+    capture, fragments, number = Capture(path, size), Fragments(), reader.file_number(path)
+
+    def segments() -> Iterator[Segments]:
         for found, base in capture:
             # A packet of which the end was missing belongs to those that are new.
             packets = found.after(known - base) if known else found
-            yield reader.feed(join_fragments(packets, headers.parse_headers(packets, base, number), fragments))
-        reader.counts.lost_fragments += fragments.lost
-        if capture.damage is not None and damages:
-            yield _tell_damage(capture, reader, number)
+            yield join_fragments(packets, headers.parse_headers(packets, base, number), fragments)
+
+    return capture, fragments, segments()
 
 
-def _tell_damage(capture: Capture, reader: CaptureReader, number: int) -> DecodedRange:
+def _tell_damage(capture: Capture, reader: CaptureReader) -> DecodedRange:
+    number = reader.file_number(capture.path)
     rows, damage = Rows(reader.files, Audited("")), capture.damage
     assert damage is not None
     refused = Refused(

@@ -5,8 +5,8 @@ MessagePack, because it holds bytes and can be read by anybody; nothing in it is
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 import msgpack
@@ -24,8 +24,17 @@ _HALF = ("mode", "carry", "overhead", "state", "count", "tried", "seen", "over")
 
 def freeze(connections: Iterable[Connection], files: list[str], latest_us: int) -> bytes:
     """Connections as bytes; `files` are the names behind the numbers of files in them."""
-    kept = [_from_connection(connection) for connection in connections]
-    packed: bytes = msgpack.packb({"version": VERSION, "files": files, "latest": latest_us, "connections": kept})
+    known = list(connections)
+    # Only captures that something unfinished stands in: their number does not grow with the stream.
+    used = sorted({number for connection in known for half in connection.halves for number in _files(half)})
+    for_file = {old: new for new, old in enumerate(used)}
+    content = {
+        "version": VERSION,
+        "files": [files[number] for number in used],
+        "latest": latest_us,
+        "connections": [_from_connection(connection, for_file) for connection in known],
+    }
+    packed: bytes = msgpack.packb(content)
     return packed
 
 
@@ -35,12 +44,18 @@ def thaw(frozen: bytes) -> tuple[list[Connection], list[str], int]:
     return [_to_connection(kept) for kept in found["connections"]], list(found["files"]), found["latest"]
 
 
-def _from_connection(connection: Connection) -> dict[str, Any]:
+def _files(half: Half) -> set[int]:
+    """The captures that unfinished bytes stand in."""
+    found = {*half.trace.file.tolist(), *half.raw_trace.file.tolist(), *(held.file for held in half.held)}
+    return found if half.refused is None else found | {half.refused.file}
+
+
+def _from_connection(connection: Connection, for_file: Mapping[int, int]) -> dict[str, Any]:
     return {
         "key": connection.key,
         "numbers": connection.numbers.tolist(),
         "sides": connection.sides.tolist(),
-        "halves": [_from_half(half) for half in connection.halves],
+        "halves": [_from_half(half, for_file) for half in connection.halves],
         **{name: getattr(connection, name) for name in _CONNECTION},
     }
 
@@ -55,15 +70,15 @@ def _to_connection(kept: dict[str, Any]) -> Connection:
     )
 
 
-def _from_half(half: Half) -> dict[str, Any]:
-    unwrapping = half.unwrapping
+def _from_half(half: Half, for_file: Mapping[int, int]) -> dict[str, Any]:
+    unwrapping, refused = half.unwrapping, half.refused
     return {
         "direction": str(half.direction),
-        "trace": _from_trace(half.trace),
-        "raw_trace": _from_trace(half.raw_trace),
+        "trace": _from_trace(half.trace, for_file),
+        "raw_trace": _from_trace(half.raw_trace, for_file),
         "unwrapping": None if unwrapping is None else (unwrapping.to_server, unwrapping.raw, unwrapping.numbers),
-        "refused": None if half.refused is None else _fields(half.refused, Refused),
-        "held": [_fields(held, Held) for held in half.held],
+        "refused": None if refused is None else _fields(replace(refused, file=for_file[refused.file]), Refused),
+        "held": [_fields(replace(held, file=for_file[held.file]), Held) for held in half.held],
         **{name: getattr(half, name) for name in _HALF},
     }
 
@@ -82,11 +97,12 @@ def _to_half(kept: dict[str, Any]) -> Half:
 
 
 def _fields(value: object, kind: type) -> list[Any]:
-    return [getattr(value, field.name) for field in dataclasses.fields(kind)]
+    return [getattr(value, field.name) for field in fields(kind)]
 
 
-def _from_trace(trace: Trace) -> list[list[int]]:
-    return [trace.at.tolist(), trace.time_us.tolist(), trace.file.tolist(), trace.offset.tolist()]
+def _from_trace(trace: Trace, for_file: Mapping[int, int]) -> list[list[int]]:
+    files = [for_file[number] for number in trace.file.tolist()]
+    return [trace.at.tolist(), trace.time_us.tolist(), files, trace.offset.tolist()]
 
 
 def _to_trace(kept: list[list[int]]) -> Trace:

@@ -28,6 +28,7 @@ SUFFIXES = (".pcap", ".pcapng", ".cap", ".ntar")
 PACKED_SUFFIXES = (".gz", ".zst")
 PIECE = 1 << 24
 """So many bytes are looked at at a time."""
+_FIRST = 1 << 18
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GLOB = "*?["
 
@@ -116,19 +117,11 @@ class Capture:
 
     def __iter__(self) -> Iterator[tuple[Packets, int]]:
         with _open(self.path) as file:
-            head = file.read(4)
-            file.seek(0)
-            if head[:2] == _GZIP:
-                yield from self._in_pieces(cast(IO[bytes], gzip.GzipFile(fileobj=file)))
-            elif head == _ZSTD:
-                import zstandard
-
-                unpacked = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False)
-                yield from self._in_pieces(cast(IO[bytes], unpacked))
-            elif is_far(self.path):
-                yield from self._in_pieces(file)
-            elif len(head) < 4:
-                self._damaged(Damage(0, "an empty file"), np.frombuffer(head, np.uint8), 0, len(head))
+            unpacked = _unpacked(file)
+            if unpacked is not file or is_far(self.path):
+                yield from self._in_pieces(unpacked)
+            elif not file.read(1):
+                self._damaged(Damage(0, "an empty file"), np.zeros(0, np.uint8), 0, 0)
             else:
                 # Unmapped when the last array that looks at it is gone.
                 yield from self._mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -179,10 +172,27 @@ class Capture:
 
 
 def first_time_ns(path: str) -> int:
-    """The time of a capture's first packet: what captures are ordered by. 0 for one without packets."""
-    for packets, _ in Capture(path):
-        return int(packets.time_ns[0]) if len(packets) else 0
-    return 0
+    """The time of a capture's first packet: what captures are ordered by. 0 for one without packets near its start."""
+    with _open(path) as file:
+        try:
+            head = _read_fully(_unpacked(file), _FIRST)
+        except (OSError, EOFError, zlib.error, _zstd_error()):
+            return 0
+    packets, _ = PacketScanner().scan(np.frombuffer(head, np.uint8), 0, len(head), final=False)
+    return int(packets.time_ns[0]) if len(packets) else 0
+
+
+def _unpacked(file: IO[bytes]) -> IO[bytes]:
+    """The file itself, or what it holds if it is packed; told by its first bytes."""
+    head = file.read(4)
+    file.seek(0)
+    if head[:2] == _GZIP:
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+    if head == _ZSTD:
+        import zstandard
+
+        return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False))
+    return file
 
 
 def _open(path: str) -> IO[bytes]:

@@ -1,0 +1,157 @@
+"""Pieces of streams to parts: the new bytes of every direction in one buffer, behind those that were kept."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.pipeline.captures import tcp
+from wireloom.pipeline.captures.connections import OTHER, SEEK, Half, Refused
+from wireloom.pipeline.captures.streams import LATE, Part, Report
+from wireloom.pipeline.captures.trace import Trace
+from wireloom.pipeline.captures.walking import Walk
+
+
+def assemble(walk: Walk, report: Report) -> list[Part]:
+    """The new bytes of every stream, behind those that were kept."""
+    pieces = walk.pieces[: walk.made]
+    late = pieces[:, 1] == tcp.LATE
+    _tell_late(walk, report, pieces[late])
+    pieces = pieces[~late] if late.any() else pieces
+    order = np.argsort(pieces[:, 0], kind="stable")
+    pieces = pieces[order]
+    stream, kind, place, size, packet, time_us = pieces.T
+    touched = np.unique(np.concatenate([stream, np.array(sorted(walk.final), np.int64), _undecided(walk, stream)]))
+    touched = touched[[_wants(walk, int(number)) for number in touched]] if len(touched) else touched
+    keeps = np.isin(stream, touched)
+    if not keeps.all():
+        walk.counts.other_packets += int((~keeps).sum())
+        walk.counts.other_bytes += int(size[~keeps].sum())
+        pieces = pieces[keeps]
+        stream, kind, place, size, packet, time_us = pieces.T
+    first = np.searchsorted(stream, touched)
+    last = np.searchsorted(stream, touched, side="right")
+    kept = [_kept(walk.halves[number][1]) for number in touched.tolist()]
+    sizes = np.where(kind == tcp.DATA, size, 0)
+    before = np.zeros(len(pieces) + 1, np.int64)
+    np.cumsum(sizes, out=before[1:])
+    prefix = np.array([len(content) for content, _ in kept], np.int64)
+    shift = np.cumsum(prefix)
+    total = int(before[-1] + prefix.sum())
+    data = np.empty(total, np.uint8)
+    at = before[:-1] + np.repeat(shift, last - first)
+    held = np.frombuffer(b"".join(h.content or b"" for h in walk.held), np.uint8)
+    place = _absolute(walk, place, packet)
+    _copy(walk.segments.data, held, place, at, sizes, data)
+    file, offset = _origins(walk, packet, place)
+    whole = Trace(at, time_us, file, offset)
+    parts = []
+    for index, number in enumerate(touched.tolist()):
+        connection, half = walk.halves[number]
+        content, trace = kept[index]
+        begin, stop = int(first[index]), int(last[index])
+        start = int(before[begin] + shift[index] - prefix[index])
+        end = int(before[stop] + shift[index])
+        if content:
+            data[start : start + len(content)] = np.frombuffer(content, np.uint8)
+        real = (
+            np.flatnonzero(kind[begin:stop] == tcp.DATA) + begin
+            if (kind[begin:stop] != tcp.DATA).any()
+            else slice(begin, stop)
+        )
+        new = Trace(whole.at[real], whole.time_us[real], whole.file[real], whole.offset[real])
+        traced = Trace.joined([trace.moved(start), new]) if content else new
+        gaps = [(int(at[g]), int(size[g])) for g in np.flatnonzero(kind[begin:stop] == tcp.GAP) + begin]
+        part = Part(
+            connection, half, data, start, end, len(content), traced, report,
+            gaps=gaps, final=number in walk.final,
+        )  # fmt: skip
+        if half.unwrapping is not None and half.mode != SEEK:
+            part.raw_from = start + len(half.carry)
+        half.seen += int(sizes[begin:stop].sum())
+        parts.append(part)
+    return parts
+
+
+def _undecided(walk: Walk, streams: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Both streams of connections of which it is not known yet what they speak."""
+    numbers = []
+    for number in np.unique(streams).tolist():
+        connection, _ = walk.halves[number]
+        if connection.protocol is None and connection.id:
+            numbers += [walk.number(connection, half) for half in connection.halves]
+    return np.array(numbers, np.int64)
+
+
+def _wants(walk: Walk, number: int) -> bool:
+    """Whether a stream's bytes are of any use; those of others are counted."""
+    connection, half = walk.halves[number]
+    return connection.protocol != OTHER and not half.over
+
+
+def _kept(half: Half) -> tuple[bytes, Trace]:
+    """Bytes from before, and where they came from; half a header of the wrapping has no trace of its own."""
+    raw = half.unwrapping.raw if half.unwrapping is not None else b""
+    if not raw:
+        return half.carry, half.trace
+    trace = half.raw_trace.moved(len(half.carry))
+    return half.carry + raw, Trace.joined([half.trace, trace]) if half.carry else trace
+
+
+def _absolute(walk: Walk, place: NDArray[np.int64], packet: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Places in kept bytes as places in all kept bytes together: still from -2 downwards."""
+    if not walk.held:
+        return place
+    starts = np.cumsum([0, *(len(h.content or b"") for h in walk.held)])
+    old = packet - len(walk.segments)
+    return np.where((old >= 0) & (place < -1), place - starts[np.maximum(old, 0)], place)
+
+
+def _origins(
+    walk: Walk, packet: NDArray[np.int64], place: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """File and offset of the first byte of each piece."""
+    own = walk.segments
+    if not walk.held:
+        return own.file[packet].astype(np.int64), own.offset[packet] + np.maximum(place - own.start[packet], 0)
+    old = packet >= len(own)
+    new = np.where(old, 0, packet)
+    index = np.where(old, packet - len(own), 0)
+    starts = np.cumsum([0, *(len(h.content or b"") for h in walk.held)])
+    if len(own):
+        file, offset = own.file[new].astype(np.int64), own.offset[new] + np.maximum(place - own.start[new], 0)
+    else:
+        file, offset = np.zeros(len(packet), np.int64), np.zeros(len(packet), np.int64)
+    held_file = np.array([h.file for h in walk.held], np.int64)[index]
+    held_offset = np.array([h.offset for h in walk.held], np.int64)[index] + np.maximum(-place - 2 - starts[index], 0)
+    return np.where(old, held_file, file), np.where(old, held_offset, offset)
+
+
+def _tell_late(walk: Walk, report: Report, pieces: NDArray[np.int64]) -> None:
+    """Bytes after the end of their connection: each a reject."""
+    own = walk.segments
+    for stream, _, place, size, packet, time_us in pieces.tolist():
+        connection, half = walk.halves[stream]
+        if connection.protocol in (None, OTHER):
+            continue
+        offset = int(own.offset[packet]) + place - int(own.start[packet])
+        content = own.data[place : place + min(size, 4096)].tobytes()
+        words = "bytes after the end of the connection"
+        half.seen += size
+        report(connection, half, Refused(LATE, words, time_us, int(own.file[packet]), offset, content, size))
+
+
+@numba.njit(cache=True, nogil=True)
+def _copy(data, held, place, at, size, out):  # type: ignore[no-untyped-def]
+    """Copy pieces to where they belong; negative places are in the bytes that were held."""
+    for row in range(len(place)):
+        source, target = place[row], np.uint64(at[row])
+        if source >= 0:
+            begin = np.uint64(source)
+            for position in range(np.uint64(size[row])):
+                out[target + np.uint64(position)] = data[begin + np.uint64(position)]
+        elif source < -1:
+            begin = np.uint64(-source - 2)
+            for position in range(np.uint64(size[row])):
+                out[target + np.uint64(position)] = held[begin + np.uint64(position)]

@@ -1,0 +1,272 @@
+"""Packets to pieces of streams: the flows of one part of a capture, walked one after the other."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.model import Direction
+from wireloom.pipeline.captures import tcp
+from wireloom.pipeline.captures.choosing import MOST_DATAGRAMS, PLAIN, Choice, recognise
+from wireloom.pipeline.captures.connections import OTHER, Connection, Half, Held
+from wireloom.pipeline.captures.flows import FlowKey, Flows
+from wireloom.pipeline.captures.headers import Segments
+from wireloom.pipeline.captures.plain import TCP, UDP, UPPER_PDU
+from wireloom.protocols.contract import Framing
+from wireloom.protocols.registry import protocol, protocols
+
+_DISSECTORS = "wireloom."
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was seen of packets."""
+
+    packets: int = 0
+    other_packets: int = 0
+    other_bytes: int = 0
+    """Payload of connections that are none of ours."""
+    lost_fragments: int = 0
+
+
+class Walk:
+    """What the packets of one part of a capture are to connections.
+
+    `pieces[:made]` are pieces of streams by `tcp.ROW`, `halves` the streams by their numbers, `held` bytes that waited
+    since an earlier part, `datagrams` rows of packets by protocol, `final` streams that are over, `ended` connections.
+    """
+
+    def __init__(
+        self,
+        connections: dict[FlowKey, Connection],
+        choice: Choice,
+        idle_us: int,
+        counts: Counts,
+        segments: Segments,
+        flows: Flows,
+    ) -> None:
+        self.connections = connections
+        self.choice = choice
+        self.idle_us = idle_us
+        self.counts = counts
+        self.segments = segments
+        self.flows = flows
+        self.pieces = tcp.room(len(segments))
+        self.made = 0
+        self.halves: list[tuple[Connection, Half]] = []
+        self.held: list[Held] = []
+        self.datagrams: dict[str, list[tuple[Connection, NDArray[np.int64]]]] = {}
+        self.final: set[int] = set()
+        self.ended: list[tuple[Connection, str | None]] = []
+        self._waiting = tcp.waiting_room()
+        self._numbers: dict[int, int] = {}
+        """Streams by the identity of their halves."""
+
+    def walk(self) -> None:
+        """Go through the flows."""
+        handlers = {TCP: self._walk_tcp, UDP: self._walk_datagrams, UPPER_PDU: self._walk_pdus}
+        for number, key in enumerate(self.flows.keys):
+            first, last = int(self.flows.bounds[number]), int(self.flows.bounds[number + 1])
+            handlers[key[0]](key, first, last)
+
+    def _connection(self, key: FlowKey) -> Connection:
+        known = self.connections.get(key)
+        if known is None:
+            known = self.connections[key] = Connection.new(key)
+        return known
+
+    def _walk_tcp(self, key: FlowKey, first: int, last: int) -> None:
+        own = self.segments
+        if not self.choice.auto and self.choice.by_port(TCP, key[2], key[4]) is None:
+            self._leave_out(first, last)
+            return
+        while True:
+            connection = self._connection(key)
+            streams = self._streams(connection)
+            self._load(connection)
+            stopped, why, self.made = tcp.walk(
+                self.flows.order, first, last, self.flows.side, own.flags, own.seq, own.ack, own.start, own.kept,
+                own.size, own.time_us, streams, self.idle_us, connection.numbers, connection.sides,
+                self._waiting, self.pieces, self.made,
+            )  # fmt: skip
+            self._store(connection)
+            if not connection.id and connection.numbers[tcp.FIRST] >= 0:
+                self._identify(connection)
+            self._note_ends(connection)
+            first = int(stopped)
+            if why == tcp.FULL:
+                self.pieces = np.concatenate([self.pieces, tcp.room(last - first)])
+            elif why == tcp.END:
+                return
+            else:
+                self.end(connection, "idle" if why == tcp.SILENT else "reset")
+                del self.connections[key]
+
+    def _streams(self, connection: Connection) -> NDArray[np.int64]:
+        """The numbers of a connection's streams."""
+        return np.array([self.number(connection, half) for half in connection.halves], np.int64)
+
+    def number(self, connection: Connection, half: Half) -> int:
+        """The number of a stream."""
+        known = self._numbers.get(id(half))
+        if known is None:
+            known = self._numbers[id(half)] = len(self.halves)
+            self.halves.append((connection, half))
+        return known
+
+    def _identify(self, connection: Connection) -> None:
+        """Who is the client, what id the connection has, what it speaks by its port."""
+        transport = TCP if connection.key[0] == TCP else UDP
+        ports = (connection.key[2], connection.key[4])
+        client = int(connection.numbers[tcp.CLIENT])
+        if client < 0:
+            client = self.choice.client_side(transport, ports)
+        connection.identify(client)
+        chosen = self.choice.by_port(transport, ports[1 - client], ports[client])
+        if chosen is not None and connection.key[0] != UPPER_PDU:
+            connection.choose(chosen.protocol, chosen.wrapping)
+
+    def _load(self, connection: Connection) -> None:
+        """Put back what waits for bytes before it."""
+        for side, half in enumerate(connection.halves):
+            for index, held in enumerate(half.held):
+                place = -1
+                if held.content is not None:
+                    # Places in kept bytes count from -2 downwards; here from the beginning of this one.
+                    place = -2
+                self._waiting[side, index] = (held.begin, held.end, place, len(self.segments) + len(self.held))
+                self.held.append(held)
+
+    def _store(self, connection: Connection) -> None:
+        """Copy what waits: the packets are gone when it is wanted."""
+        own = self.segments
+        for side, half in enumerate(connection.halves):
+            half.held = []
+            for begin, end, place, packet in self._waiting[side, : connection.sides[side, tcp.WAITING]].tolist():
+                size = end - begin
+                if packet >= len(own):
+                    old = self.held[packet - len(own)]
+                    skip = 0 if place == -1 else -place - 2
+                    content = None if old.content is None else old.content[skip : skip + size]
+                    half.held.append(Held(begin, end, content, old.file, old.offset + skip))
+                else:
+                    content = None if place == -1 else own.data[place : place + size].tobytes()
+                    offset = int(own.offset[packet]) + (0 if place == -1 else place - int(own.start[packet]))
+                    half.held.append(Held(begin, end, content, int(own.file[packet]), offset))
+
+    def _note_ends(self, connection: Connection) -> None:
+        """Directions that are over, and the connection if both are."""
+        for half, side in zip(connection.halves, connection.sides, strict=True):
+            if (side[tcp.FIN_AT] >= 0 and side[tcp.NEXT] >= side[tcp.FIN_AT]) or connection.numbers[tcp.CLOSED]:
+                self.final.add(self.number(connection, half))
+        if connection.numbers[tcp.CLOSED] and not connection.closed_told:
+            connection.closed_told = True
+            reason = "reset" if connection.numbers[tcp.CLOSED] == tcp.BY_RST else "close"
+            self.ended.append((connection, reason))
+
+    def end(self, connection: Connection, reason: str | None) -> None:
+        """Nothing more will come of a connection; no reason: it is the input that ends."""
+        if not connection.id:
+            return
+        streams = self._streams(connection)
+        if connection.key[0] == TCP:
+            if len(self.pieces) - self.made < 8 * tcp.MOST_WAITING:
+                self.pieces = np.concatenate([self.pieces, tcp.room(0)])
+            self._load(connection)
+            now = int(connection.numbers[tcp.LAST])
+            self.made = tcp.give_up(connection.sides, self._waiting, streams, now, self.pieces, self.made)
+            self._store(connection)
+        self.final.update(streams.tolist())
+        if not connection.closed_told:
+            connection.closed_told = True
+            one_fin = bool((connection.sides[:, tcp.FIN_AT] >= 0).any())
+            self.ended.append((connection, "close" if reason == "idle" and one_fin else reason))
+
+    def _walk_pdus(self, key: FlowKey, first: int, last: int) -> None:
+        """Payloads that were cut out and tagged: they stand in order."""
+        own, rows = self.segments, self.flows.order[first:last]
+        name_at, name_size = int(own.seq[rows[0]]), int(own.ack[rows[0]])
+        name = own.data[name_at : name_at + name_size].tobytes().decode(errors="replace").removeprefix(_DISSECTORS)
+        if name not in protocols():
+            self._leave_out(first, last)
+            return
+        if protocol(name).framing is Framing.DATAGRAM:
+            self._walk_datagrams(key, first, last, name)
+            return
+        connection = self._begin(key, rows)
+        connection.choose(name, PLAIN)
+        streams = self._streams(connection)
+        made, count = self.made, len(rows)
+        while len(self.pieces) - made < count:
+            self.pieces = np.concatenate([self.pieces, tcp.room(count)])
+        self.pieces[made : made + count] = np.column_stack(
+            [
+                streams[self.flows.side[rows]],
+                np.zeros(count, np.int64),
+                own.start[rows],
+                own.kept[rows],
+                rows,
+                own.time_us[rows],
+            ]
+        )
+        self.made += count
+
+    def _begin(self, key: FlowKey, rows: NDArray[np.int64]) -> Connection:
+        """The connection some datagrams belong to; the first of them says who is the client."""
+        connection = self._connection(key)
+        times = self.segments.time_us[rows]
+        if connection.numbers[tcp.FIRST] < 0:
+            connection.numbers[tcp.FIRST] = times[0]
+            if key[0] == UDP or not (key[2] or key[4]):
+                connection.numbers[tcp.CLIENT] = self.flows.side[rows[0]]
+            connection.sides[:, tcp.KNOWN] = tcp.FROM_START
+            self._identify(connection)
+        connection.numbers[tcp.LAST] = max(int(connection.numbers[tcp.LAST]), int(times.max()))
+        return connection
+
+    def _walk_datagrams(self, key: FlowKey, first: int, last: int, name: str | None = None) -> None:
+        own, order = self.segments, self.flows.order
+        times = own.time_us[order[first:last]]
+        known = self.connections.get(key)
+        before = times[0] if known is None else int(known.numbers[tcp.LAST])
+        silences = np.diff(np.maximum.accumulate(np.maximum(times, before)), prepend=before) > self.idle_us
+        bounds = [0, *np.flatnonzero(silences).tolist(), last - first]
+        for begin, stop in itertools.pairwise(bounds):
+            if silences[begin] if begin < len(silences) else False:
+                gone = self.connections.pop(key, None)
+                if gone is not None:
+                    self.end(gone, "idle")
+            if begin == stop:
+                continue
+            rows = order[first + begin : first + stop]
+            connection = self._begin(key, rows)
+            connection.protocol = name or connection.protocol
+            if connection.protocol is None:
+                rows = self._recognise_datagrams(connection, rows)
+            if connection.protocol is None or connection.protocol == OTHER:
+                self._leave_out(first + begin, first + stop)
+            elif len(rows):
+                self.datagrams.setdefault(connection.protocol, []).append((connection, rows))
+
+    def _recognise_datagrams(self, connection: Connection, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Look at the first few; those from the one that is recognised on."""
+        own = self.segments
+        for index, row in enumerate(rows.tolist()):
+            if not self.choice.auto or connection.tries == MOST_DATAGRAMS:
+                connection.protocol = OTHER
+                break
+            connection.tries += 1
+            head = own.data[own.start[row] : own.start[row] + own.kept[row]].tobytes()
+            found = recognise(head, Direction.DGRAM, "udp")
+            if found is not None:
+                connection.protocol = found
+                return rows[index:]
+        return rows[:0]
+
+    def _leave_out(self, first: int, last: int) -> None:
+        rows = self.flows.order[first:last]
+        self.counts.other_packets += len(rows)
+        self.counts.other_bytes += int(self.segments.size[rows].sum())
