@@ -98,6 +98,8 @@ def test_every_command_of_the_page_runs_and_shows_what_the_page_says(page: Path,
                 file.write(block.text)
     if "demo-data/" in text:
         make_journal(tmp_path)
+    if "demo-data/captures" in text:
+        make_captures(tmp_path / "demo-data" / "captures")
     steps = [
         COMMAND.fullmatch(step)
         for block in found
@@ -143,6 +145,8 @@ def test_every_program_of_the_page_runs(page: Path, number: int, tmp_path: Path)
     text, expected = programs(page, with_free_ports(page.read_text()))[number]
     if "demo-data/" in text:
         make_journal(tmp_path)
+    if "demo-data/captures" in text:
+        make_captures(tmp_path / "demo-data" / "captures")
     program = tmp_path / "program.py"
     program.write_text(text)
     done = subprocess.run(
@@ -151,6 +155,24 @@ def test_every_program_of_the_page_runs(page: Path, number: int, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     if expected is not None:
         assert matches(expected, done.stdout), f"shown:\n{done.stdout}"
+
+
+def make_captures(folder: Path) -> None:
+    """Two captures of a rotation: one connection of ours, which ends inside a frame, and some other traffic."""
+    from tests.captures import writing
+    from tests.captures.conversations import Wire
+    from wireloom.protocols.hsp import frames
+
+    wire = Wire().open()
+    for number in range(40):
+        wire.say(0, frames.encode(frames.Data(7, b"%d" % number)))
+    wire.say(0, b"\0\0\7").close()
+    other = Wire(server="10.0.0.9:80", time_ns=wire.packets[5].time_ns).open()
+    other.say(0, b"something else").close()
+    packets = sorted([*wire.packets, *other.packets], key=lambda packet: packet.time_ns)
+    folder.mkdir(parents=True)
+    for number, part in enumerate((packets[:25], packets[25:]), 1):
+        (folder / f"port-5042-{number:05d}.pcapng").write_bytes(writing.pcapng(part))
 
 
 def make_journal(folder: Path) -> None:

@@ -237,6 +237,7 @@ def test_other_traffic_is_counted_and_left_out(tmp_path: Path) -> None:
     found = read_files([path], reader)
     assert not found.messages and not found.rejects and not found.events
     assert reader.counts.other_bytes == len(request) + 19 + 900 + 517
+    assert reader.counts.other_packets == reader.counts.packets == len(web.packets + secret.packets)
 
 
 def test_a_second_reading_gives_the_same_rows(tmp_path: Path) -> None:

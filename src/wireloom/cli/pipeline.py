@@ -15,14 +15,21 @@ from wireloom.model import ConfigError
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands of the pipeline to the command line."""
-    pipeline = subparsers.add_parser("pipeline", help="read journals into tables")
+    pipeline = subparsers.add_parser("pipeline", help="read journals and captures into tables")
     actions = pipeline.add_subparsers(required=True, metavar="ACTION")
     run = actions.add_parser(
         "run",
-        help="read journals into the tables of a warehouse",
+        help="read journals and captures into the tables of a warehouse",
         epilog="example: wireloom pipeline run --input data/journal --warehouse data/warehouse --once",
     )
-    run.add_argument("--input", action="append", required=True, metavar="DIR", help="a journal; may be repeated")
+    run.add_argument(
+        "--input",
+        action="extend",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="a journal, or captures: files, folders, patterns; may be repeated",
+    )
     run.add_argument("--warehouse", required=True, metavar="DIR", help="where the tables are, or will be")
     mode = run.add_mutually_exclusive_group(required=True)
     mode.add_argument("--once", action="store_true", help="read what is there, then end")
@@ -33,6 +40,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     run.add_argument("--max-bytes", default="512m", metavar="SIZE", help="read at most this much a batch")
     run.add_argument("--trust", metavar="FILE", help="a trust file: check signatures with the keys in it")
     run.add_argument("--only-messages", action="store_true", help="write messages and rejects, and no other table")
+    run.add_argument(
+        "--ports", default="", metavar="LIST", help="captures: further ports, such as hsp=7000,yamp+ws=8080"
+    )
+    run.add_argument("--no-auto", action="store_true", help="captures: go by ports only, do not recognise protocols")
+    run.add_argument(
+        "--idle", default="600", metavar="SECONDS", help="captures: silence that ends a connection (default 600)"
+    )
     run.set_defaults(run=run_pipeline)
     compact = actions.add_parser(
         "compact",
@@ -72,7 +86,12 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
     from wireloom.pipeline.run import Pipeline
 
     progress = Progress()
-    options = {"maxBytesPerTrigger": arguments.max_bytes}
+    options = {
+        "maxBytesPerTrigger": arguments.max_bytes,
+        "ports": arguments.ports,
+        "auto": "false" if arguments.no_auto else "true",
+        "idle": arguments.idle,
+    }
     if arguments.trust:
         options["trust"] = arguments.trust
     pipeline = Pipeline(
@@ -96,6 +115,8 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
     progress.end(
         summary, {name: each.rows for name, each in describe(arguments.warehouse).items()}, arguments.warehouse
     )
+    if summary.left_out:
+        progress.note(f"{summary.left_out:,} packets of other traffic were left out")
     return 0
 
 

@@ -16,6 +16,7 @@ from wireloom.pipeline import tables
 from wireloom.pipeline.schemas import (
     EXCHANGES,
     FINDINGS,
+    LEFT_OUT,
     MESSAGES,
     NODES,
     REJECTS,
@@ -75,7 +76,7 @@ class BatchCommit:
 
         state = tables.open_table(self.warehouse.folder(STATE))
         if tables.has_batch(state, self.query, self.number):
-            return dict.fromkeys(TABLES, 0)
+            return dict.fromkeys((*TABLES, LEFT_OUT), 0)
         decoded = self.workers.decode()
         for table in (MESSAGES, REJECTS):
             self._commit(tables.open_table(self.warehouse.folder(table)), table, decoded)
@@ -91,7 +92,7 @@ class BatchCommit:
             path.unlink(missing_ok=True)
         self.files = sum(r.file.rows for r in decoded if r.table == INPUT)
         self.bytes = sum(r.file.size for r in decoded if r.table == INPUT)
-        return {name: sum(r.file.rows for r in decoded if r.table == name) for name in TABLES}
+        return {name: sum(r.file.rows for r in decoded if r.table == name) for name in (*TABLES, LEFT_OUT)}
 
     def _join(
         self, decoded: Sequence[Report], carried: Sequence[tables.WrittenFile], before: int, watermark: int

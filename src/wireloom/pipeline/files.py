@@ -23,6 +23,7 @@ from wireloom.pipeline.options import Options
 from wireloom.pipeline.schemas import (
     EXCHANGES,
     FINDINGS,
+    LEFT_OUT,
     MESSAGES,
     REJECTS,
     Column,
@@ -30,7 +31,7 @@ from wireloom.pipeline.schemas import (
     arrow_schema,
     spark_schema,
 )
-from wireloom.pipeline.source import JournalStreamReader, decoded_parts, input_of, partitions
+from wireloom.pipeline.source import FlowGroup, JournalStreamReader, decoded_parts, input_of, partitions
 from wireloom.pipeline.tables import WrittenFile, write_rows
 
 if TYPE_CHECKING:
@@ -116,6 +117,9 @@ class DecodingReader(JournalStreamReader):
             yield from write_decoded(Path(self.warehouse), found, only_messages=self.only_messages)
         files, size = input_of(partition)
         yield report(INPUT, WrittenFile("", files, size, {}))
+        if isinstance(partition, FlowGroup) and partition.counts.other_packets:
+            counts = partition.counts
+            yield report(LEFT_OUT, WrittenFile("", counts.other_packets, counts.other_bytes, {}))
 
 
 def in_portions(parts: Iterable[tuple[Range, DecodedRange]]) -> Iterator[list[tuple[Range, DecodedRange]]]:

@@ -16,7 +16,7 @@ from wireloom.pipeline import planning
 from wireloom.pipeline.batch import BatchCommit, PipelineFailed
 from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.options import Options
-from wireloom.pipeline.schemas import MESSAGES, REJECTS
+from wireloom.pipeline.schemas import LEFT_OUT, MESSAGES, REJECTS
 from wireloom.pipeline.warehouse import Warehouse, write_json
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Batch:
     """How many bytes of the input it read."""
     bytes_left: int = 0
     """How many bytes of the input were not read yet when it was done."""
+    left_out: int = 0
+    """Packets in captures that belong to no connection of ours."""
 
 
 @dataclass(slots=True)
@@ -51,12 +53,14 @@ class Summary:
     messages: int = 0
     rejects: int = 0
     seconds: float = 0.0
+    left_out: int = 0
 
     def add(self, batch: Batch) -> None:
         """Count a batch in."""
         self.batches += 1
         self.messages += batch.messages
         self.rejects += batch.rejects
+        self.left_out += batch.left_out
 
 
 class Pipeline:
@@ -168,7 +172,7 @@ class Pipeline:
                 self.warehouse.tidy()
             batch = Batch(
                 number, done[MESSAGES.name], done[REJECTS.name], time.monotonic() - began, work.files, work.bytes,
-                bytes_left(self.inputs, self.warehouse.offsets(number)) if self._report else 0,
+                bytes_left(self.inputs, self.warehouse.offsets(number)) if self._report else 0, done[LEFT_OUT],
             )  # fmt: skip
             self.summary.add(batch)
         if self._report is not None:

@@ -212,6 +212,9 @@ STATE = Table(
 TABLES = {table.name: table for table in (MESSAGES, REJECTS, EXCHANGES, SESSIONS, TRAFFIC, FINDINGS, NODES)}
 """The tables for users, by name."""
 
+LEFT_OUT = "_left_out"
+"""Reported in place of a table: packets, as rows, and bytes of connections in captures that are none of ours."""
+
 KEPT_BYTES = 4096
 """So many bytes of a reject are kept in the table."""
 

@@ -21,6 +21,7 @@ from wireloom.model import ConfigError
 from wireloom.pipeline import planning
 from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.captures.planning import StateFolder
+from wireloom.pipeline.captures.walking import Counts
 from wireloom.pipeline.options import CaptureOptions, Options
 from wireloom.pipeline.planning import Offsets, Range
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, spark_schema
@@ -56,6 +57,8 @@ class FlowGroup(InputPartition):
         self.files = files
         self.group, self.groups = group, groups
         self.known, self.rest = known, rest
+        self.counts = Counts()
+        """What was seen so far, for whoever reads it."""
 
     def decode(self, options: CaptureOptions, trust: str) -> Iterator[tuple[Range, DecodedRange]]:
         """The rows, in pieces."""
@@ -64,6 +67,7 @@ class FlowGroup(InputPartition):
         from wireloom.pipeline.captures.reading import read_captures
 
         reader = CaptureReader(options.choice, idle_s=options.idle_s, group=self.group, groups=self.groups, trust=trust)
+        self.counts = reader.counts
         if self.known is not None:
             reader.thaw(load_state(self.known))
         whole = Range(self.files[0][0], 0, sum(size - known for _, known, size in self.files))

@@ -26,8 +26,8 @@ def assemble(walk: Walk, report: Report) -> list[Part]:
     touched = touched[[_wants(walk, int(number)) for number in touched]] if len(touched) else touched
     keeps = np.isin(stream, touched)
     if not keeps.all():
-        walk.counts.other_packets += int((~keeps).sum())
-        walk.counts.other_bytes += int(size[~keeps].sum())
+        for number, count in zip(*_sums(stream[~keeps], size[~keeps]), strict=True):
+            walk.halves[number][1].seen += count
         pieces = pieces[keeps]
         stream, kind, place, size, packet, time_us = pieces.T
     first = np.searchsorted(stream, touched)
@@ -72,6 +72,12 @@ def assemble(walk: Walk, report: Report) -> list[Part]:
         half.seen += int(sizes[begin:stop].sum())
         parts.append(part)
     return parts
+
+
+def _sums(stream: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """Streams, and how many bytes of each there are."""
+    numbers, where = np.unique(stream, return_inverse=True)
+    return numbers.tolist(), np.bincount(where, weights=size, minlength=len(numbers)).astype(np.int64).tolist()
 
 
 def _undecided(walk: Walk, streams: NDArray[np.int64]) -> NDArray[np.int64]:

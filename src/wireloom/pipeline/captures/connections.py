@@ -91,6 +91,8 @@ class Connection:
     closed_told: bool = False
     tries: int = 0
     """Datagrams that were looked at."""
+    packets: int = 0
+    """Packets that were not counted yet as other traffic, should they turn out to be that."""
 
     @classmethod
     def new(cls, key: FlowKey) -> Connection:

@@ -7,11 +7,11 @@ from functools import cache
 import numpy as np
 
 from wireloom.model import Direction
-from wireloom.pipeline.captures.connections import OTHER, WAIT, Connection, Refused
+from wireloom.pipeline.captures.connections import OTHER, WAIT, Refused
 from wireloom.pipeline.captures.rows import Rows, Speaker
 from wireloom.pipeline.captures.streams import TRUNCATED, Part
 from wireloom.pipeline.captures.trace import Trace
-from wireloom.pipeline.captures.walking import Counts, Walk
+from wireloom.pipeline.captures.walking import Walk
 from wireloom.pipeline.schemas import KEPT_BYTES
 from wireloom.protocols.columns import ColumnDecoder, Reject, Spans, Stream
 from wireloom.protocols.contract import Framing, Settings
@@ -24,14 +24,14 @@ def _decoder(name: str) -> tuple[ColumnDecoder, Settings]:
     return found.columns(), found.lenient()
 
 
-def decode_parts(parts: list[Part], rows_out: Rows, counts: Counts) -> None:
+def decode_parts(parts: list[Part], rows_out: Rows) -> None:
     """Go from gap to gap, all streams of one protocol at a time."""
     left = []
     for part in parts:
         if part.connection.protocol is None:
             part.keep()
         elif part.connection.protocol == OTHER:
-            _drop(part.connection, counts)
+            part.connection.forget()
         elif part.half.mode == WAIT:
             part.keep()
         else:
@@ -45,13 +45,6 @@ def decode_parts(parts: list[Part], rows_out: Rows, counts: Counts) -> None:
         for name, found in spans.items():
             _decode_spans(name, found, rows_out)
         left = [part for part in left if part.close_stretch()]
-
-
-def _drop(connection: Connection, counts: Counts) -> None:
-    """A connection turned out to be none of ours."""
-    if not connection.halves[0].over:
-        counts.other_bytes += sum(half.seen for half in connection.halves)
-        connection.forget()
 
 
 def _decode_spans(name: str, found: list[tuple[Part, tuple[int, int]]], rows_out: Rows) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wireloom.pipeline.captures import state, tcp
+from wireloom.pipeline.captures import headers, state, tcp
 from wireloom.pipeline.captures.assembling import assemble
 from wireloom.pipeline.captures.choosing import IDLE_S, Choice
 from wireloom.pipeline.captures.connections import OTHER, Connection
@@ -55,6 +55,8 @@ class CaptureReader:
     def feed(self, segments: Segments) -> DecodedRange:
         """Take packets in the order of capture."""
         self.counts.packets += len(segments)
+        if not self.group:
+            self.counts.other_packets += int((segments.protocol == headers.OTHER).sum())
         if len(segments):
             self.latest_us = max(self.latest_us, int(segments.time_us.max()))
         walk = self._walk(segments)
@@ -92,7 +94,7 @@ class CaptureReader:
         rows = Rows(self.files, Audited(self.trust))
         parts = assemble(walk, rows.reject)
         decide(parts, auto=self.choice.auto)
-        decode_parts(parts, rows, self.counts)
+        decode_parts(parts, rows)
         for name in walk.datagrams:
             decode_datagrams(walk, name, rows)
         _tell(walk, rows)
@@ -104,6 +106,8 @@ def _tell(walk: Walk, rows: Rows) -> None:
     touched = {id(c): c for c, _ in walk.halves}
     touched.update({id(c): c for found in walk.datagrams.values() for c, _ in found})
     for connection in touched.values():
+        if connection.protocol == OTHER:
+            walk.counts.add_other(connection)
         if connection.protocol in (None, OTHER) or not connection.id:
             continue
         if not connection.opened_told:

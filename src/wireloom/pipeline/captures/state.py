@@ -18,7 +18,7 @@ from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.websocket import Unwrapping
 
 VERSION = 1
-_CONNECTION = ("id", "protocol", "wrapping", "client", "opened_told", "closed_told", "tries")
+_CONNECTION = ("id", "protocol", "wrapping", "client", "opened_told", "closed_told", "tries", "packets")
 _HALF = ("mode", "carry", "overhead", "state", "count", "tried", "seen", "over")
 
 

@@ -31,6 +31,14 @@ class Counts:
     """Payload of connections that are none of ours."""
     lost_fragments: int = 0
 
+    def add_other(self, connection: Connection) -> None:
+        """Count what was seen of a connection that is none of ours."""
+        self.other_packets += connection.packets
+        self.other_bytes += sum(half.seen for half in connection.halves)
+        connection.packets = 0
+        for half in connection.halves:
+            half.seen = 0
+
 
 class Walk:
     """What the packets of one part of a capture are to connections.
@@ -96,6 +104,7 @@ class Walk:
             if not connection.id and connection.numbers[tcp.FIRST] >= 0:
                 self._identify(connection)
             self._note_ends(connection)
+            connection.packets += int(stopped) - first
             first = int(stopped)
             if why == tcp.FULL:
                 self.pieces = np.concatenate([self.pieces, tcp.room(last - first)])
