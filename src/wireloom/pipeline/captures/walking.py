@@ -128,7 +128,7 @@ class Walk:
 
     def _identify(self, connection: Connection) -> None:
         """Who is the client, what id the connection has, what it speaks by its port."""
-        transport = TCP if connection.key[0] == TCP else UDP
+        transport = UDP if connection.key[0] == UDP else TCP
         ports = (connection.key[2], connection.key[4])
         client = int(connection.numbers[tcp.CLIENT])
         if client < 0:
