@@ -5,7 +5,7 @@
   Whatever is still running in the background at the end of the page is ended.
 - A block with a title, such as `toml title="hub.toml"`, is a file in that folder; blocks with the same title follow each other in it.
 - A block marked `python` without a title is run as a program; if a block marked `text` follows it at once, that is its expected output.
-- Ports on 127.0.0.1 are replaced by free ones, each by the same one all over the page; port 0 stays.
+- Ports on 127.0.0.1 and localhost are replaced by free ones, each by the same one all over the page; port 0 stays.
 - Where a page speaks of `demo-data/` there is a small journal in that folder.
 
 Blocks marked `sh` are not run.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PORT = re.compile(r"((?:127\.0\.0\.1|localhost):|c2s_ports = \{ )(\d+)")
 COMMAND = re.compile(r"((?:[^\n]*\\\n)*[^\n]*)\n(.*)", re.DOTALL)
 BIN = Path(sys.executable).parent
 
@@ -46,7 +48,7 @@ def blocks(page: Path, text: str | None = None) -> list[Block]:
 
 def with_free_ports(text: str) -> str:
     """The page with free ports in place of those it names."""
-    ports = sorted({port for port in re.findall(r"127\.0\.0\.1:(\d+)", text) if port != "0"})
+    ports = sorted({port for _, port in PORT.findall(text) if port != "0"})
     held = [socket.socket() for _ in ports]
     try:
         for sock in held:
@@ -55,7 +57,7 @@ def with_free_ports(text: str) -> str:
     finally:
         for sock in held:
             sock.close()
-    return re.sub(r"127\.0\.0\.1:(\d+)", lambda found: f"127.0.0.1:{free.get(found[1], '0')}", text)
+    return PORT.sub(lambda found: found[1] + free.get(found[2], "0"), text)
 
 
 def environment() -> dict[str, str]:
@@ -80,8 +82,15 @@ def uses_spark(text: str) -> bool:
     return "start_session" in text or "pipeline run" in text
 
 
+def marks_of(text: str) -> list[pytest.MarkDecorator]:
+    marks = [pytest.mark.spark] if uses_spark(text) else []
+    if "$ prosody " in text and shutil.which("prosody") is None:
+        marks.append(pytest.mark.skip("prosody is not installed: apt-get install prosody"))
+    return marks
+
+
 SESSIONS = [
-    pytest.param(page, id=name_of(page), marks=[pytest.mark.spark] if uses_spark(page.read_text()) else [])
+    pytest.param(page, id=name_of(page), marks=marks_of(page.read_text()))
     for page in PAGES
     if any(block.kind == "console" for block in blocks(page))
 ]

@@ -20,9 +20,9 @@ run_as_root = true
 daemonize = false
 pidfile = "{folder}/prosody.pid"
 data_path = "{folder}/data"
-plugin_paths = {{}}
+plugin_paths = {{ "{folder}/plugins" }}
 certificates = "{folder}"
-modules_enabled = {{ "roster", "saslauth", "tls", "disco", "ping" }}
+modules_enabled = {{ "roster", "saslauth", "tls", "disco", "ping"{plugins} }}
 modules_disabled = {{ "s2s", "s2s_auth_certs" }}
 authentication = "internal_plain"
 storage = "internal"
@@ -33,6 +33,14 @@ c2s_stanza_size_limit = {limit}
 log = {{ info = "{folder}/prosody.log" }}
 VirtualHost "localhost"
     ssl = {{ key = "{key}", certificate = "{certificate}" }}
+"""
+LIMITS = """
+-- What newer versions of prosody say by themselves (XEP-0478).
+local limit = module:get_option_number("c2s_stanza_size_limit")
+module:hook("stream-features", function (event)
+    event.features:tag("limits", { xmlns = "urn:xmpp:stream-limits:0" })
+        :text_tag("max-bytes", string.format("%d", limit)):up()
+end)
 """
 MISSING = "prosody is not installed: apt-get install prosody"
 
@@ -86,8 +94,10 @@ class Prosody:
 
 
 @contextmanager
-def prosody(folder: Path, *, limit: int = 262144, encryption: bool = True) -> Iterator[Prosody]:
-    """A server that runs; its files are in the folder."""
+def prosody(
+    folder: Path, *, limit: int = 262144, encryption: bool = True, tells_limit: bool = False
+) -> Iterator[Prosody]:
+    """A server that runs; its files are in the folder. It keeps to its limit of stanzas whether it tells it or not."""
     authority = Authority(folder)
     certificate, key = authority.issue("localhost")
     accounts = folder / "data" / "localhost" / "accounts"
@@ -95,13 +105,21 @@ def prosody(folder: Path, *, limit: int = 262144, encryption: bool = True) -> It
     for name, password in ACCOUNTS.items():
         (accounts / f"{name}.dat").write_text(f'return {{ ["password"] = "{password}"; }};\n')
         (folder / f"{name}.password").write_text(password + "\n")
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "mod_stream_limits.lua").write_text(LIMITS)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     config = folder / "prosody.cfg.lua"
     config.write_text(
         CONFIG.format(
-            folder=folder, port=port, key=key, certificate=certificate, limit=limit, encryption=str(encryption).lower()
+            folder=folder,
+            port=port,
+            key=key,
+            certificate=certificate,
+            limit=limit,
+            encryption=str(encryption).lower(),
+            plugins=', "stream_limits"' if tells_limit else "",
         )
     )
     server = Prosody(folder, port, authority.path, config)

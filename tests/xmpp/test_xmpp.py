@@ -224,16 +224,39 @@ async def test_urls_that_make_no_sense_are_told(url: str, monkeypatch: pytest.Mo
 
 
 async def test_the_stanza_size_limit_of_the_server_is_kept_by_splitting(tmp_path: Path) -> None:
-    with prosody(tmp_path, limit=10_000) as server:
-        small = {"split": 5000, "gzip_from": 0}
-        listening = wireloom.serve(server.url("bob", "x"), Components(Everything()), settings=small, tls=server.tls)
+    """The server tells its limit, closes the stream of whoever breaks it, and nobody set anything."""
+    settings = {"gzip_from": 0}
+    with prosody(tmp_path, limit=12_000, tells_limit=True) as server:
         url = server.url("alice", "bob@localhost/x")
-        async with listening:
-            async with wireloom.connect(url, settings=small, tls=server.tls) as peer:
-                assert await peer.call("Test", "Echo", NOISE[:50_000]) == NOISE[:50_000]
-            async with wireloom.connect(url, settings={"gzip_from": 0}, tls=server.tls, reconnect=False) as peer:
+        async with (
+            wireloom.serve(server.url("bob", "x"), Components(Everything()), settings=settings, tls=server.tls),
+            wireloom.connect(url, settings=settings, tls=server.tls, reconnect=False) as peer,
+        ):
+            assert 11_000 < peer.pipe.max_write < 12_000
+            async with peer.messages() as stream:
+                assert await peer.call("Test", "Echo", NOISE[:60_000]) == NOISE[:60_000]
+                answer = await anext(stream)
+                while answer.kind is not Kind.RESPONSE:
+                    answer = await anext(stream)
+            assert int(answer.attributes["fragment_count"]) > 6
+
+
+async def test_a_limit_that_the_server_does_not_tell_is_learned_from_its_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wireloom.transports.xmpp.RETRY", (0.1,))
+    monkeypatch.setattr("wireloom.transports.xmpp._STRICT", set())
+    settings = {"gzip_from": 0}
+    with prosody(tmp_path, limit=10_000) as server:
+        url = server.url("alice", "bob@localhost/x")
+        async with wireloom.serve(server.url("bob", "x"), Components(Everything()), settings=settings, tls=server.tls):
+            async with wireloom.connect(url, settings=settings, tls=server.tls, reconnect=False) as peer:
+                assert peer.pipe.max_write == 0
                 with pytest.raises(PeerClosed, match="policy-violation"):
                     await peer.call("Test", "Echo", NOISE[:50_000])
+            async with wireloom.connect(url, settings=settings, tls=server.tls, reconnect=False) as peer:
+                assert 9_000 < peer.pipe.max_write < 10_000
+                assert await peer.call("Test", "Echo", NOISE[:50_000]) == NOISE[:50_000]
 
 
 async def test_both_ends_come_back_after_the_server_was_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,9 +49,15 @@ IDLE = 3600.0
 """Seconds after which a listener forgets an address that says nothing; not every peer says goodbye."""
 RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds between a listener's attempts to reach its server again."""
+SMALLEST_LIMIT = 10_000
+"""Bytes of a stanza that every server must take (RFC 6120, 13.12)."""
 _LAST_WORDS = 2.0
 _SHELL = 256
 """Bytes of a stanza beside its body and addresses, with room to spare."""
+
+
+_STRICT: set[str] = set()
+"""Servers that did not say how small their limit is, and closed a stream because of it."""
 
 
 class XMPPPipe(Pipe):
@@ -66,7 +72,7 @@ class XMPPPipe(Pipe):
         self.peername, self.sockname = str(to), str(account.stream.boundjid.full)
         self.tls = account.tls_of(to)
         self.identities = (f"xmpp:{to.bare}",)
-        limit = account.stream.limits.max_bytes
+        limit = account.stanza_limit
         self.max_write = 0 if limit is None else max(limit - _SHELL - 2 * len(str(to)), 1)
         self._reading = True
         self._held: deque[bytes] = deque()
@@ -192,6 +198,8 @@ class _Account:
         self._leaving = False
         self._reason = ""
         self._full = False
+        self._largest = 0
+        """Characters of the largest stanza sent since the login."""
         self.stream: Any = None
 
     async def login(self, password: str) -> None:
@@ -206,6 +214,7 @@ class _Account:
             stream.plugin["feature_mechanisms"].unencrypted_scram = True
         stream.roster.auto_authorize = False
         stream.roster.auto_subscribe = False
+        self._largest = 0
         up = self._up = self.loop.create_future()
         stream.add_event_handler("session_start", self._started)
         stream.add_event_handler("failed_all_auth", lambda _: self._failed("the server refused user name or password"))
@@ -247,8 +256,16 @@ class _Account:
         if self._up is not None and not self._up.done():
             self._up.set_exception(ConnectionError(f"XMPP server {self.jid.domain}: {why}"))
 
+    @property
+    def stanza_limit(self) -> int | None:
+        """The most bytes of a stanza, as the server says or as it has shown; None: nobody knows of one."""
+        stated: int | None = self.stream.limits.max_bytes
+        return SMALLEST_LIMIT if stated is None and self.jid.domain in _STRICT else stated
+
     def _stream_error(self, error: Any) -> None:
         self._reason = f"{error['condition']} {error['text']}".strip()
+        if error["condition"] == "policy-violation" and self._largest > SMALLEST_LIMIT:
+            _STRICT.add(self.jid.domain)
         self._failed(self._reason)
 
     def _disconnected(self, why: object) -> None:
@@ -320,6 +337,7 @@ class _Account:
     def send(self, stanza: str) -> None:
         """Send a stanza, if there is still a way."""
         if self.stream.transport is not None:
+            self._largest = max(self._largest, len(stanza))
             self.stream.send_raw(stanza)
 
     def check_pressure(self) -> None:
