@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -179,6 +178,8 @@ def write_decoded(
 
 def write_table(warehouse: Path, table: Table, rows: pa.Table, *, held: bool = False) -> Iterator[pa.RecordBatch]:
     """Write rows of a table, each partition into a file of its own; yield a report a file."""
+    import pyarrow.compute as pc
+
     if not rows.num_rows:
         return
     stored = rows.select([column.name for column in table.stored])
@@ -194,6 +195,8 @@ def write_table(warehouse: Path, table: Table, rows: pa.Table, *, held: bool = F
 
 def _partitions(rows: pa.Table, names: tuple[str, ...]) -> Iterator[tuple[dict[str, str], pa.Array | None]]:
     """The partitions that some rows fall into, and which rows: None for all of them."""
+    import pyarrow.compute as pc
+
     bounds = [pc.min_max(rows[name]).as_py() for name in names]
     if all(bound["min"] == bound["max"] for bound in bounds):
         yield {n: tables.partition_text(b["min"]) for n, b in zip(names, bounds, strict=True)}, None

@@ -8,8 +8,8 @@ the pipeline; numpy is needed here, pyarrow only when Arrow columns are asked fo
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numba
@@ -177,6 +177,39 @@ class SlowColumns(ColumnDecoder):
             consumed=consumed,
             state=[stream.state for stream in spans.streams],
         )
+
+
+def in_parts(decode: Callable[[Spans], Columns], spans: Spans, part: NDArray[np.int64]) -> Columns:
+    """Decode spans in several calls, for streams that need different settings: `part` says which call each is for."""
+    import pyarrow as pa
+
+    found = []
+    for number in np.unique(part).tolist():
+        chosen = np.flatnonzero(part == number)
+        own = Spans(spans.data, spans.start[chosen], spans.end[chosen], spans.stream[chosen], spans.streams)
+        found.append((chosen, decode(own)))
+    span = np.concatenate([chosen[columns.span] for chosen, columns in found]).astype(np.int32)
+    order = np.argsort(span, kind="stable")
+    consumed = np.empty(len(spans.start), np.int64)
+    for chosen, columns in found:
+        consumed[chosen] = columns.consumed
+    state = [
+        next((c.state[number] for _, c in found if c.state[number] != stream.state), stream.state)
+        for number, stream in enumerate(spans.streams)
+    ]
+    arrays = {
+        name: np.concatenate([getattr(columns, name) for _, columns in found])[order]
+        for name in ("offset", "size", "kind")
+    }
+    arrays |= {
+        name: pa.concat_arrays([getattr(columns, name) for _, columns in found]).take(pa.array(order))
+        for name in (
+            "topic", "message_id", "correlation_id", "status", "content_type", "body", "attributes", "authenticity",
+        )
+    }  # fmt: skip
+    rejects = [replace(reject, span=int(chosen[reject.span])) for chosen, c in found for reject in c.rejects]
+    rejects.sort(key=lambda reject: reject.span)
+    return Columns(span=span[order], rejects=rejects, consumed=consumed, state=state, **arrays)
 
 
 @numba.njit(cache=True, nogil=True)

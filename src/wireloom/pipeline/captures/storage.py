@@ -18,11 +18,12 @@ from typing import IO, TYPE_CHECKING, cast
 import numpy as np
 
 from wireloom.model import ConfigError
-from wireloom.pipeline.captures.packets import Packets, PacketScanner
 from wireloom.pipeline.captures.plain import Damage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from wireloom.pipeline.captures.packets import Packets, PacketScanner
 
 SUFFIXES = (".pcap", ".pcapng", ".cap", ".ntar")
 PACKED_SUFFIXES = (".gz", ".zst")
@@ -128,7 +129,7 @@ class Capture:
 
     def _mapped(self, mapped: mmap.mmap) -> Iterator[tuple[Packets, int]]:
         data = np.frombuffer(mapped, np.uint8)[: self.limit]
-        scanner, at = PacketScanner(), 0
+        scanner, at = _new_scanner(), 0
         while at < len(data) and scanner.damage is None:
             packets, at = scanner.scan(data, at, min(at + PIECE, len(data)), final=True)
             yield packets, 0
@@ -136,7 +137,7 @@ class Capture:
             self._damaged(scanner.damage, data, 0, len(data))
 
     def _in_pieces(self, file: IO[bytes]) -> Iterator[tuple[Packets, int]]:
-        scanner, rest, base, final = PacketScanner(), b"", 0, False
+        scanner, rest, base, final = _new_scanner(), b"", 0, False
         data = np.zeros(0, np.uint8)
         broken: str | None = None
         while not final and scanner.damage is None:
@@ -230,3 +231,10 @@ def _zstd_error() -> type[Exception]:
     except ImportError:
         return EOFError
     return cast(type[Exception], zstandard.ZstdError)
+
+
+def _new_scanner() -> PacketScanner:
+    # Whoever only lists captures need not load the kernels.
+    from wireloom.pipeline.captures.packets import PacketScanner
+
+    return PacketScanner()

@@ -27,13 +27,14 @@ from wireloom.protocols.columns import (
     Spans,
     Stream,
     gather,
+    in_parts,
 )
 from wireloom.protocols.contract import Settings
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.extensions import Hub, RequestResponse, encode_hub, encode_request_response
 from wireloom.protocols.emp.frames import Block, Extension, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import DONE, to_message
-from wireloom.protocols.emp.settings import EmpSettings
+from wireloom.protocols.emp.settings import EmpSettings, for_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -236,40 +237,52 @@ class EmpColumns(ColumnDecoder):
         self.decode(Spans.whole(sample, Stream(Direction.C2S)), EmpSettings())
 
     def decode(self, spans: Spans, settings: Settings) -> Columns:
-        """All messages of all spans."""
-        import pyarrow as pa
+        """All messages of all spans, whatever the size mode of their connections."""
+        own = [for_numbers(cast(EmpSettings, settings), stream.topics) for stream in spans.streams]
+        modes = list(dict.fromkeys(own))
+        if len(modes) < 2:
+            return _decode(spans, modes[0] if modes else cast(EmpSettings, settings))
+        of_stream = np.array([modes.index(each) for each in own])
+        # One part a mode; a part's spans all have the same settings.
+        parts = of_stream[spans.stream]
+        return in_parts(lambda some: _decode(some, own[int(some.stream[0])]), spans, parts)
 
-        found = _scan(spans, cast(EmpSettings, settings))
-        rows, deep, messages = found.rows, found.deep, found.messages
-        kind = rows[_KIND].astype(np.uint8)
-        kind[deep] = [KIND_CODES[message.kind] for message in messages]
-        plain = np.ones(len(kind), np.bool_)
-        plain[deep] = False
-        numbers = rows[_ID].view(np.uint64)
-        status = pa.array(np.zeros(len(kind), np.int8), mask=~(plain & (kind == _RESPONSE)))
-        return Columns(
-            span=rows[_SPAN].astype(np.int32),
-            offset=rows[_OFFSET].copy(),
-            size=rows[_SIZE].copy(),
-            kind=kind,
-            topic=_patched(_texts(spans.data, rows[_TOPIC], rows[_TOPIC_SIZE]), plain, [m.topic for m in messages]),
-            message_id=_patched(
-                pa.array(numbers, mask=kind != _REQUEST).cast(pa.string()), plain, [m.id for m in messages]
-            ),
-            correlation_id=_patched(
-                pa.array(numbers, mask=kind != _RESPONSE).cast(pa.string()), plain, [m.correlation_id for m in messages]
-            ),
-            status=_patched(pa.array([DONE], pa.string()).take(status), plain, [m.status for m in messages]),
-            content_type=_patched(
-                _texts(spans.data, rows[_CONTENT], rows[_CONTENT_SIZE]), plain, [m.content_type for m in messages]
-            ),
-            body=_bodies(spans.data, rows, plain, [m.body for m in messages]),
-            attributes=_attributes(plain, messages),
-            authenticity=pa.repeat(pa.scalar("none"), len(kind)),
-            rejects=found.rejects,
-            consumed=found.consumed,
-            state=[stream.state for stream in spans.streams],
-        )
+
+def _decode(spans: Spans, settings: EmpSettings) -> Columns:
+    """All messages of spans that share their settings."""
+    import pyarrow as pa
+
+    found = _scan(spans, settings)
+    rows, deep, messages = found.rows, found.deep, found.messages
+    kind = rows[_KIND].astype(np.uint8)
+    kind[deep] = [KIND_CODES[message.kind] for message in messages]
+    plain = np.ones(len(kind), np.bool_)
+    plain[deep] = False
+    numbers = rows[_ID].view(np.uint64)
+    status = pa.array(np.zeros(len(kind), np.int8), mask=~(plain & (kind == _RESPONSE)))
+    return Columns(
+        span=rows[_SPAN].astype(np.int32),
+        offset=rows[_OFFSET].copy(),
+        size=rows[_SIZE].copy(),
+        kind=kind,
+        topic=_patched(_texts(spans.data, rows[_TOPIC], rows[_TOPIC_SIZE]), plain, [m.topic for m in messages]),
+        message_id=_patched(
+            pa.array(numbers, mask=kind != _REQUEST).cast(pa.string()), plain, [m.id for m in messages]
+        ),
+        correlation_id=_patched(
+            pa.array(numbers, mask=kind != _RESPONSE).cast(pa.string()), plain, [m.correlation_id for m in messages]
+        ),
+        status=_patched(pa.array([DONE], pa.string()).take(status), plain, [m.status for m in messages]),
+        content_type=_patched(
+            _texts(spans.data, rows[_CONTENT], rows[_CONTENT_SIZE]), plain, [m.content_type for m in messages]
+        ),
+        body=_bodies(spans.data, rows, plain, [m.body for m in messages]),
+        attributes=_attributes(plain, messages),
+        authenticity=pa.repeat(pa.scalar("none"), len(kind)),
+        rejects=found.rejects,
+        consumed=found.consumed,
+        state=[stream.state for stream in spans.streams],
+    )
 
 
 def _scan(spans: Spans, settings: EmpSettings) -> _Scan:

@@ -11,7 +11,7 @@ from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.conversation import CONVERSATION
 from wireloom.protocols.emp.messages import EmpDecoder, to_frame
-from wireloom.protocols.emp.settings import EmpSettings
+from wireloom.protocols.emp.settings import EmpSettings, for_numbers
 
 if TYPE_CHECKING:
     from wireloom.protocols.columns import ColumnDecoder
@@ -43,12 +43,12 @@ class Emp(Protocol):
         return EmpSettings(max_message=frames.MAX_MESSAGE_LIMIT, max_decompressed=_LENIENT_DECOMPRESSED)
 
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
-        """A decoder for one direction; emp does not number its topics."""
-        return EmpDecoder(direction, cast(EmpSettings, settings))
+        """A decoder for one direction; the only number of a connection is that of its size mode."""
+        return EmpDecoder(direction, for_numbers(cast(EmpSettings, settings), topics))
 
     def encode(self, message: Message, settings: Settings, topics: Mapping[int, str] | None = None) -> bytes:
         """One message as one frame."""
-        own = cast(EmpSettings, settings)
+        own = for_numbers(cast(EmpSettings, settings), topics)
         return frames.encode(to_frame(message, own), own.size_mode)
 
     def session(

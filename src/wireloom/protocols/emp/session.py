@@ -8,7 +8,7 @@ extension. Both ends are alike: each says `hello` at once and may then do whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, ProtocolViolation, WireloomError
@@ -18,7 +18,7 @@ from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import to_frame, to_message
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.plain import read_plain, read_related, write_plain, write_related
-from wireloom.protocols.emp.settings import EmpSettings
+from wireloom.protocols.emp.settings import SIZE_MODE, EmpSettings
 from wireloom.protocols.owing import OwedReads
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class EmpSession(Session):
         self.settings = settings
         self._plain = settings.size_mode is SizeMode.INCLUSIVE
         """Whether the short ways of `plain.py` may be tried."""
+        self._numbers = {} if self._plain else {SIZE_MODE: str(settings.size_mode)}
         self._receives = role.sends.opposite
         self._buffer = bytearray()
         self._out: list[bytes] = []
@@ -263,6 +264,10 @@ class EmpSession(Session):
         if self._buffer and self.state is not CLOSED:
             self.count("stream.cut")
         self._leave("close")
+
+    def topic_numbers(self) -> Mapping[int, str]:
+        """The size mode where it is not the usual one: later readers do not know the settings."""
+        return self._numbers
 
     def outgoing(self) -> bytes:
         """Bytes to write now."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from wireloom.model import ConfigError
 from wireloom.protocols.contract import Settings
@@ -12,6 +13,10 @@ from wireloom.protocols.emp.frames import MAX_MESSAGE_DEFAULT, MAX_MESSAGE_LIMIT
 
 SMALLEST_MAX_MESSAGE = 1024
 """What handshake, liveness and an `error` that explains itself need."""
+
+
+SIZE_MODE = 0
+"""Among a connection's numbers: its size mode where that is not the usual one, for whoever reads it afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +64,15 @@ def _in_range(name: str, value: float, low: int, high: int | None) -> None:
     if not low <= value <= (math.inf if high is None else high):
         wanted = f"{low} or more" if high is None else f"from {low} to {high}"
         raise ConfigError(f"setting {name!r} is {value}; it must be {wanted}")
+
+
+def for_numbers(settings: EmpSettings, numbers: Mapping[int, str] | None) -> EmpSettings:
+    """The settings to read a connection with that has these numbers.
+
+    >>> for_numbers(EmpSettings(), {SIZE_MODE: "exclusive"}).size_mode
+    <SizeMode.EXCLUSIVE: 'exclusive'>
+    """
+    mode = (numbers or {}).get(SIZE_MODE)
+    if mode is None or mode == settings.size_mode:
+        return settings
+    return replace(settings, size_mode=SizeMode(mode))
