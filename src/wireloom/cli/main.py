@@ -30,6 +30,7 @@ COMMANDS = {
     "journal": "wireloom.cli.journal",
     "keys": "wireloom.cli.keys",
     "pipeline": "wireloom.cli.pipeline",
+    "report": "wireloom.cli.pipeline",
     "sql": "wireloom.cli.pipeline",
     "tables": "wireloom.cli.pipeline",
 }

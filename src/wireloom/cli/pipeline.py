@@ -59,6 +59,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     compact.set_defaults(run=run_compact)
 
+    report = subparsers.add_parser(
+        "report",
+        help="write a page about a warehouse, with plots",
+        epilog="example: wireloom report --warehouse data/warehouse --out report.html",
+    )
+    report.add_argument("--warehouse", required=True, metavar="DIR", help="the warehouse")
+    report.add_argument("--out", default="report.html", metavar="FILE", help="the page (default %(default)s)")
+    report.set_defaults(run=run_report)
+
     sql = subparsers.add_parser(
         "sql",
         help="ask the tables a question",
@@ -137,6 +146,14 @@ def run_compact(arguments: argparse.Namespace) -> int:
         progress.note(
             f"{name}: {done.before} files became {done.after}, {done.deleted} deleted; {size(done.bytes)} in the table"
         )
+    return 0
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Write the report, and say where it is."""
+    from wireloom.pipeline.report import write_report
+
+    print(write_report(arguments.warehouse, arguments.out).resolve().as_uri())
     return 0
 
 
