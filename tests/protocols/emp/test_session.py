@@ -525,8 +525,10 @@ def test_when_all_ids_are_used_no_request_is_sent() -> None:
         session.send(Message(Kind.REQUEST), 1.0)
 
 
-def test_responses_may_come_in_any_order() -> None:
+@pytest.mark.parametrize("plain", [True, False])
+def test_responses_may_come_in_any_order(plain: bool) -> None:
     session = opened()
+    session._plain = plain  # the short way and the long way
     for _ in range(3):
         session.send(Message(Kind.REQUEST), 1.0)
     run = session.receive(response(3) + response(1) + response(2), 1.0)
