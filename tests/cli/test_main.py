@@ -29,7 +29,7 @@ def test_unknown_command_and_option_are_refused() -> None:
     assert wireloom("dance").code == 2
     done = wireloom("pub", "hsp://127.0.0.1", "t", "--no-such-option")
     assert done.code == 2
-    assert "unrecognized arguments: --no-such-option" in done.errors
+    assert "unknown arguments: --no-such-option" in done.errors
 
 
 def test_nothing_at_all_shows_usage() -> None:
@@ -89,3 +89,22 @@ def test_only_the_wanted_command_is_imported() -> None:
     done = subprocess.run([*COMMAND[:1], "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     loaded = set(done.stdout.split())
     assert not {"numpy", "pyarrow", "pyspark", "numba", "wireloom.hub", "wireloom.pipeline"} & loaded
+
+
+@pytest.mark.parametrize("words", [["req"], ["sub", "hsp://127.0.0.1:1"], ["keys"], ["nonsense"], ["decode"]])
+def test_wrong_usage_is_one_line_that_names_the_help(words: list[str]) -> None:
+    done = wireloom(*words)
+    assert (done.code, done.out, len(done.errors.splitlines())) == (2, b"", 1)
+    assert done.errors.startswith("wireloom: ") and "--help`" in done.errors
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[name] for name in ("decode", "encode", "pub", "sub", "req", "echo", "keys")]
+    + [["keys", name] for name in ("new", "show", "trust", "rotate")],
+)
+def test_help_shows_an_example(words: list[str]) -> None:
+    done = wireloom(*words, "--help")
+    assert done.code == 0
+    _, found, examples = done.out.decode().rpartition("example")
+    assert found and f"wireloom {' '.join(words)} " in examples

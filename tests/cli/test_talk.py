@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from tests.certificates import Authority
 from tests.cli.running import COMMAND, ENVIRONMENT, started, wireloom
-from wireloom import connect
+from wireloom import connect, serve
 
 
 @pytest.fixture(scope="module", params=["emp", "yamp", "yamp+ws"])
@@ -48,13 +49,20 @@ async def test_echo_sends_events_back_to_who_sent_them(echo: str) -> None:
             assert (await anext(elsewhere)).kind == "response", "nobody else hears it"
 
 
-def test_interrupted_sub_is_quiet(echo: str) -> None:
-    words = [*COMMAND, "sub", echo, "a/#", "--local"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1.0)
+@pytest.mark.parametrize("scheme", ["emp", "yamp", "yamp+ws"])
+async def test_interrupted_sub_is_quiet(scheme: str) -> None:
+    connected = asyncio.Event()
+    async with serve(f"{scheme}://127.0.0.1:0", on_connect=lambda peer: connected.set()) as server:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, "sub", server.url, "a/#", "--local",
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT,
+        )  # fmt: skip
+        await connected.wait()
+        await server.connections[0].publish("a/b", "x")
+        assert process.stdout is not None
+        await process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=20)
+        out, errors = await process.communicate()
         assert (process.returncode, out, errors) == (130, b"", b"")
 
 
@@ -166,3 +174,27 @@ def test_unix_socket_from_the_shell(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["x", "hello", "--timeout", "9"], ["x", "--timeout", "9", "hello"], ["--timeout", "9", "x", "hello"]],
+)
+def test_the_body_may_stand_anywhere_among_the_options(echo: str, words: list[str]) -> None:
+    done = wireloom("req", echo, *words)
+    assert (done.code, done.errors, done.out.decode().strip().strip('"')) == (0, "", "hello")
+
+
+@pytest.mark.parametrize("words", [["x", "a", "b"], ["x", "--colour"], ["x", "--timeout", "9", "a", "b"]])
+def test_unknown_arguments_are_one_line(words: list[str]) -> None:
+    done = wireloom("req", "hsp://127.0.0.1:1", *words)
+    assert (done.code, len(done.errors.splitlines())) == (2, 1)
+    assert done.errors.startswith("wireloom: unknown arguments: ")
+
+
+def test_plain_server_behind_a_url_with_tls(echo: str) -> None:
+    scheme, colon, rest = echo.partition(":")
+    secure = {"emp": "emps", "yamp": "yamps", "yamp+ws": "yamp+wss"}[scheme]
+    done = wireloom("req", f"{secure}{colon}{rest}", "x", "--insecure")
+    assert (done.code, len(done.errors.splitlines())) == (2, 1)
+    assert "it does not speak TLS; use the scheme" in done.errors or "check scheme and port" in done.errors

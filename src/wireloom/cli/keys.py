@@ -35,7 +35,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    new = actions.add_parser("new", help="make a key file for a new node")
+    new = _action(
+        actions,
+        "new",
+        "make a key file for a new node",
+        "wireloom keys new node.json",
+    )
     new.add_argument("file", type=Path, metavar="KEYFILE")
     new.add_argument("--hmac", action="store_true", help="a shared secret instead of an Ed25519 key")
     new.add_argument("--both", action="store_true", help="a shared secret and an Ed25519 key")
@@ -43,11 +48,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     new.add_argument("--force", action="store_true", help="replace a file that is there")
     new.set_defaults(run=run_new)
 
-    show = actions.add_parser("show", help="show what others need to trust a node: an entry for their trust file")
+    show = _action(
+        actions,
+        "show",
+        "show what others need to trust a node: an entry for their trust file",
+        "wireloom keys show node.json > entry.json",
+    )
     show.add_argument("file", type=Path, metavar="KEYFILE")
     show.set_defaults(run=run_show)
 
-    trust = actions.add_parser("trust", help="add nodes to a trust file, remove them, or list it")
+    trust = _action(
+        actions,
+        "trust",
+        "add nodes to a trust file, remove them, or list it",
+        "wireloom keys trust trust.json node.json",
+    )
     trust.add_argument("file", type=Path, metavar="TRUSTFILE")
     trust.add_argument("entry", nargs="*", metavar="ENTRY", help="a key file, what `keys show` printed, or - for stdin")
     trust.add_argument("--remove", metavar="NODE_ID", help="trust this node no longer")
@@ -55,7 +70,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     trust.add_argument("--encryption-key", metavar="HEX", help="add a new random encryption key with this identifier")
     trust.set_defaults(run=run_trust)
 
-    rotate = actions.add_parser("rotate", help="give a node new keys under a new key id")
+    rotate = _action(
+        actions,
+        "rotate",
+        "give a node new keys under a new key id",
+        "wireloom keys rotate node.json --trust trust.json",
+    )
     rotate.add_argument("file", type=Path, metavar="KEYFILE")
     rotate.add_argument(
         "--trust", type=Path, metavar="TRUSTFILE", help="trust the new keys there, before they are used"
@@ -68,6 +88,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     token.add_argument("--file", type=Path, default=Path("tokens"), metavar="FILE", help="the hub's file of tokens")
     token.add_argument("--remove", action="store_true", help="remove the token of that name instead")
     token.set_defaults(run=run_token)
+
+
+def _action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, help_: str, example: str
+) -> argparse.ArgumentParser:
+    return actions.add_parser(
+        name,
+        help=help_,
+        description=f"{help_[:1].upper()}{help_[1:]}.",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def run_new(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from wireloom.model import WireloomError
 
@@ -63,10 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         parser = _parser(words)
+        if not words:
+            parser.print_help(sys.stderr)
+            return FAILED
         arguments, more = parser.parse_known_args(words)
         arguments.more = more
         if more and not getattr(arguments, "takes_more", False):
-            parser.error(f"unrecognized arguments: {' '.join(more)}")
+            fail(f"unknown arguments: {' '.join(more)}; see `wireloom {arguments.command} --help`")
+            return FAILED
         code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code
@@ -114,7 +119,7 @@ def explain(error: OSError) -> str:
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser, with the one command that was asked for, or with all of them."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="wireloom",
         description="Five lightweight messaging protocols, one hub, and Spark tables of everything that was said.",
         epilog=EXAMPLE,
@@ -127,6 +132,13 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     for module in modules:
         import_module(module).add_parser(subparsers)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, as every other error is said; how to use a command is in its `--help`."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(FAILED, f"wireloom: {message}; see `{self.prog} --help`\n")
 
 
 class _Version(argparse.Action):

@@ -106,7 +106,9 @@ def _command(
 
 def _topic_and_body(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("body", metavar="BODY", nargs="?", default="", help="text; - reads standard input")
+    parser.add_argument("body", metavar="BODY", nargs="?", default=None, help="text; - reads standard input")
+    # argparse gives an optional argument up once an option follows the topic.
+    parser.set_defaults(takes_more=True)
 
 
 def _peer(arguments: argparse.Namespace) -> Client:
@@ -125,12 +127,13 @@ async def publish(arguments: argparse.Namespace) -> int:
     """Publish one body, or each line of standard input."""
     if any(level in ("+", "#") for level in arguments.topic.split("/")):
         raise ConfigError(f"{arguments.topic!r} is a pattern, which is for `wireloom sub`: publish to one topic")
+    body = _body(arguments)
     async with _peer(arguments) as peer:
         if arguments.lines:
             async for line in _lines():
                 await _publish(peer, arguments, line)
         else:
-            await _publish(peer, arguments, _body(arguments.body))
+            await _publish(peer, arguments, body)
     return 0
 
 
@@ -145,8 +148,8 @@ async def _publish(peer: Peer, arguments: argparse.Namespace, body: bytes) -> No
 
 async def request(arguments: argparse.Namespace) -> int:
     """Ask once and show the answer."""
+    message = _message(Kind.REQUEST, arguments.topic, _body(arguments))
     async with _peer(arguments) as peer:
-        message = _message(Kind.REQUEST, arguments.topic, _body(arguments.body))
         answer = await peer.ask(message, timeout=arguments.timeout)
     if arguments.json:
         _show(answer)
@@ -233,7 +236,13 @@ def _content_type(body: bytes) -> str | None:
     return "text/plain"
 
 
-def _body(text: str) -> bytes:
+def _body(arguments: argparse.Namespace) -> bytes:
+    """The body that was typed, wherever among the options it stands."""
+    text, more = arguments.body, list(arguments.more)
+    if text is None:
+        text = more.pop(0) if more and (more[0] == "-" or not more[0].startswith("-")) else ""
+    if more:
+        raise ConfigError(f"unknown arguments: {' '.join(more)}; see `wireloom {arguments.command} --help`")
     return sys.stdin.buffer.read() if text == "-" else text.encode(errors="surrogateescape")
 
 

@@ -202,7 +202,8 @@ class Client(Peer):
             raise HandshakeFailed(f"{place.url} refused the token: {error}") from None
         except TimeoutError:
             driver.abort()
-            raise HandshakeFailed(f"{place.url} did not answer within {self._timeout:g} s") from None
+            speaks = f"does it speak {place.protocol.name}?"
+            raise HandshakeFailed(f"{place.url} did not answer within {self._timeout:g} s; {speaks}") from None
         except OSError as error:
             raise PeerClosed(f"cannot reach {place.url}: {_reason(error)}") from error
         except BaseException:
@@ -348,7 +349,11 @@ def _reason(error: OSError) -> str:
     text = error.strerror or str(error) or type(error).__name__
     if isinstance(error, socket.gaierror):
         return f"{text}: no such host is known; check the name in the URL"
-    if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak TLS; use the scheme without TLS, or check the port"
+    if isinstance(error, ConnectionResetError):
+        return "it hung up during the handshake; check scheme and port in the URL"
+    if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
         return f"{text}: nothing listens there; start the server, or check the URL"
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT):
         return f"{text}: check the address, and that a firewall lets this machine reach it"
