@@ -12,10 +12,15 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
 
 from wireloom.journal import blocks
 from wireloom.journal.blocks import BlockFault, Buffer
+from wireloom.model import ConfigError
 
+KEY_FILE = "keys.jsonl"
+"""Keys that somebody puts beside journals and captures, in which none are recorded."""
 DECRYPTION_SECRETS = 10
 SECRETS_TYPE = int.from_bytes(b"WLMK")
 """The type of our secrets, in the manner of the known ones: four letters."""
@@ -93,3 +98,33 @@ def keys_in(data: Buffer, start: int, end: int) -> Iterator[Keys]:
             if found is not None:
                 yield found
         offset += size
+
+
+def keys_beside(file: str, protocol: str) -> tuple[Mapping[str, str], ...]:
+    """What a key file beside a segment or a capture holds for a protocol: candidates for each of its connections.
+
+    A line is a JSON object as in a block of keys: `{"protocol": "wolpertinger", "settings": {"aes_key": ...}}`.
+    """
+    path = Path(file).with_name(KEY_FILE)
+    try:
+        changed = path.stat().st_mtime_ns
+    except OSError:
+        return ()
+    return tuple([values for name, values in _key_file(str(path), changed) if name == protocol])
+
+
+@lru_cache(maxsize=16)
+def _key_file(path: str, _: int) -> tuple[tuple[str, Mapping[str, str]], ...]:
+    found = []
+    for number, line in enumerate(Path(path).read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            values = {str(name): str(value) for name, value in entry["settings"].items()}
+            found.append((str(entry["protocol"]), values))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(
+                f'{path}:{number}: a line must be {{"protocol": "...", "settings": {{"name": "value"}}}}'
+            ) from None
+    return tuple(found)

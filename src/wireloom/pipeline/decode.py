@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from wireloom.journal import blocks as journal_blocks
 from wireloom.journal import index as journal_index
 from wireloom.journal.index import NO_MAP, BlockIndex
-from wireloom.journal.keys import Keys
+from wireloom.journal.keys import Keys, keys_beside
 from wireloom.journal.segment import committed_length
 from wireloom.model import KINDS, ConfigError, Direction, JournalError
 from wireloom.pipeline import blocks, ledger
@@ -305,7 +305,11 @@ class _Streams:
 
 
 def _streams(
-    segment: NDArray[np.uint8], runs: _Runs, maps: dict[int, dict[int, str]], opened_by: dict[int, Keys]
+    segment: NDArray[np.uint8],
+    runs: _Runs,
+    maps: dict[int, dict[int, str]],
+    opened_by: dict[int, Keys],
+    given: Sequence[Mapping[str, str]],
 ) -> _Streams:
     connections, connection = np.unique(runs.connection, return_inverse=True)
     numbers, topic_map = np.unique(runs.topic_map, return_inverse=True)
@@ -322,7 +326,7 @@ def _streams(
             Stream(
                 _DIRECTIONS[code],
                 {} if map_id == NO_MAP else maps.get(map_id, {}),
-                secrets=(opened_by[each].values,) if each in opened_by else (),
+                secrets=(opened_by[each].values,) if each in opened_by else given,
             )
             for code, map_id, each in zip(direction.tolist(), map_ids, ids, strict=True)
         ],
@@ -344,7 +348,7 @@ def _decode_runs(
 ) -> list[pa.Table]:
     """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
     decoder, settings = _decoder(runs.protocol)
-    of = _streams(segment, runs, maps, keys)
+    of = _streams(segment, runs, maps, keys, keys_beside(file, runs.protocol))
     columns = decoder.decode(Spans(runs.data, runs.start, runs.end, of.number, of.streams), settings)
     everything = np.arange(len(runs.start))
     tables = [audited.examine(runs.protocol, columns, runs.data, _table(columns, runs, of, everything, file))]

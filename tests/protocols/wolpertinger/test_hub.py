@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import wireloom
 from tests.hub.running import eventually, hub_on, journaled, records, url_of
 from tests.protocols.wolpertinger.talk import call, line
-from wireloom.model import Direction, Kind, Message, RequestFailed
+from wireloom.model import ConfigError, Direction, Kind, Message, RequestFailed
 from wireloom.peers.components import Components, component, method
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -201,6 +202,24 @@ async def test_without_the_keys_messages_stay_other(tmp_path: Path) -> None:
     assert [row["kind"] for row in rows] == [each.message.kind for each in journaled(tmp_path)]
     assert Kind.OTHER in [row["kind"] for row in rows]
     assert "$hub/publish/rooms/kitchen" not in [row["topic"] for row in rows]
+
+
+async def test_a_key_file_beside_the_journal_opens_it_as_well(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, TRUSTED + "[journal]\nkeys = false\n") as hub:
+        async with wireloom.connect(url_of(hub, "wolpertinger"), settings=ADA) as peer:
+            await peer.publish("rooms/kitchen", b"1", ack=True)
+            secrets = dict(peer.session.secrets)
+    assert Kind.OTHER in [row["kind"] for row in rows_of(tmp_path)]
+    other = {"protocol": "wolpertinger", "settings": {"aes_key": "00" * 32, "aes_iv": "00" * 16}}
+    right = {"protocol": "wolpertinger", "settings": secrets}
+    file = tmp_path / "journal" / "keys.jsonl"
+    file.write_text(f"{json.dumps(other)}\n\n{json.dumps(right)}\n")
+    rows = rows_of(tmp_path)
+    assert Kind.OTHER not in [row["kind"] for row in rows]
+    assert "$hub/publish/rooms/kitchen" in [row["topic"] for row in rows]
+    file.write_text('{"protocol": "wolpertinger"}\n')
+    with pytest.raises(ConfigError, match=r"keys\.jsonl:1: a line must be"):
+        rows_of(tmp_path)
 
 
 async def test_proofs_are_blanked_in_the_journal(tmp_path: Path) -> None:

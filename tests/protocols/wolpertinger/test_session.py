@@ -825,3 +825,10 @@ def test_a_limit_of_the_transport_is_kept_by_splitting() -> None:
     lines = client.outgoing_frames()
     assert len(lines) > 5
     assert all(len(each) <= 1000 for each in lines)
+
+
+def test_a_message_counts_with_its_last_piece() -> None:
+    session = opened()
+    lines = lines_of(call("Test", "Echo", Value("string", "x" * 300)), 5, WolpertingerSettings(split=100, gzip_from=0))
+    assert [session.messages_in(each) for each in lines] == [0] * (len(lines) - 1) + [1]
+    assert session.messages_in(b"result:0;message_id:5;\n") == session.messages_in(line(call("Test", "Echo"))) == 1

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 
+from wireloom.journal.keys import keys_beside
 from wireloom.model import Direction
 from wireloom.pipeline.captures.connections import OTHER, WAIT, Refused
 from wireloom.pipeline.captures.rows import Rows, Speaker
@@ -58,7 +59,10 @@ def _decode_spans(name: str, found: list[tuple[Part, tuple[int, int]]], rows_out
         np.array([start for _, (start, _) in found], np.int64),
         np.array([stop for _, (_, stop) in found], np.int64),
         np.arange(len(found), dtype=np.int32),
-        [Stream(part.half.direction, {}, part.half.state) for part in parts],
+        [
+            Stream(part.half.direction, {}, part.half.state, keys_beside(rows_out.files[part.trace.file[0]], name))
+            for part in parts
+        ],
     )
     columns = decoder.decode(spans, settings)
     data.flags.writeable = True
