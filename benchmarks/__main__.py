@@ -10,6 +10,7 @@ from benchmarks.servers import Unavailable
 
 MEASURES = {
     "ingest": "benchmarks.ingest",
+    "fanout": "benchmarks.fanout",
     "pipeline": "benchmarks.pipeline",
     "requests": "benchmarks.requests",
     "codecs": "benchmarks.codecs",

@@ -56,6 +56,7 @@ def hub(*, sync: bool = True, extra: str = "") -> Iterator[dict[str, int]]:
         config = Path(folder) / "hub.toml"
         config.write_text(
             '[[listener]]\nurl = "hsp://127.0.0.1:0"\nprofile = true\ntopics = { 7 = "bench" }\n'
+            '[[listener]]\nurl = "emp://127.0.0.1:0"\n[[listener]]\nurl = "yamp://127.0.0.1:0"\n'
             f'[http]\nurl = "off"\n[journal]\nsync = {str(sync).lower()}\n{extra}'
         )
         command = [sys.executable, "-m", "wireloom", "hub", "--config", str(config), "--data", folder]

@@ -25,6 +25,55 @@ def _redis(first: int, size: int) -> bytes:
     return b"*5\r\n$4\r\nXADD\r\n$5\r\nbench\r\n$1\r\n*\r\n$1\r\nd\r\n$%d\r\n%b\r\n" % (size, b"x" * size)
 
 
+def _emp(first: int, size: int) -> bytes:
+    topic = b"$hub/publish/bench"
+    block = struct.pack(">IBBxxBH", 11 + len(topic), 128, 0, 1, len(topic)) + topic
+    return (
+        struct.pack(">IBBxxIBBxxBxxxQ", 28 + len(block) + size, 5, 0x80, 20, 0, 0x80, 0x80, first + 1)
+        + block
+        + b"x" * size
+    )
+
+
+def _yamp(first: int, size: int) -> bytes:
+    uri = b"$hub/publish/bench"
+    return struct.pack(">BQQB", 6, 1, first, len(uri)) + uri + struct.pack(">BI", 0, size) + b"x" * size
+
+
+def _nats(first: int, size: int) -> bytes:
+    return b"PUB bench _INBOX.bench.%d %d\r\n%b\r\n" % (first, size, b"x" * size)
+
+
+def _greet_emp(sock: socket.socket) -> None:
+    hello = bytes.fromhex("0000000c0000000001000000")
+    sock.sendall(hello)
+    _read(sock, len(hello))
+
+
+def _greet_yamp(sock: socket.socket) -> None:
+    hello = bytes.fromhex("00000104") + b"json"
+    sock.sendall(hello)
+    _read(sock, len(hello))
+
+
+def _greet_nats(sock: socket.socket) -> None:
+    sock.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB _INBOX.bench.* 1\r\nPING\r\n')
+    seen = b""
+    while not seen.endswith(b"PONG\r\n"):
+        seen += sock.recv(4096)
+
+
+def _greet_nobody(sock: socket.socket) -> None:
+    """Hsp and Redis begin at once."""
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += sock.recv(size - len(data))
+    return data
+
+
 class _FixedSize:
     """Answers of one size, as hsp's ACK."""
 
@@ -50,15 +99,19 @@ class _Lines:
         return count
 
 
-KINDS: dict[str, tuple[Builder, Callable[[], Callable[[bytes], int]]]] = {
-    "hsp": (_hsp, lambda: _FixedSize(5)),
-    "redis": (_redis, _Lines),
+KINDS: dict[str, tuple[Builder, Callable[[], Callable[[bytes], int]], Callable[[socket.socket], None]]] = {
+    "hsp": (_hsp, lambda: _FixedSize(5), _greet_nobody),
+    "emp": (_emp, lambda: _FixedSize(28), _greet_emp),
+    "yamp": (_yamp, lambda: _FixedSize(39 + len("$hub/publish/bench")), _greet_yamp),
+    "redis": (_redis, _Lines, _greet_nobody),
+    "nats": (_nats, _Lines, _greet_nats),
 }
+"""How a message is built, how answers are counted, and what goes before the first message."""
 
 
 def drive(kind: str, port: int, size: int, window: int, count: int) -> float:
     """Messages per second that were acknowledged."""
-    build, counter = KINDS[kind]
+    build, counter, greet = KINDS[kind]
     # A ring of chunks, twice the window long, so that an id comes again only after it was answered.
     chunk = max(1, min(window // 2, 4096))
     chunks = [
@@ -68,6 +121,7 @@ def drive(kind: str, port: int, size: int, window: int, count: int) -> float:
     answers = counter()
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        greet(sock)
         sock.setblocking(False)
         sent = answered = turn = 0
         pending = memoryview(b"")

@@ -223,7 +223,8 @@ class Router:
 
     def _acknowledge(self, source: Connection, message: Message) -> None:
         self._hub.metrics.acknowledged.add(1, source.name)
-        self._answer(source, message)
+        # Without its topic: the id says it all.
+        self._answer(source, message.with_(topic=None))
 
     def _answer(self, source: Connection, request: Message, body: bytes = b"") -> None:
         answer = Message(
