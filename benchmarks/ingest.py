@@ -1,4 +1,4 @@
-"""Acknowledged ingest, with every message synced to disk before it is acknowledged and without, against Redis and NATS."""
+"""Acknowledged ingest, with every message synced to disk before it is acknowledged and without: Redis and NATS."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +24,7 @@ RETRY = 0.2
 """Seconds between attempts while the disk fails."""
 INLINE_BYTES = 64 * 1024
 INLINE_SECONDS = 0.001
+"""Commits this small, on a disk this fast (the median of the last ones), are made on the loop."""
 HIGH_WATER = 64 * 1024 * 1024
 """Bytes in memory above which `full` asks the owner to stop reading."""
 
@@ -53,6 +55,8 @@ class GroupCommit:
         self._later: asyncio.TimerHandle | None = None
         self._average = 0.0
         """Seconds a commit takes, as a moving average."""
+        self._latest: deque[float] = deque([0.0], maxlen=9)
+        """Seconds that the last commits took."""
         self._closed = False
         journal.on_pending = self._pending
         if journal.has_pending:
@@ -148,7 +152,7 @@ class GroupCommit:
             self._later.cancel()
             self._later = None
         batch = self.journal.take()
-        if batch.size <= INLINE_BYTES and self._average < INLINE_SECONDS:
+        if batch.size <= INLINE_BYTES and sorted(self._latest)[len(self._latest) // 2] < INLINE_SECONDS:
             self._settle(batch, self._store(batch))
         else:
             self._syncing = True
@@ -166,6 +170,7 @@ class GroupCommit:
 
     def _settle(self, batch: JournalBatch, seconds: float) -> None:
         self._average += (seconds - self._average) / 8
+        self._latest.append(seconds)
         try:
             self.journal.settle(batch)
         except JournalError as error:
