@@ -12,6 +12,7 @@ MEASURES = {
     "ingest": "benchmarks.ingest",
     "fanout": "benchmarks.fanout",
     "pipeline": "benchmarks.pipeline",
+    "captures": "benchmarks.captures",
     "requests": "benchmarks.requests",
     "codecs": "benchmarks.codecs",
     "mesh": "benchmarks.mesh_codec",
