@@ -1,15 +1,16 @@
-"""Real peers over loopback, captured by a proxy that writes down what passes: dumpcap needs rights a test lacks."""
+"""Real peers over loopback, captured by dumpcap where it may, and by a proxy that writes down what passes."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.captures import writing
-from tests.captures.reading import read_files
+from tests.captures.reading import Found, read_files
 from tests.captures.writing import ACK, FIN, PSH, SYN, Captured
 from wireloom.model import Message
 from wireloom.peers import connect, serve
@@ -87,3 +88,54 @@ async def test_what_real_peers_say_is_in_the_tables(scheme: str, tmp_path: Path)
     assert len(events) >= 20 and {m["protocol"] for m in found.messages} == {scheme.partition("+")[0]}
     payload = sum(len(p.data) for p in recorder.packets) - len(recorder.packets) * 44
     assert sum(found.bytes_by_stream().values()) == payload
+
+
+@pytest.mark.skipif(shutil.which("dumpcap") is None, reason="dumpcap is not installed")
+async def test_what_dumpcap_captured_of_real_peers_is_in_the_tables(tmp_path: Path) -> None:
+    received: list[Message] = []
+
+    async def handler(message: Message, peer: object) -> None:
+        received.append(message)
+
+    path = tmp_path / "live.pcapng"
+    async with serve("yamp+ws://127.0.0.1:0", handler) as server:
+        capture = await asyncio.create_subprocess_exec(
+            "dumpcap",
+            "-q",
+            "-i",
+            "lo",
+            "-f",
+            f"tcp port {server.port}",
+            "-w",
+            str(path),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert capture.stderr is not None
+            said = b""
+            async with asyncio.timeout(30):
+                while b"File: " not in said:
+                    line = await capture.stderr.readline()
+                    if not line:
+                        pytest.skip(f"dumpcap may not capture here: {said.decode(errors='replace')}")
+                    said += line
+            # The filter is in force a moment after the file is there: talk until the beginning of a connection is in it.
+            async with asyncio.timeout(60):
+                found = Found()
+                while not any(what == "closed" for what, _ in found.whats()):
+                    async with connect(f"yamp+ws://127.0.0.1:{server.port}") as client:
+                        for number in range(200):
+                            await client.publish("sensors/kitchen", {"c": number, "padding": "x" * number})
+                    await asyncio.sleep(0.3)
+                    found = read_files([path], finish=False)
+        finally:
+            if capture.returncode is None:
+                capture.terminate()
+            await capture.wait()
+    whole = read_files([path])
+    opened = {event.connection for event in whole.events if event.what == "opened"}  # type: ignore[attr-defined]
+    closed = {event.connection for event in whole.events if event.what == "closed"}  # type: ignore[attr-defined]
+    for connection in opened & closed:
+        events = [m for m in whole.messages if m["connection"] == connection and m["kind"] == "event"]
+        assert [m["body_size"] for m in events] == [len(m.body) for m in received[:200]]
+    assert opened & closed and not [r for r in whole.rejects if r["connection"] in opened & closed]
