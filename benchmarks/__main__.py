@@ -11,6 +11,7 @@ from benchmarks.servers import Unavailable
 MEASURES = {
     "ingest": "benchmarks.ingest",
     "fanout": "benchmarks.fanout",
+    "idle": "benchmarks.idle",
     "pipeline": "benchmarks.pipeline",
     "captures": "benchmarks.captures",
     "requests": "benchmarks.requests",

@@ -18,6 +18,15 @@ class Unavailable(RuntimeError):
     """A peer is not installed; the benchmark says so and goes on."""
 
 
+_PIDS: dict[int, int] = {}
+"""The processes behind ports."""
+
+
+def pid_of(port: int) -> int:
+    """The process that serves a port of `hub` or `nats`."""
+    return _PIDS[port]
+
+
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -69,6 +78,7 @@ def hub(*, sync: bool = True, extra: str = "") -> Iterator[dict[str, int]]:
                     ports[scheme] = int(rest.rpartition(":")[2])
                 if line.strip() == "ready":
                     break
+            _PIDS.update(dict.fromkeys(ports.values(), process.pid))
             yield ports
 
 
@@ -101,4 +111,5 @@ def nats(*, store: Path | None = None) -> Iterator[int]:
     command = [program, "--addr", "127.0.0.1", "--port", str(port), *extra]
     with running(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for_port(port, process)
+        _PIDS[port] = process.pid
         yield port
