@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
+import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.hub.access import ANONYMOUS, EVERYTHING, Grants, Right
@@ -22,7 +24,7 @@ from wireloom.hub.published import DENIED, published
 from wireloom.hub.screen import Screened, screen, screen_all
 from wireloom.journal.blocks import TopicMap
 from wireloom.journal.keys import Keys
-from wireloom.model import Direction, Kind, Message, PeerClosed, WireloomError, type_of_json
+from wireloom.model import Kind, Message, PeerClosed, WireloomError, type_of_json
 from wireloom.peers.driver import Driver
 from wireloom.protocols.contract import CUT, URGENT, Role, Run, Sessions
 from wireloom.transports.base import Pipe
@@ -32,12 +34,61 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wireloom.hub")
 
+_EMPTY: deque[tuple[bytes, int]] = deque()
+"""The queue of all those for whom nothing waits: ten thousand empty ones would take much memory."""
 _DENIED_TOLD = 64
 """Refusals of one connection that are logged; all are counted."""
 
 
+@functools.lru_cache(maxsize=256)
+def _topic_map(numbers: tuple[tuple[int, str], ...]) -> TopicMap:
+    """One for all connections with the same numbers."""
+    return TopicMap(dict(numbers))
+
+
 class Connection:
     """The owner of one accepted pipe."""
+
+    # Most connections of a hub with many are idle: each should take little.
+    __slots__ = (
+        "_bucket",
+        "_denied",
+        "_events_held",
+        "_guarded",
+        "_inbound",
+        "_keys",
+        "_lost",
+        "_numbers",
+        "_outbound",
+        "_pipe",
+        "_proved",
+        "_queue",
+        "_queued_bytes",
+        "_recorded",
+        "_room",
+        "_sends_as",
+        "_sent_seen",
+        "_shown",
+        "_topic_map",
+        "_urgent",
+        "address",
+        "contacted",
+        "delivered",
+        "driver",
+        "grants",
+        "hub",
+        "id",
+        "identities",
+        "listener",
+        "local",
+        "lost",
+        "name",
+        "over",
+        "peer",
+        "protocol",
+        "quiet_since",
+        "session",
+    )
 
     def __init__(self, hub: Hub, listener: ListenerConfig, sessions: Sessions, *, contacted: bool = False) -> None:
         self.hub = hub
@@ -49,30 +100,26 @@ class Connection:
         self.session = sessions.contact(unique=unique) if contacted else sessions.new(Role.SERVER, unique=unique)
         self.session.enable_bulk()
         self.driver = Driver(self.session, on_run=self._on_run, on_end=self._on_end)
-        # What the transport calls most goes straight to the driver.
-        self.received = self.driver.received
-        self.received_datagrams = self.driver.received_datagrams
-        self.input_ended = self.driver.input_ended
-        self.ended = self.driver.ended
         self.contacted = contacted
         """Whether we spoke first."""
         self.over: asyncio.Event | None = None
         """For those who wait until this connection is gone."""
         self._pipe: Pipe | None = None
-        self._queue: deque[tuple[bytes, int]] = deque()
-        self._urgent: deque[tuple[bytes, int]] = deque()
+        self._queue = _EMPTY
+        self._urgent = _EMPTY
         """Events that go ahead of those in the queue."""
         self._queued_bytes = 0
         self._events_held = 0
         """How many hold back events because something older goes first."""
-        self._room: list[asyncio.Future[None]] = []
+        self._room: list[asyncio.Future[None]] | None = None
         self._lost = 0
         self.delivered = 0
         """Events sent to this peer, and those dropped because it was slow, since it came."""
         self.lost = 0
         self._inbound, self._outbound = self.session.inbound, self.session.outbound
-        self._recorded = dict.fromkeys(Direction, 0)
-        """Messages in the journal by direction."""
+        self._recorded = [0, 0]
+        """Messages in the journal that came in, and that went out; where directions are one, all are the first."""
+        self._sends_as = 0 if self._inbound is self._outbound else 1
         self._sent_seen = 0
         self._numbers: Mapping[int, str] | None = None
         self._topic_map: TopicMap | None = None
@@ -91,7 +138,9 @@ class Connection:
         self._bucket: Bucket | None = None
         self._guarded = False
         """Whether a read need be looked at for what it may and how much it is."""
-        self._denied: set[tuple[str, str]] = set()
+        self._denied: set[tuple[str, str]] | None = None
+        self.quiet_since = (-1, 0.0)
+        """How many messages had come when the hub last looked, and since when it is as many."""
 
     def talks_over(self, pipe: Pipe) -> bool:
         """Whether this is the owner of a pipe."""
@@ -100,13 +149,33 @@ class Connection:
     def __repr__(self) -> str:
         return f"<{self.name} connection {self.id:016x} from {self.peer}>"
 
-    # What the transport calls
+    # What the transport calls; what it calls most goes straight to the driver.
+
+    @property
+    def received(self) -> Callable[[bytes], None]:
+        """Bytes arrived."""
+        return self.driver.received
+
+    @property
+    def received_datagrams(self) -> Callable[[bytes, Sequence[int]], None]:
+        """Datagrams arrived together."""
+        return self.driver.received_datagrams
+
+    @property
+    def input_ended(self) -> Callable[[], None]:
+        """The peer will send no more."""
+        return self.driver.input_ended
+
+    @property
+    def ended(self) -> Callable[[Exception | None], None]:
+        """The pipe is gone."""
+        return self.driver.ended
 
     def opened(self, pipe: Pipe) -> None:
         """The pipe is up: record it and start the conversation."""
         self._pipe = pipe
         self.peer, self.local = pipe.peername, pipe.sockname
-        self.address = address_of(self.peer)
+        self.address = sys.intern(address_of(self.peer))
         if not self.hub.admit(self):
             pipe.abort()
             return
@@ -154,7 +223,7 @@ class Connection:
         payer = self.principal if self.identities else self.address
         self._bucket = hub.doorkeeper.bucket(payer, self.address, stranger=self.is_stranger)
         self._guarded = not self.grants.everything or self._bucket is not None
-        self._denied.clear()
+        self._denied = None
 
     def grants_of(self, *authors: str) -> Grants:
         """What the peer, and whoever wrote what it passes on, may do."""
@@ -191,6 +260,8 @@ class Connection:
     def log_denied(self, right: Right, topic: str, count: int = 1) -> None:
         """Count what was refused; said in the log once for each topic."""
         self.hub.metrics.denied.add(count, self.name, right)
+        if self._denied is None:
+            self._denied = set()
         if (right, topic) not in self._denied and len(self._denied) < _DENIED_TOLD:
             self._denied.add((right, topic))
             extra = about("access.denied", self)
@@ -233,11 +304,13 @@ class Connection:
         if self.driver.failure is not None:
             raise PeerClosed("the connection is gone")
         waiter = asyncio.get_running_loop().create_future()
+        if self._room is None:
+            self._room = []
         self._room.append(waiter)
         await waiter
 
     def _tell_room(self) -> None:
-        waiting, self._room = self._room, []
+        waiting, self._room = self._room or (), None
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -265,7 +338,9 @@ class Connection:
         if run.data:
             start, counted = 0, 0
             for end, count, numbers in run.renumbered:
-                ticket = self._record(run.data[start:end], count - counted, TopicMap(numbers) if numbers else None)
+                ticket = self._record(
+                    run.data[start:end], count - counted, _topic_map(tuple(numbers.items())) if numbers else None
+                )
                 start, counted = end, count
             if start < len(run.data):
                 ticket = self._record(run.data[start:], run.count - counted, self._topics())
@@ -340,8 +415,8 @@ class Connection:
 
     def _record(self, data: bytes | memoryview, count: int, topics: TopicMap | None) -> int:
         """Append what the peer said to the journal; returns the ticket."""
-        before = self._recorded[self._inbound]
-        self._recorded[self._inbound] += count
+        before = self._recorded[0]
+        self._recorded[0] += count
         return self.hub.journal.append(
             self.name,
             self.id,
@@ -359,7 +434,7 @@ class Connection:
         numbers = self.session.topic_numbers()
         if numbers is not self._numbers:
             self._numbers = numbers
-            self._topic_map = TopicMap(numbers) if numbers else None
+            self._topic_map = _topic_map(tuple(numbers.items())) if numbers else None
         return self._topic_map
 
     def _keys_in_force(self) -> Keys | None:
@@ -476,7 +551,14 @@ class Connection:
                 case SlowConsumer.DROP_OLDEST:
                     while self._queue and self._queued_bytes + len(data) > limits.queue_bytes:
                         self._drop_oldest()
-        (self._urgent if urgent else self._queue).append((data, count))
+        if urgent:
+            if self._urgent is _EMPTY:
+                self._urgent = deque()
+            self._urgent.append((data, count))
+        else:
+            if self._queue is _EMPTY:
+                self._queue = deque()
+            self._queue.append((data, count))
         self._count_queued(len(data))
         self.hub.watch_memory()
 
@@ -525,7 +607,7 @@ class Connection:
     @property
     def heard(self) -> int:
         """How many messages came so far: whether the number grows tells whether the peer is silent."""
-        return self._recorded[self._inbound]
+        return self._recorded[0]
 
     def _write_events(self, data: bytes, count: int) -> None:
         assert self._pipe is not None
@@ -566,7 +648,7 @@ class Connection:
             self.name,
             self.id,
             self._outbound,
-            self._recorded[self._outbound],
+            self._recorded[self._sends_as],
             kept,
             source=self.local or None,
             destination=self.peer or None,
@@ -574,12 +656,12 @@ class Connection:
             topics=self._topics(),
             keys=self._keys_in_force(),
         )
-        self._recorded[self._outbound] += count
+        self._recorded[self._sends_as] += count
 
     @property
     def accepted(self) -> int:
         """Messages taken from this peer."""
-        return self._recorded[self._inbound]
+        return self._recorded[0]
 
     @property
     def queued_bytes(self) -> int:
@@ -593,9 +675,12 @@ class _Recorded(Pipe):
     def __init__(self, pipe: Pipe, connection: Connection) -> None:
         self._pipe = pipe
         self._connection = connection
-        self.peername, self.sockname, self.tls = pipe.peername, pipe.sockname, pipe.tls
-        self.headers, self.credentials = pipe.headers, pipe.credentials
-        self.carries_messages, self.max_write = pipe.carries_messages, pipe.max_write
+        self.peername = pipe.peername
+        # The rest is as usual for most pipes, and then takes no place.
+        if pipe.tls is not None:
+            self.tls = pipe.tls
+        if pipe.carries_messages or pipe.max_write:
+            self.carries_messages, self.max_write = pipe.carries_messages, pipe.max_write
 
     def write(self, data: bytes) -> None:
         """Record and send."""

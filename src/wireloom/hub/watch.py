@@ -18,8 +18,6 @@ class Watch:
         self._hub = hub
         self._newcomers: dict[Connection, float] = {}
         """Who has not shown yet that it is worth a place, in the order in which they came."""
-        self._heard: dict[int, tuple[int, float]] = {}
-        """How much each connection had said, and when that was first seen."""
         self._next_round = 0.0
 
     def arrived(self, connection: Connection) -> None:
@@ -52,14 +50,11 @@ class Watch:
     def _listen(self, now: float) -> None:
         """Dismiss those who have said nothing for too long."""
         limit = self._hub.config.limits.idle_seconds
-        heard = self._heard
-        self._heard = {}
-        for number, connection in list(self._hub.connections.items()):
-            before, since = heard.get(number, (-1, now))
+        for connection in list(self._hub.connections.values()):
+            before, since = connection.quiet_since
             if before != connection.heard:
-                since = now
-            self._heard[number] = (connection.heard, since)
-            if now - since >= limit:
+                connection.quiet_since = (connection.heard, now)
+            elif now - since >= limit:
                 connection.dismiss("idle", f"nothing heard for {limit:g} s")
 
     # Memory

@@ -29,7 +29,7 @@ from wireloom.journal.segment import LOCK, REFUSED
 from wireloom.model import Direction, JournalError, type_of_json
 
 MIB = 1024 * 1024
-_MAX_ENVELOPES = 65_536
+_MAX_ENVELOPES = 8_192
 _MAX_REFUSED_PENDING = MIB
 
 

@@ -8,10 +8,12 @@ mean is not its business: every read's `Run` goes to `on_run`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Sequence
 
 from wireloom.model import HandshakeFailed, Message, PeerClosed, ProtocolViolation, WireloomError
+from wireloom.peers.rounds import FAR, rounds_of
 from wireloom.protocols.contract import Role, Run, Session, SessionState
 from wireloom.transports.base import Pipe
 
@@ -21,6 +23,8 @@ LINGER = 5.0
 """Seconds a closed conversation waits for the peer to take the last words and close its half."""
 
 _OPEN, _CLOSED = SessionState.OPEN, SessionState.CLOSED
+_NEVER = float("inf")
+_NO_HOLDS: frozenset[str] = frozenset()
 
 
 def fresh(error: WireloomError) -> WireloomError:
@@ -28,6 +32,12 @@ def fresh(error: WireloomError) -> WireloomError:
     again = type(error)(*error.args)
     again.__cause__ = error.__cause__
     return again
+
+
+@functools.lru_cache(maxsize=1)
+def _clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """The loop's clock: one method for all drivers, instead of one each."""
+    return loop.time
 
 
 def is_local(peername: str) -> bool:
@@ -46,6 +56,33 @@ class Driver:
     run; `on_end` once, when the pipe is gone, with the error that says why.
     """
 
+    __slots__ = (
+        "_announced",
+        "_burst",
+        "_busy",
+        "_by_message",
+        "_finishing",
+        "_flush_due",
+        "_holds",
+        "_input_over",
+        "_linger",
+        "_loop",
+        "_more",
+        "_now",
+        "_on_end",
+        "_on_open",
+        "_pipe",
+        "_round",
+        "_timer",
+        "_timer_at",
+        "_working",
+        "_writers",
+        "failure",
+        "on_run",
+        "session",
+        "writing_is_paused",
+    )
+
     def __init__(
         self,
         session: Session,
@@ -61,7 +98,7 @@ class Driver:
         self._on_end = on_end
         self._linger = linger
         self._loop = asyncio.get_running_loop()
-        self._now = self._loop.time
+        self._now = _clock(self._loop)
         self._pipe: Pipe | None = None
         self._busy = False
         """Inside a callback of the transport; it writes once, at its end."""
@@ -75,9 +112,11 @@ class Driver:
         self._working = False
         """Another thread does something for the session."""
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._holds: set[str] = set()
-        self._writers: list[asyncio.Future[None]] = []
+        self._round: float | None = None
+        """The second at which to look, where no timer of our own is needed."""
+        self._timer_at = _NEVER
+        self._holds = _NO_HOLDS
+        self._writers: list[asyncio.Future[None]] | None = None
         self._announced = False
         self._finishing = False
         self._input_over = False
@@ -274,11 +313,13 @@ class Driver:
             await asyncio.sleep(0)
         while (self.writing_is_paused or self._working) and self.failure is None:
             writer = self._loop.create_future()
+            if self._writers is None:
+                self._writers = []
             self._writers.append(writer)
             try:
                 await writer
             finally:
-                if writer in self._writers:
+                if writer in (self._writers or ()):
                     self._writers.remove(writer)
         if self.failure is not None:
             raise fresh(self.failure)
@@ -287,19 +328,19 @@ class Driver:
         """Stop reading until every reason to do so is released."""
         if not self._holds and self._pipe is not None and not self._finishing:
             self._pipe.pause_reading()
-        self._holds.add(reason)
+        self._holds |= {reason}
 
     def release(self, reason: str) -> None:
         """Take back one reason not to read."""
         if reason in self._holds:
-            self._holds.discard(reason)
+            self._holds -= {reason}
             if not self._holds and self._pipe is not None:
                 self._pipe.resume_reading()
 
     @property
     def holds(self) -> frozenset[str]:
         """Why nothing is read at the moment; empty when it is."""
-        return frozenset(self._holds)
+        return self._holds
 
     def close(self, reason: str = "") -> None:
         """Say goodbye as the protocol does it; `on_end` follows when the peer has taken it."""
@@ -315,7 +356,7 @@ class Driver:
     # Inside
 
     def _wake_writers(self) -> None:
-        writers, self._writers = self._writers, []
+        writers, self._writers = self._writers or (), None
         for writer in writers:
             if not writer.done():
                 writer.set_result(None)
@@ -350,7 +391,7 @@ class Driver:
         elif not self._announced:
             self._announce()
         deadline = session.deadline()
-        if deadline is not None and (self._timer is None or deadline < self._timer_at):
+        if deadline is not None and deadline < self._timer_at:
             self._arm(deadline)
         if session.offloads:
             self._start_work()
@@ -380,16 +421,23 @@ class Driver:
     def _arm(self, deadline: float) -> None:
         self._disarm()
         self._timer_at = deadline
-        self._timer = self._loop.call_at(deadline, self._expire)
+        if deadline - self._now() > FAR:
+            self._round = rounds_of(self._loop).join(deadline, self._expire)
+        else:
+            self._timer = self._loop.call_at(deadline, self._expire)
 
     def _disarm(self) -> None:
+        self._timer_at = _NEVER
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        elif self._round is not None:
+            rounds_of(self._loop).leave(self._round, self._expire)
+            self._round = None
 
     def _expire(self) -> None:
         """The timer fired. Deadlines mostly move away with traffic, so it may be too early to act."""
-        self._timer = None
+        self._timer, self._round, self._timer_at = None, None, _NEVER
         if self._finishing:
             return
         session = self.session
@@ -413,7 +461,7 @@ class Driver:
         self._finishing = True
         self._disarm()
         if self._holds:
-            self._holds.clear()
+            self._holds = _NO_HOLDS
             self.pipe.resume_reading()
         if self._input_over:
             self.pipe.close()

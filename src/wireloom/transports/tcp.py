@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 import struct
+import sys
 from collections.abc import Callable
 from typing import cast
 
@@ -46,7 +47,8 @@ class TCPPipe(Pipe, asyncio.Protocol):
     def name_ends(self, transport: asyncio.BaseTransport) -> None:
         """Find out who talks to whom."""
         self.peername = _endpoint(transport.get_extra_info("peername"))
-        self.sockname = _endpoint(transport.get_extra_info("sockname"))
+        # All connections of a listener have this in common.
+        self.sockname = sys.intern(_endpoint(transport.get_extra_info("sockname")))
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

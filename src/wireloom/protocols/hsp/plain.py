@@ -29,7 +29,7 @@ def read_plain(
     names: Names,
     direction: Direction,
     waiting: dict[int, Message],
-    owed: set[int],
+    owed: dict[int, None],
     messages: list[Message],
 ) -> int:
     """Add the plain messages from `start` on to `messages`; returns where they end.
@@ -81,7 +81,7 @@ def read_plain(
         else:
             if number in owed:
                 break
-            owed.add(number)
+            owed[number] = None
             kind, identifier = _REQUEST, str(number)
         messages.append(message_of((
             kind, topic, buffer[at:end], identifier, None, None, content_type, attributes,

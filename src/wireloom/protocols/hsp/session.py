@@ -7,6 +7,7 @@ on either side, and when the peer was heard last.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
@@ -39,11 +40,9 @@ class HspSession(Session):
     ) -> None:
         super().__init__(role)
         self.settings = settings
-        self.names = Names(dict(topics or {}), settings.profile)
-        # A server cannot know whether a peer that uses the profile has the server's numbers: until it says so with
-        # a map of its own, it is sent envelopes. Without the profile numbers are all there is.
-        known = {} if role is Role.SERVER and settings.profile else self.names.topics
-        self._own_names = Names(known, settings.profile, taken=self.names.topics)
+        self.names, self._own_names = _first_names(
+            tuple((topics or {}).items()), settings.profile, silent=role is Role.SERVER and settings.profile
+        )
         """What we write; `names` is what we read."""
         self._receives = role.sends.opposite
         self._buffer = b""
@@ -51,7 +50,7 @@ class HspSession(Session):
         self._next_id = unique & 0xFFFFFFFF
         self._waiting: dict[int, Message] = {}
         """Requests we sent, by id, until they are answered; the messages need not bear the id."""
-        self._owed: set[int] = set()
+        self._owed: dict[int, None] = {}
         """Ids the peer waits on."""
         self._bulk: type[bulk.HspBulk] | None = None
         self._bulk_owed: dict[bulk.HspBulk, None] = {}
@@ -145,7 +144,7 @@ class HspSession(Session):
         if isinstance(frame, frames.DataAck):
             if self.owes(frame.message_id):
                 raise reused(frame.message_id)
-            self._owed.add(frame.message_id)
+            self._owed[frame.message_id] = None
         elif isinstance(frame, frames.Ping):
             self._queue(frames.encode(frames.PONG))
         elif isinstance(frame, frames.Pong):
@@ -172,7 +171,7 @@ class HspSession(Session):
 
     def owed_ids(self) -> set[int]:
         """Every id the peer waits on."""
-        return self._owed.union(*(run.owed_ids() for run in self._bulk_owed))
+        return set(self._owed).union(*(run.owed_ids() for run in self._bulk_owed))
 
     def owed_range(self) -> tuple[int, int] | None:
         """Bounds of the ids the peer waits on: a cheap way to see that new ones are new."""
@@ -183,7 +182,7 @@ class HspSession(Session):
 
     def owe(self, message_id: int) -> None:
         """The peer waits for an answer to this id, one by one."""
-        self._owed.add(message_id)
+        self._owed[message_id] = None
 
     def answered(self, run: bulk.HspBulk) -> None:
         """A run was acknowledged in bulk."""
@@ -276,7 +275,7 @@ class HspSession(Session):
         if self.state is not _OPEN or number not in self._owed:
             super().respond(request, body, content_type, now)
             return
-        self._owed.discard(number)
+        self._owed.pop(number, None)
         self._queue(write_ack(number))
         if body:
             self.count("hsp.response.body-dropped")
@@ -308,7 +307,7 @@ class HspSession(Session):
     def _discharge(self, message_id: int) -> None:
         if message_id not in self._owed:
             raise NotSupported(f"no DATA_ACK with id {message_id} waits for an answer")
-        self._owed.discard(message_id)
+        self._owed.pop(message_id, None)
 
     def _draw_id(self) -> int:
         """The next id, skipping those still waiting for a response."""
@@ -359,6 +358,17 @@ class HspSession(Session):
     def topic_numbers(self) -> Mapping[int, str]:
         """The types that stand for topics on this connection."""
         return self.names.topics
+
+
+@lru_cache(maxsize=256)
+def _first_names(topics: tuple[tuple[int, str], ...], profile: bool, *, silent: bool) -> tuple[Names, Names]:
+    """What is read and what is written before anybody sent a map; connections of a listener have them in common.
+
+    A server cannot know whether a peer that uses the profile has the server's numbers: until it says so with a map of
+    its own, it is sent envelopes (`silent`). Without the profile numbers are all there is.
+    """
+    known = dict(topics)
+    return Names(known, profile), Names({} if silent else known, profile, taken=known)
 
 
 def _blanked(data: bytes, spans: list[tuple[int, int]]) -> bytes:
