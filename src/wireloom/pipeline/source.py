@@ -20,8 +20,8 @@ from pyspark.sql.types import StructType
 from wireloom.model import ConfigError
 from wireloom.pipeline import planning
 from wireloom.pipeline.captures import planning as captures
+from wireloom.pipeline.captures.counts import Counts
 from wireloom.pipeline.captures.planning import StateFolder
-from wireloom.pipeline.captures.walking import Counts
 from wireloom.pipeline.options import CaptureOptions, Options
 from wireloom.pipeline.planning import Offsets, Range
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, spark_schema

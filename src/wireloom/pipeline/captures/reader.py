@@ -16,12 +16,13 @@ from wireloom.pipeline.captures import headers, state, tcp
 from wireloom.pipeline.captures.assembling import assemble
 from wireloom.pipeline.captures.choosing import IDLE_S, Choice
 from wireloom.pipeline.captures.connections import OTHER, Connection
+from wireloom.pipeline.captures.counts import Counts
 from wireloom.pipeline.captures.deciding import decide
 from wireloom.pipeline.captures.decoding import decode_datagrams, decode_parts
 from wireloom.pipeline.captures.flows import FlowKey, group_flows
 from wireloom.pipeline.captures.headers import Segments
 from wireloom.pipeline.captures.rows import CLOSED, MIDSTREAM, OPENED, OVERHEAD, Rows
-from wireloom.pipeline.captures.walking import Counts, Walk
+from wireloom.pipeline.captures.walking import Walk
 from wireloom.pipeline.decode import Audited, DecodedRange
 
 

@@ -179,7 +179,7 @@ def first_time_ns(path: str) -> int:
             head = _read_fully(_unpacked(file), _FIRST)
         except (OSError, EOFError, zlib.error, _zstd_error()):
             return 0
-    packets, _ = PacketScanner().scan(np.frombuffer(head, np.uint8), 0, len(head), final=False)
+    packets, _ = _new_scanner().scan(np.frombuffer(head, np.uint8), 0, len(head), final=False)
     return int(packets.time_ns[0]) if len(packets) else 0
 
 

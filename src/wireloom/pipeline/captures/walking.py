@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from wireloom.model import Direction
 from wireloom.pipeline.captures import tcp
 from wireloom.pipeline.captures.choosing import MOST_DATAGRAMS, PLAIN, Choice, recognise
 from wireloom.pipeline.captures.connections import OTHER, Connection, Half, Held
+from wireloom.pipeline.captures.counts import Counts
 from wireloom.pipeline.captures.flows import FlowKey, Flows
 from wireloom.pipeline.captures.headers import Segments
 from wireloom.pipeline.captures.plain import TCP, UDP, UPPER_PDU
@@ -19,25 +19,6 @@ from wireloom.protocols.contract import Framing
 from wireloom.protocols.registry import protocol, protocols
 
 _DISSECTORS = "wireloom."
-
-
-@dataclass(slots=True)
-class Counts:
-    """What was seen of packets."""
-
-    packets: int = 0
-    other_packets: int = 0
-    other_bytes: int = 0
-    """Payload of connections that are none of ours."""
-    lost_fragments: int = 0
-
-    def add_other(self, connection: Connection) -> None:
-        """Count what was seen of a connection that is none of ours."""
-        self.other_packets += connection.packets
-        self.other_bytes += sum(half.seen for half in connection.halves)
-        connection.packets = 0
-        for half in connection.halves:
-            half.seen = 0
 
 
 class Walk:
