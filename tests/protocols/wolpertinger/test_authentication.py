@@ -318,8 +318,18 @@ def parameters_of(method: str) -> tuple[Value, ...]:
     return tuple(Value("int32", 1) if kind == "int32" else text("x") for kind in METHODS[method].parameters)
 
 
+NEEDS = {
+    "EstablishConnection": 0, "KeyExchange": 1, "ClusterAuthGetToken": 2, "ClusterAuthVerify": 2,
+    "ClusterAuthRequestVerification": 3, "UserAuthGetToken": 3, "UserAuthVerify": 3, "AwardTrustLevel": 0,
+}  # fmt: skip
+
+
+def test_all_methods_have_a_level() -> None:
+    assert {name: method.needs for name, method in METHODS.items()} == NEEDS
+
+
 @pytest.mark.parametrize(
-    ("method", "level"), [(name, level) for name, method in METHODS.items() for level in range(method.needs)]
+    ("method", "level"), [(name, level) for name, needs in NEEDS.items() for level in range(needs)]
 )
 def test_every_method_needs_its_trust(method: str, level: int) -> None:
     answer = stranger(level).ask(method, *parameters_of(method))
@@ -400,6 +410,14 @@ def test_a_token_is_used_once() -> None:
     )
     again = peer.ask("ClusterAuthVerify", proof)
     assert isinstance(again, Error)
+    assert peer.server.state is SessionState.CLOSED
+
+
+def test_a_token_for_a_user_is_used_once() -> None:
+    peer = stranger(3)
+    proof = text(prove("correct horse", peer.token("User")))
+    assert isinstance(peer.ask("UserAuthVerify", text("ada"), proof), Response)
+    assert isinstance(peer.ask("UserAuthVerify", text("ada"), proof), Error)
     assert peer.server.state is SessionState.CLOSED
 
 
@@ -547,6 +565,8 @@ def bad_ciphertexts(peer: Stranger) -> dict[str, bytes]:
         "gzip cut": b"message_id:%d;encryption:aes;gzip:20;" + sealed(zipped),
         "gzip too long": b"message_id:%d;encryption:aes;gzip:9999;" + sealed(zipped),
         "gzip no number": b"message_id:%d;encryption:aes;gzip:x;" + sealed(zipped),
+        "right gzip, wrong padding": b"message_id:%%d;encryption:aes;gzip:%d;" % len(zipped)
+        + unpadded(zipped + bytes(16 + -len(zipped) % 16)),
         "gzip and wrong padding": b"message_id:%d;encryption:aes;gzip:20;" + unpadded(bytes(32)),
         "too large": b"message_id:%d;encryption:aes;" + sealed(b"A" * 12_000),
         "too large when decompressed": b"message_id:%d;encryption:aes;gzip:%%s;" + sealed(bomb),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import gzip
+import hashlib
 import zlib
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -260,11 +262,16 @@ def test_both_ends_agree_on_a_key_and_it_is_the_hash_of_the_shared_secret() -> N
     assert agreed is not None
     assert agreed == two.agree(one.public, iv)
     assert agreed != one.agree(one.public, iv)
+    shared = one._private.exchange(ec.ECDH(), two._private.public_key())
+    assert (agreed.key, agreed.iv) == (hashlib.sha256(shared).digest(), iv)
 
 
 def test_a_public_key_travels_as_eck5_66_x_y() -> None:
-    blob = from_base64(KeyPair.draw(b"1" * 80).public)
+    pair = KeyPair.draw(b"1" * 80)
+    blob = from_base64(pair.public)
     assert blob is not None
+    point = pair._private.public_key().public_numbers()
+    assert (int.from_bytes(blob[8:74]), int.from_bytes(blob[74:])) == (point.x, point.y)
     assert blob[:8] == b"ECK5" + (66).to_bytes(4, "little")
     assert len(blob) == 8 + 66 + 66
 
