@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+_STARTS = 5
+_TOO_SLOW = "Python worker failed to connect back"
+"""Spark gives a planner ten seconds to start, which a busy machine may not have. A query can be started again at any
+time: it goes on where it was."""
 _TIDY_EVERY = 500
 """After so many batches, files that nobody needs any more are deleted; also at every start."""
 
@@ -129,16 +133,21 @@ class Pipeline:
         return spark
 
     def _run(self, spark: SparkSession, once: bool, interval: float) -> None:
-        try:
-            query = self._start_query(spark, once, interval)
-            while not query.awaitTermination(1):
+        for left in reversed(range(_STARTS)):
+            try:
+                query = self._start_query(spark, once, interval)
+                while not query.awaitTermination(1):
+                    if self._stopping:
+                        # No batch can begin while the lock is held, and none is under way.
+                        with self._between_batches:
+                            query.stop()
+            except Exception as error:
                 if self._stopping:
-                    # No batch can begin while the lock is held, and none is under way.
-                    with self._between_batches:
-                        query.stop()
-        except Exception as error:
-            if not self._stopping:
-                raise explain(error) from error
+                    return
+                if not left or _TOO_SLOW not in str(error):
+                    raise explain(error) from error
+            else:
+                return
 
     def _start_query(self, spark: SparkSession, once: bool, interval: float) -> StreamingQuery:
         from wireloom.pipeline.files import FORMAT
