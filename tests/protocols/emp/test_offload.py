@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wireloom
@@ -83,6 +84,7 @@ def test_what_follows_a_large_body_waits_for_it() -> None:
     assert not session.offloads
 
 
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from([PACKED, small(b"x"), PACKED[:-1] + b"!", b"\xff"]), max_size=6), st.data())
 def test_the_same_messages_come_out_with_and_without_a_thread(pieces: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(pieces)
@@ -91,10 +93,9 @@ def test_the_same_messages_come_out_with_and_without_a_thread(pieces: list[bytes
     expected = plain.receive(stream, 0.0)
     found: list[Message] = []
     taken = b""
-    while stream:
-        size = data.draw(st.integers(1, len(stream)))
-        run = offloading.receive(stream[:size], 0.0)
-        stream = stream[size:]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
+    for start, end in itertools.pairwise([0, *cuts, len(stream)]):
+        run = offloading.receive(stream[start:end], 0.0)
         found += run.messages
         taken += bytes(run.data)
         if data.draw(st.booleans()) and (work := offloading.work()) is not None:
