@@ -93,10 +93,10 @@ def write_rows(
 
 
 def create(folder: Path, table: Table) -> None:
-    """Create an empty table, unless it is there."""
-    from deltalake import DeltaTable
+    """Create an empty table, unless it is there; one of an older version gets the columns it lacks."""
+    from deltalake import DeltaTable, Schema
 
-    DeltaTable.create(
+    made = DeltaTable.create(
         str(folder),
         arrow_schema(table.columns),
         mode="ignore",
@@ -105,6 +105,9 @@ def create(folder: Path, table: Table) -> None:
         description=table.comment,
         configuration={"delta.checkpointInterval": "10"},
     )
+    known = {field.name for field in made.schema().fields}
+    if lacking := tuple(column for column in table.columns if column.name not in known):
+        made.alter.add_columns(list(Schema.from_arrow(arrow_schema(lacking)).fields))
 
 
 def open_table(folder: Path) -> DeltaTable:
