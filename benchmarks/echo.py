@@ -26,7 +26,7 @@ async def bare() -> int:
 
 
 async def ours(scheme: str) -> int:
-    async def handler(message: wireloom.Message, peer: wireloom.Peer) -> bytes:
+    def handler(message: wireloom.Message, peer: wireloom.Peer) -> bytes:
         return message.body
 
     server = wireloom.serve(f"{scheme}://127.0.0.1:0", handler, settings=SETTINGS.get(scheme))

@@ -67,13 +67,17 @@ class Answers:
 
     def request(self, message: Message, driver: Driver) -> None:
         """Answer a request, now or in a task."""
+        handler, topic = self._handler, message.topic
         try:
-            result = self._call(message)
+            if handler is None or topic is None or topic.startswith(HUB_PREFIX):
+                result = self._call(message)
+            else:
+                result = handler(message, self._peer)
         except Exception as error:  # whatever a handler raises is an answer, not the end of the connection
             self._fail(driver, message, error)
             return
         if result.__class__ is CoroutineType:
-            self._begin(message, driver, cast(Coroutine[Any, Any, object], result))
+            self._begin(message, driver, result)
         elif inspect.isawaitable(result) or inspect.isasyncgen(result):
             key = (id(driver), message.id or "")
             self._enter(key, self._loop.create_task(self._run(key, message, driver, result)))
@@ -90,27 +94,33 @@ class Answers:
 
     def _begin(self, message: Message, driver: Driver, work: Coroutine[Any, Any, object]) -> None:
         """Run a handler up to where it waits for something; most do not, and need no task."""
-        key = (id(driver), message.id or "")
         standby = self._standby
+        if standby is not None and standby.is_ready:
+            try:
+                result = standby.begin(work)
+            except RuntimeError:
+                standby = None  # another task is running: this one gets its own
+            else:
+                if standby.is_done:
+                    error = standby.error
+                    if error is None:
+                        self._answer(driver, message, result)
+                    else:
+                        standby.error = None
+                        self._fail(driver, message, error)
+                    if not standby.is_clean:
+                        self._standby = None
+                        standby.close()
+                    return
+        key = (id(driver), message.id or "")
         if standby is None or not standby.is_ready:
             self._enter(key, self._loop.create_task(self._run(key, message, driver, work)))
-            if standby is None and not self._over:
+            if self._standby is None and not self._over:
                 self._standby = Standby(self._loop)
-            return
-        try:
-            waits_for = standby.begin(work)
-        except StopIteration as done:
-            self._answer(driver, message, done.value)
-        except (Exception, asyncio.CancelledError) as error:
-            self._fail(driver, message, error)
         else:
             self._standby = None
             self._enter(key, standby.task)
-            standby.take_over(self._run(key, message, driver, standby.rest(work, waits_for)))
-            return
-        if not standby.is_clean:
-            self._standby = None
-            standby.close()
+            standby.take_over(self._run(key, message, driver, standby.rest(result)))
 
     def _enter(self, key: Key, task: asyncio.Task[None]) -> None:
         self._tasks[key] = task
@@ -250,7 +260,9 @@ class Answers:
 
     def _respond(self, driver: Driver, request: Message, result: object) -> None:
         try:
-            if isinstance(result, Message):
+            if result.__class__ is bytes:
+                driver.respond(request, result, driver.session.content_type)
+            elif isinstance(result, Message):
                 kind = Kind.ERROR if result.kind is Kind.ERROR else Kind.RESPONSE
                 driver.send(result.with_(kind=kind, id=None, correlation_id=request.id, status=result.status or "done"))
             else:

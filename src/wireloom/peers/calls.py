@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from wireloom.model import Kind, Message, RequestFailed, RequestTimeout, WireloomError
 from wireloom.peers.driver import fresh
@@ -95,6 +95,15 @@ class Calls:
         call.id = request_id
         self.waiting[request_id] = call
         deadline = call.deadline
+        if (self._timer is None or deadline < self._timer_at) and deadline != NEVER:
+            self._watch(deadline)
+
+    def add_many(self, calls: Sequence[Waiting], request_ids: Sequence[str]) -> None:
+        """The first of these requests were sent together under these ids; all have the same deadline."""
+        for call, request_id in zip(calls, request_ids, strict=False):
+            call.id = request_id
+            self.waiting[request_id] = call
+        deadline = calls[0].deadline
         if (self._timer is None or deadline < self._timer_at) and deadline != NEVER:
             self._watch(deadline)
 

@@ -265,6 +265,18 @@ class Driver:
             self._loop.call_soon(self._flush_rest)
         return identifier
 
+    def ask_many(self, requests: Sequence[Message]) -> list[str]:
+        """Send as many of these requests, from the first on, as the session can send together; returns their ids."""
+        if self.failure is not None:
+            raise fresh(self.failure)
+        identifiers = self.session.ask_many(requests, self._now())
+        if self._busy or self._flush_due:
+            self._more = True
+        elif identifiers:
+            self._flush_due = self._more = True
+            self._loop.call_soon(self._flush_rest)
+        return identifiers
+
     def respond(self, request: Message, body: bytes, content_type: str | None) -> None:
         """Send the response to a request."""
         if self.failure is not None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from wireloom.model import ConfigError, Message, WireloomError
+from wireloom.model import ConfigError, Kind, Message, WireloomError
 from wireloom.peers.calls import NEVER, Waiting
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ Answer = TypeVar("Answer")
 
 IN_FLIGHT = 64
 """Requests of one row on the wire unless told otherwise."""
+_NOTHING = Message(Kind.REQUEST)
+"""Stands for a request that could not be made."""
 
 
 class _Place(Waiting):
@@ -31,13 +34,12 @@ class _Place(Waiting):
 
     __slots__ = ("outcome", "row")
 
-    def __init__(self, row: _Row[Body], request: Message | None) -> None:
+    def __init__(self, row: _Row[Body], request: Message, deadline: float) -> None:
         self.row = row
-        if request is not None:
-            self.request = request
+        self.request = request
         self.id = ""
         self.patience = row.timeout
-        self.deadline = NEVER if row.timeout is None else row.loop.time() + row.timeout
+        self.deadline = deadline
         self.outcome: Message | WireloomError | None = None
 
     def finish(self, answer: Message) -> None:
@@ -61,6 +63,8 @@ class _Row(Generic[Body]):
         self.peer = peer
         self.message = message
         self.in_flight = in_flight
+        self.low = in_flight * 3 // 4
+        """When so few are left, more are sent, together; at the latest when there is nothing to be taken."""
         self.timeout = timeout
         self.loop = asyncio.get_running_loop()
         self.places: deque[_Place] = deque()
@@ -81,34 +85,47 @@ class _Row(Generic[Body]):
         self.over, self.failure = True, failure
         self.wake()
 
-    def send(self, body: Body, driver: Driver) -> None:
-        """Send one request; what is wrong with it is its outcome."""
-        try:
-            place = _Place(self, self.message(body))
-        except WireloomError as error:
-            place = _Place(self, None)
-            place.outcome = error
-        self.places.append(place)
-        if place.outcome is None:
+    def send(self, bodies: Iterable[Body], driver: Driver) -> None:
+        """Send a request for each body; what is wrong with one is its outcome."""
+        deadline = NEVER if self.timeout is None else self.loop.time() + self.timeout
+        message, places, fresh = self.message, self.places, []
+        for body in bodies:
             try:
-                self.peer.dispatch(place, driver, alone=self.in_flight == 1)
+                place = _Place(self, message(body), deadline)
             except WireloomError as error:
-                place.fail(error)
+                place = _Place(self, _NOTHING, deadline)
+                place.outcome = error
+            fresh.append(place)
+        places.extend(fresh)
+        sent = 0
+        while sent < len(fresh):
+            place = fresh[sent]
+            if place.outcome is None:
+                try:
+                    if self.in_flight > 1:
+                        together = self.peer.dispatch_many(fresh[sent:] if sent else fresh, driver)
+                        if together:
+                            sent += together
+                            continue
+                    self.peer.dispatch(place, driver, alone=self.in_flight == 1)
+                except WireloomError as error:
+                    place.fail(error)
+            sent += 1
 
     def fill(self, bodies: Iterator[Body]) -> None:
         """Send requests as long as there are bodies, places, and room on the connection."""
-        places, in_flight, driver = self.places, self.in_flight, self.peer.driver
-        if driver is None:
+        driver = self.peer.driver
+        if driver is None or not driver.has_room:
             return
-        while not self.over and len(places) < in_flight and driver.has_room:
-            try:
-                body = next(bodies)
-            except StopIteration:
-                self.over = True
-            except Exception as error:  # raised again where the row ends: the answers before it are not lost
-                self.end(error)
-            else:
-                self.send(body, driver)
+        wanted = self.in_flight - len(self.places)
+        taken: list[Body] = []
+        try:
+            for body in islice(bodies, wanted):
+                taken.append(body)  # noqa: PERF402 - what came before an error counts
+            self.over = len(taken) < wanted
+        except Exception as error:  # raised again where the row ends: the answers before it are not lost
+            self.end(error)
+        self.send(taken, driver)
 
     async def feed(self, bodies: AsyncIterable[Body]) -> None:
         """Send requests as bodies come; for those that have to be waited for."""
@@ -120,7 +137,7 @@ class _Row(Generic[Body]):
                 driver = self.peer.driver
                 if driver is None or not driver.has_room:
                     driver = await self.peer.room(self.timeout)
-                self.send(body, driver)
+                self.send((body,), driver)
                 self.wake()
         except Exception as error:  # raised again where the row ends
             self.end(error)
@@ -192,38 +209,38 @@ class Many(AsyncIterator[Answer], Generic[Body, Answer]):
         if bodies is None and self._feeder is None:
             self._feeder = row.loop.create_task(row.feed(self._coming))
         while True:
-            if bodies is not None and not row.over:
+            if bodies is not None and not row.over and (len(places) <= row.low or places[0].outcome is None):
                 row.fill(bodies)
             if places:
                 outcome = places[0].outcome
-                if outcome is not None:
-                    row.take()
-                    if bodies is not None and not row.over:
-                        # Before this answer is worked on, so that the other end has something to do meanwhile.
-                        row.fill(bodies)
-                    return self._hand_out(outcome)
-            elif row.over:
+                if outcome is None:
+                    await row.wait()
+                    continue
+                row.take()
+                if outcome.__class__ is Message:
+                    self._number += 1
+                    return self._answer(outcome)
+                return self._hand_out_error(outcome)  # type: ignore[arg-type]
+            if row.over:
                 failure, row.failure = row.failure, None
                 raise failure or StopAsyncIteration
-            elif bodies is not None:
+            if bodies is None:
+                await row.wait()
+            else:
                 # Nothing is on its way, and nothing can be sent: the connection is being made again, or is full.
                 try:
                     await row.peer.room(row.timeout)
                 except WireloomError:
                     row.over = True
                     raise
-                continue
-            await row.wait()
 
-    def _hand_out(self, outcome: Message | WireloomError) -> Answer:
+    def _hand_out_error(self, error: WireloomError) -> Answer:
         self._number += 1
-        if isinstance(outcome, Message):
-            return self._answer(outcome)
         if self._return_errors:
-            return outcome  # type: ignore[return-value]
+            return error  # type: ignore[return-value]
         self.close()
-        outcome.add_note(f"in the answer to request {self._number} of many")
-        raise outcome
+        error.add_note(f"in the answer to request {self._number} of many")
+        raise error
 
     def close(self) -> None:
         """Send no more, and give up what is in flight."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import count
 from types import MappingProxyType
@@ -228,7 +229,7 @@ class Peer:
         return Many(
             self,
             bodies,
-            lambda body: self._message(_REQUEST, topic, body, attributes),
+            functools.partial(self._request_for, topic, attributes or NO_ATTRIBUTES),
             self.decode,
             in_flight=in_flight,
             timeout=timeout,
@@ -434,11 +435,12 @@ class Peer:
         """What one read brought."""
         driver = self._driver
         assert driver is not None
+        settle = self._calls.settle
         for message in run.messages:
             kind = message.kind
             wanted = True
             if kind is _RESPONSE:
-                wanted = self._calls.settle(message)
+                wanted = settle(message)
             elif kind is _REQUEST:
                 self._answers.request(message, driver)
             elif kind in _ANSWERS:
@@ -586,6 +588,13 @@ class Peer:
             raise NotSupported(f"{self.protocol.name} has no requests")
         self._calls.add(call, identifier)
 
+    def dispatch_many(self, calls: Sequence[Waiting], driver: Driver) -> int:
+        """Send the first of these requests, with one deadline, that can go together; returns how many that are."""
+        identifiers = driver.ask_many([call.request for call in calls])
+        if identifiers:
+            self._calls.add_many(calls, identifiers)
+        return len(identifiers)
+
     def _withdraw(self, call: Waiting) -> None:
         if call.id and self._calls.remove(call.id) is not None:
             self._give_up(call)
@@ -618,15 +627,20 @@ class Peer:
             raise PeerClosed(f"the connection to {self.name or 'the peer'} is closing")
         return driver
 
+    def _request_for(self, topic: str, attributes: Mapping[str, str], body: object) -> Message:
+        data, content_type = self.encode(body)
+        return message_of(
+            (_REQUEST, topic, data, None, None, None, content_type, attributes, "", None, None, None, _NOBODY)
+        )
+
     def _message(self, kind: Kind, topic: str, body: object, attributes: Mapping[str, str] | None) -> Message:
         if not topic:
             raise ConfigError("a topic must not be empty")
         data, content_type = self.encode(body)
-        fields = (
-            kind, topic, data, None, None, None, content_type, attributes or NO_ATTRIBUTES,
-            "", None, None, None, _NOBODY,
-        )  # fmt: skip
-        return message_of(fields)
+        attributes = attributes or NO_ATTRIBUTES
+        return message_of(
+            (kind, topic, data, None, None, None, content_type, attributes, "", None, None, None, _NOBODY)
+        )
 
     async def _elsewhere(self, work: Callable[[], T]) -> T:
         """Let another thread do what takes long."""

@@ -474,6 +474,13 @@ class Session(abc.ABC):
         """
         return self.send(request, now).id
 
+    def ask_many(self, requests: Sequence[Message], now: float) -> list[str]:
+        """Queue as many of these requests, from the first on, as can go the short way; returns their ids.
+
+        The next one, if any is left, is one for `ask`. There is nothing to do where there is no short way.
+        """
+        return []
+
     def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
         """Queue the response to a request that came in."""
         self.send(Message(_RESPONSE, request.topic, body, None, request.id, "done", content_type), now)

@@ -8,6 +8,7 @@ Sizes are inclusive here.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Direction, Kind, Message, ProtocolViolation, message_of
@@ -25,10 +26,21 @@ _RELATED = struct.Struct(">IBBxxIBBxxBxxxQ")
 """Envelope, header and a request-response block."""
 _RELATED_SIZE = _RELATED.size
 _LENGTH = struct.Struct(">I")
+_OUTLINE = struct.Struct(">I16sQ")
+"""The same as `_RELATED` for whom only size and number differ from message to message."""
 # Looking up members of an enum, or methods of a module's object, costs as much as a call.
 _EVENT, _REQUEST, _RESPONSE, _NOBODY = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Authenticity.NONE
 _KINDS = {_EVENT: 0, _REQUEST: 0x80, _RESPONSE: 0}
-_pack_related, _unpack_related, _unpack_length = _RELATED.pack, _RELATED.unpack_from, _LENGTH.unpack_from
+_pack_outline, _unpack_outline, _unpack_length = _OUTLINE.pack, _OUTLINE.unpack_from, _LENGTH.unpack_from
+
+
+def _outline(asks: int, more: int) -> bytes:
+    """What stands between size and number."""
+    return bytes(_RELATED.pack(0, _DATA, 0x80, 20, _REQUEST_RESPONSE, more, asks, 0)[4:20])
+
+
+_OUTLINES = {_outline(asks, more): (bool(asks), bool(more)) for asks in (0, 0x80) for more in (0, 0x80)}
+"""Whether it is a request, and whether the hub's block follows, by what stands between size and number."""
 
 _remembered_hub = lru_cache(maxsize=1024)(decode_hub)
 
@@ -65,26 +77,33 @@ def read_related(
     `owed` and takes responses out of `waiting`.
     """
     available, largest, most = len(buffer), settings.max_message, settings.max_requests
+    block, block_size = b"", 0
+    block_topic = block_content_type = None
     while available - start >= _RELATED_SIZE:
-        size, type_, more, length, extension, last, asks, number = _unpack_related(buffer, start)
+        size, outline, number = _unpack_outline(buffer, start)
         end = start + size
-        if (
-            type_ != _DATA or more < 0x80 or extension != _REQUEST_RESPONSE or length != 20 or not number
-            or size < _RELATED_SIZE or size > largest or end > available
-        ):  # fmt: skip
+        shape = _OUTLINES.get(outline)
+        if shape is None or not number or size < _RELATED_SIZE or size > largest or end > available:
             break
         if buffer.__class__ is not bytes:
             buffer = bytes(buffer)
+        asks, has_block = shape
         at = start + _RELATED_SIZE
         topic = content_type = None
-        if last & 0x80:
-            stop = at + _unpack_length(buffer, at)[0] if end - at > 8 else 0
-            if not at + 8 < stop <= end or stop > at + _SHORT or (hub := _hub_of(buffer[at:stop])) is None:
+        if has_block:
+            # Mostly it is the block of the message before.
+            if not block_size or not buffer.startswith(block, at):
+                stop = at + _unpack_length(buffer, at)[0] if end - at > 8 else 0
+                if not at + 8 < stop <= end or stop > at + _SHORT or (hub := _hub_of(buffer[at:stop])) is None:
+                    break
+                block, block_size = buffer[at:stop], stop - at
+                block_topic, block_content_type = hub
+            at += block_size
+            if at > end:
                 break
-            topic, content_type = hub
-            at = stop
+            topic, content_type = block_topic, block_content_type
         related = str(number)
-        if asks & 0x80:
+        if asks:
             if related in owed or len(owed) >= most:
                 break
             owed.add(related)
@@ -151,6 +170,13 @@ def _hub_block(topic: str | None, content_type: str | None) -> bytes | None:
     return _HEAD.pack(8 + len(content), _HUB, 0) + content
 
 
+_ASKING, _ANSWERING = ((_outline(asks, 0), _outline(asks, 0x80)) for asks in (0x80, 0))
+
+
+def _outline_of(asks: int, block: bytes) -> bytes:
+    return (_ASKING if asks else _ANSWERING)[bool(block)]
+
+
 def write_plain(message: Message, number: int, settings: EmpSettings) -> bytes | None:
     """An event, or the request or response with this number, as bytes; None where that takes more."""
     asks = _KINDS.get(message.kind)
@@ -177,6 +203,30 @@ def write_plain(message: Message, number: int, settings: EmpSettings) -> bytes |
     return head + block + body
 
 
+def write_requests(requests: Sequence[Message], first: int, settings: EmpSettings, written: list[bytes]) -> int:
+    """Add the bytes of plain requests, numbered from `first` on, to `written`; returns how many there are.
+
+    It ends before the first that is not plain.
+    """
+    largest, compress_above = settings.max_message, settings.compress_above
+    topic = content_type = block = None
+    number = first
+    for request in requests:
+        body = request.body
+        if block is None or request.topic is not topic or request.content_type is not content_type:
+            topic, content_type = request.topic, request.content_type
+            block = _hub_block(topic, content_type)
+            if block is None:
+                break
+            outline, head_size = _outline_of(0x80, block), _RELATED_SIZE + len(block)
+        size = head_size + len(body)
+        if request.attributes or size > largest or (compress_above is not None and len(body) > compress_above):
+            break
+        written.append(_pack_outline(size, outline, number) + block + body)
+        number += 1
+    return number - first
+
+
 def write_related(
     asks: int, topic: str | None, body: bytes, content_type: str | None, number: int, settings: EmpSettings
 ) -> bytes | None:
@@ -187,4 +237,4 @@ def write_related(
     size = _RELATED_SIZE + len(block) + len(body)
     if size > settings.max_message or (settings.compress_above is not None and len(body) > settings.compress_above):
         return None
-    return _pack_related(size, _DATA, 0x80, 20, _REQUEST_RESPONSE, 0x80 if block else 0, asks, number) + block + body
+    return _pack_outline(size, _outline_of(asks, block), number) + block + body

@@ -17,7 +17,7 @@ from wireloom.protocols.emp import extensions, frames
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import to_frame, to_message
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
-from wireloom.protocols.emp.plain import read_plain, read_related, write_plain, write_related
+from wireloom.protocols.emp.plain import read_plain, read_related, write_plain, write_related, write_requests
 from wireloom.protocols.emp.settings import SIZE_MODE, EmpSettings
 from wireloom.protocols.owing import OwedReads
 
@@ -327,6 +327,19 @@ class EmpSession(Session):
                 self.sent += 1
                 return identifier
         return self.send(request, now).id
+
+    def ask_many(self, requests: Sequence[Message], now: float) -> list[str]:
+        """Queue the plain requests that these begin with."""
+        first = self._last_id + 1
+        room = min(self.settings.max_requests - len(self._waiting), extensions.MAX_ID - self._last_id)
+        if not self._plain or self.state is not OPEN or room < len(requests):
+            return []
+        count = write_requests(requests, first, self.settings, self._out)
+        self._last_id += count
+        self.sent += count
+        identifiers = list(map(str, range(first, first + count)))
+        self._waiting.update(zip(identifiers, requests, strict=False))
+        return identifiers
 
     def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
         """Queue the response to a request; the short way, where that is enough."""

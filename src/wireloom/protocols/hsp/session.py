@@ -269,6 +269,26 @@ class HspSession(Session):
                 return str(number)
         return self.send(request, now).id
 
+    def ask_many(self, requests: Sequence[Message], now: float) -> list[str]:
+        """Queue the plain requests that these begin with."""
+        if self.state is not _OPEN:
+            return []
+        identifiers: list[str] = []
+        largest, head_of, waiting, out = self.settings.max_payload, self._own_names.head, self._waiting, self._out
+        for request in requests:
+            topic, body = request.topic, request.body
+            if not topic or topic == MAP or request.attributes:
+                break
+            type_, head = head_of(topic, request.content_type)
+            if len(head) + len(body) > largest:
+                break
+            number = self._draw_id()
+            waiting[number] = request
+            out.append(write_request(number, type_, head, body))
+            identifiers.append(str(number))
+        self.sent += len(identifiers)
+        return identifiers
+
     def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
         """Queue the `ACK` of a request; it has no room for a body."""
         number = int(request.id or -1)

@@ -396,6 +396,28 @@ class YampSession(Session):
                 return identifier
         return self.send(request, now).id
 
+    def ask_many(self, requests: Sequence[Message], now: float) -> list[str]:
+        """Queue the plain requests that these begin with."""
+        settings, waiting, agreed, out = self.settings, self._waiting, self.content_type, self._out
+        if self.state is not _OPEN or settings.max_requests - len(waiting) < len(requests):
+            return []
+        identifiers: list[str] = []
+        milliseconds, draw = int((now + self.epoch) * 1000), self._uids.draw
+        for request in requests:
+            topic, body = request.topic, request.body
+            if not topic or request.attributes or request.content_type != agreed or len(body) > settings.max_body:
+                break
+            uid = draw(milliseconds)
+            encoded = write_request(uid, topic, body)
+            if encoded is None:
+                break
+            identifier = uid_text(uid)
+            waiting[uid] = Asked(identifier, request)
+            out.append(encoded)
+            identifiers.append(identifier)
+        self.sent += len(identifiers)
+        return identifiers
+
     def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
         """Queue the response to a request; the short way, where that is enough."""
         owed = self._owed.get(request.id or "")
