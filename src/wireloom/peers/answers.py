@@ -76,7 +76,9 @@ class Answers:
         except Exception as error:  # whatever a handler raises is an answer, not the end of the connection
             self._fail(driver, message, error)
             return
-        if result.__class__ is CoroutineType:
+        if result.__class__ is bytes:
+            self._respond(driver, message, result)
+        elif result.__class__ is CoroutineType:
             self._begin(message, driver, result)
         elif inspect.isawaitable(result) or inspect.isasyncgen(result):
             key = (id(driver), message.id or "")

@@ -107,6 +107,8 @@ class Driver:
         self._more = False
         """There is something else."""
         self._by_message = False
+        self._is_plain = False
+        """Whether nothing but writing has to follow a step of the session that leaves it open."""
         self._burst = 0
         """Messages sent in this turn of the loop."""
         self._working = False
@@ -155,7 +157,12 @@ class Driver:
                 self._took(run)
         finally:
             self._busy = False
-        self._after()
+        if self._is_plain and session.state is _OPEN:
+            out = session.outgoing()
+            if out:
+                self._pipe.write(out)  # type: ignore[union-attr]
+        else:
+            self._after()
 
     def received_datagrams(self, data: bytes, ends: Sequence[int]) -> None:
         """Datagrams arrived together."""
@@ -258,11 +265,13 @@ class Driver:
         identifier = self.session.ask(request, self._now())
         if self._busy or self._flush_due:
             self._more = True
-        elif alone:
-            self._after()
-        else:
+        elif not alone:
             self._flush_due = self._more = True
             self._loop.call_soon(self._flush_rest)
+        elif self._is_plain:
+            self._pipe.write(self.session.outgoing())  # type: ignore[union-attr]
+        else:
+            self._after()
         return identifier
 
     def ask_many(self, requests: Sequence[Message]) -> list[str]:
@@ -402,6 +411,8 @@ class Driver:
                 return
         elif not self._announced:
             self._announce()
+        if state is _OPEN:
+            self._is_plain = session.steady and not session.offloads and not self._by_message
         deadline = session.deadline()
         if deadline is not None and deadline < self._timer_at:
             self._arm(deadline)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -88,29 +88,26 @@ class _Row(Generic[Body]):
     def send(self, bodies: Iterable[Body], driver: Driver) -> None:
         """Send a request for each body; what is wrong with one is its outcome."""
         deadline = NEVER if self.timeout is None else self.loop.time() + self.timeout
-        message, places, fresh = self.message, self.places, []
+        message, ready = self.message, []
         for body in bodies:
             try:
                 place = _Place(self, message(body), deadline)
             except WireloomError as error:
                 place = _Place(self, _NOTHING, deadline)
                 place.outcome = error
-            fresh.append(place)
-        places.extend(fresh)
-        sent = 0
-        while sent < len(fresh):
-            place = fresh[sent]
-            if place.outcome is None:
-                try:
-                    if self.in_flight > 1:
-                        together = self.peer.dispatch_many(fresh[sent:] if sent else fresh, driver)
-                        if together:
-                            sent += together
-                            continue
-                    self.peer.dispatch(place, driver, alone=self.in_flight == 1)
-                except WireloomError as error:
-                    place.fail(error)
-            sent += 1
+            else:
+                ready.append(place)
+            self.places.append(place)
+        while ready:
+            sent = 0
+            try:
+                if self.in_flight > 1:
+                    sent = self.peer.dispatch_many(ready, driver)
+                if not sent:
+                    self.peer.dispatch(ready[0], driver, alone=self.in_flight == 1)
+            except WireloomError as error:
+                ready[0].fail(error)
+            del ready[: sent or 1]
 
     def fill(self, bodies: Iterator[Body]) -> None:
         """Send requests as long as there are bodies, places, and room on the connection."""
@@ -143,6 +140,9 @@ class _Row(Generic[Body]):
             self.end(error)
         else:
             self.end()
+        finally:
+            if isinstance(bodies, AsyncGenerator):
+                await bodies.aclose()
 
     def take(self) -> _Place:
         place = self.places.popleft()

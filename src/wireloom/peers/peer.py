@@ -184,6 +184,8 @@ class Peer:
         except asyncio.CancelledError:
             self._withdraw(call)
             raise
+        if answer.content_type is None:
+            return answer.body
         return self.decode(answer) if len(answer.body) < LARGE else await self.value(answer)
 
     async def ask(self, message: Message, *, timeout: float | None = TIMEOUT) -> Message:  # noqa: ASYNC109
@@ -636,7 +638,11 @@ class Peer:
     def _message(self, kind: Kind, topic: str, body: object, attributes: Mapping[str, str] | None) -> Message:
         if not topic:
             raise ConfigError("a topic must not be empty")
-        data, content_type = self.encode(body)
+        driver = self._driver
+        if body.__class__ is bytes and driver is not None:
+            data, content_type = body, driver.session.content_type
+        else:
+            data, content_type = self.encode(body)
         attributes = attributes or NO_ATTRIBUTES
         return message_of(
             (kind, topic, data, None, None, None, content_type, attributes, "", None, None, None, _NOBODY)

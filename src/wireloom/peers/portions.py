@@ -45,7 +45,7 @@ class PortionDriver(Driver):
         if self._waiting:
             self._waiting.append(data)
         elif len(data) <= SMALLEST:
-            super().received(data)
+            Driver.received(self, data)
         elif len(data) <= self._portion and not self._holds:
             started = time.monotonic()
             super().received(data)

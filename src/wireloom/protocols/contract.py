@@ -276,7 +276,7 @@ class Renumbered(NamedTuple):
     topics: Mapping[int, str]
 
 
-@dataclass(slots=True)
+@dataclass(init=False)
 class Run:
     """What a session took from one read.
 
@@ -297,6 +297,17 @@ class Run:
     """Datagrams or lines that were not accepted; the conversation goes on without them."""
     renumbered: Sequence[Renumbered] = ()
     """Where the numbers that stand for topics changed inside the run; what follows has `Session.topic_numbers`."""
+
+    # One is made for every read: what is as usual stays with the class.
+    def __init__(
+        self, data: bytes | memoryview = b"", messages: Sequence[Message] = (), bulk: Bulk | None = None, **unusual: Any
+    ) -> None:
+        self.data = data
+        self.messages = messages
+        if bulk is not None:
+            self.bulk = bulk
+        for name, value in unusual.items():
+            setattr(self, name, value)
 
     @property
     def count(self) -> int:
@@ -384,6 +395,8 @@ class Session(abc.ABC):
     """The address of the other end; the owner sets it before `connected`."""
     hears_itself: ClassVar[bool] = True
     """Whether a peer that subscribes to what it publishes is sent that, too."""
+    steady: bool = False
+    """Whether `deadline` comes nearer only with `send`, `expire` and a change of `state`, never with anything else."""
     offloads: bool = False
     """Whether slow work is handed out by `work`, so that the owner's loop need not wait for it.
 

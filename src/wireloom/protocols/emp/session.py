@@ -72,6 +72,8 @@ _BYE, _PING, _PONG = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
 class EmpSession(Session):
     """Client and server are alike in emp; the role only names the direction."""
 
+    steady = True
+
     def __init__(self, role: Role, settings: EmpSettings) -> None:
         super().__init__(role)
         self.settings = settings
@@ -123,6 +125,10 @@ class EmpSession(Session):
                 return run
         settings, direction, position = self.settings, self._receives, 0
         messages: list[Message] = []
+        if self._plain and self.state is OPEN and not kept:
+            position = read_related(data, 0, settings, direction, self._waiting, self._owed, messages)
+            if position == len(data):
+                return Run(data, messages)
         logins: list[tuple[int, int, Message]] = []
         """Where messages with credentials are."""
         try:

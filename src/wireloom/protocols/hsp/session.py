@@ -35,6 +35,8 @@ ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR))
 class HspSession(Session):
     """Client and server are alike in hsp; the role only names the direction."""
 
+    steady = True
+
     def __init__(
         self, role: Role, settings: HspSettings, *, unique: int = 0, topics: Mapping[int, str] | None = None
     ) -> None:

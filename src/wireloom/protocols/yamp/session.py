@@ -75,6 +75,8 @@ class YampSession(Session):
     seeded with `unique`. Requests that time out are the caller's to give up: a cancel with `kill` forgets them.
     """
 
+    steady = True
+
     def __init__(self, role: Role, settings: YampSettings, *, unique: int = 0) -> None:
         super().__init__(role)
         self.settings = settings
