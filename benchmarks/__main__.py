@@ -15,6 +15,7 @@ MEASURES = {
     "pipeline": "benchmarks.pipeline",
     "captures": "benchmarks.captures",
     "requests": "benchmarks.requests",
+    "hub-requests": "benchmarks.hub_requests",
     "codecs": "benchmarks.codecs",
     "mesh": "benchmarks.mesh_codec",
     "mesh-udp": "benchmarks.mesh_udp",

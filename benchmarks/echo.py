@@ -35,6 +35,14 @@ async def ours(scheme: str) -> int:
     return server.port
 
 
+async def provider(port: int) -> int:
+    """A provider at a hub that runs already."""
+    peer = await wireloom.connect(f"emp://127.0.0.1:{port}", handler=lambda message, peer: message.body)
+    await peer.provide("bench")
+    _keep.append(peer)
+    return port
+
+
 async def websockets() -> int:
     from websockets.asyncio.server import ServerConnection, serve
 
@@ -101,6 +109,8 @@ async def main(kind: str, *rest: str) -> None:
     makers = {"bare": bare, "websockets": websockets, "grpc": grpc, "zmq": zmq}
     if kind == "nats":
         port = await nats(int(rest[0]))
+    elif kind == "provider":
+        port = await provider(int(rest[0]))
     elif kind in makers:
         port = await makers[kind]()
     else:
