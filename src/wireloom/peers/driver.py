@@ -65,6 +65,7 @@ class Driver:
         "_flush_due",
         "_holds",
         "_input_over",
+        "_is_plain",
         "_linger",
         "_loop",
         "_more",
@@ -157,7 +158,7 @@ class Driver:
                 self._took(run)
         finally:
             self._busy = False
-        if self._is_plain and session.state is _OPEN:
+        if self._is_plain and session.state is _OPEN and not session.offloads:
             out = session.outgoing()
             if out:
                 self._pipe.write(out)  # type: ignore[union-attr]
@@ -268,7 +269,7 @@ class Driver:
         elif not alone:
             self._flush_due = self._more = True
             self._loop.call_soon(self._flush_rest)
-        elif self._is_plain:
+        elif self._is_plain and not self.session.offloads:
             self._pipe.write(self.session.outgoing())  # type: ignore[union-attr]
         else:
             self._after()
@@ -412,7 +413,7 @@ class Driver:
         elif not self._announced:
             self._announce()
         if state is _OPEN:
-            self._is_plain = session.steady and not session.offloads and not self._by_message
+            self._is_plain = session.steady and not self._by_message
         deadline = session.deadline()
         if deadline is not None and deadline < self._timer_at:
             self._arm(deadline)
