@@ -1,26 +1,32 @@
-"""Hub, streaming pipeline, meters and a subscriber; the hub is killed in the middle; at the end, the tables."""
+"""A small energy company on one hub: five protocols, some faults, a crash in the middle; at the end, the tables."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import os
 import shutil
+import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import wireloom
+from examples.demo import company
 from examples.demo.meter import TOPICS
 from examples.demo.processes import Program, free_port
 from wireloom.cli.pipeline import run_sql
 from wireloom.model import WireloomError
 from wireloom.pipeline.query import ask
+from wireloom.pipeline.report import write_report
 
-METERS, READINGS = len(TOPICS), 75_000
+METERS, READINGS = len(TOPICS), 50_000
+REQUESTS, FORECASTS, EVENTS = 40, 100, 50
 FOLDER = Path("demo-data")
-FEEDS = {"emp": "weather/wind", "yamp": "billing/prices", "wolpertinger": "billing/tariffs", "mesh": "alarms/door"}
-"""Small feeds in the other protocols, each to a topic of its own."""
+CONSOLE = 5080
 
 
 class Screen:
@@ -57,12 +63,11 @@ class Demo:
         self.folder = folder
         self.warehouse = folder / "warehouse"
         self.readings = readings
-        self.ports = {name: free_port() for name in ("hsp", *FEEDS)}
-        self.hub: Program | None = None
-        self.pipeline: Program | None = None
+        self.ports = {name: free_port() for name in ("hsp", "emp", "yamp", "wolpertinger", "mesh", "http")}
+        self.console = f"http://127.0.0.1:{CONSOLE if _is_free(CONSOLE) else free_port()}"
+        self.up: Program | None = None
         self.meters: list[Program] = []
         self.seen = 0
-        self.kills = 0
 
     @property
     def total(self) -> int:
@@ -74,44 +79,54 @@ class Demo:
         """Readings the hub has acknowledged."""
         return sum(meter.number for meter in self.meters)
 
-    def start_hub(self) -> None:
-        """`wireloom hub` with a listener a protocol."""
-        config = self.folder / "hub.toml"
-        tables = [
-            f'[[listener]]\nurl = "{name}://127.0.0.1:{port}"\nprofile = true' for name, port in self.ports.items()
-        ]
-        # Nobody has a key in this demo, so the mesh listener takes events that are not signed.
-        tables[list(self.ports).index("mesh")] += '\nsettings = { require = "any" }'
-        numbers = ", ".join(f'{number} = "{topic}"' for number, topic in TOPICS.items())
-        tables[0] += f"\ntopics = {{ {numbers} }}"
-        config.write_text("\n".join([*tables, '[http]\nurl = "off"\n']))
-        words = ["wireloom", "hub", "--config", str(config), "--data", str(self.folder)]
-        self.hub = Program("the hub", *words, log=self.folder / "hub.log")
-        self.hub.wait_for("ready")
-
-    def start_pipeline(self) -> None:
-        """`wireloom pipeline run --continuous`."""
-        words = ["--input", str(self.folder / "journal"), "--warehouse", str(self.warehouse), "--continuous"]
-        self.pipeline = Program("the pipeline", "wireloom", "pipeline", "run", *words, log=self.folder / "pipeline.log")
-
     def url(self, protocol: str) -> str:
         """Where the hub speaks a protocol."""
         return f"{protocol}://127.0.0.1:{self.ports[protocol]}"
 
-    def in_table(self, condition: str = "true") -> int:
+    def start(self) -> list[Path]:
+        """`wireloom up` with a listener a protocol; returns the keys of the mesh's devices."""
+        trust, devices = company.make_keys(self.folder)
+        numbers = ", ".join(f'{number} = "{topic}"' for number, topic in TOPICS.items())
+        extra = {
+            "hsp": f"topics = {{ {numbers} }}\n",
+            "mesh": f'settings = {{ trust = "{trust}", key = "{self.folder / "hub.json"}", publish = ["alarms/#"] }}\n',
+        }
+        tables = [
+            f'[[listener]]\nurl = "{self.url(name)}"\nprofile = true\n{extra.get(name, "")}'
+            for name in self.ports
+            if name != "http"
+        ]
+        tables.append(f'[http]\nurl = "{self.url("http")}"\n[limits]\nqueue_bytes = 262144\n')
+        config = self.folder / "hub.toml"
+        config.write_text("\n".join(tables))
+        words = ["--config", str(config), "--data", str(self.folder), "--console", self.console, "--trust", str(trust)]
+        self.up = Program("wireloom up", "wireloom", "up", *words, log=self.folder / "up.log")
+        self.up.wait_for("ready", 90)
+        return devices
+
+    def kill_hub(self) -> None:
+        """Kill -9."""
+        assert self.up is not None
+        process = next(line for line in reversed(self.up.lines) if line.startswith("hub: process "))
+        os.kill(int(process.rpartition(" ")[2]), signal.SIGKILL)
+
+    def in_table(self) -> int:
         """How many messages the table holds already."""
         try:
-            return int(str(ask(self.warehouse, f"select count(*) from messages where {condition}").rows[0][0]))
+            return int(str(ask(self.warehouse, "select count(*) from messages").rows[0][0]))
         except WireloomError:
             return 0
 
     def readings_in_table(self) -> tuple[int, int]:
         """How many readings the table holds, and how many different ones."""
-        copies, different = ask(
-            self.warehouse,
-            "select count(*), count(distinct (decode(body)::json->>'meter', decode(body)::json->>'n')) from messages "
-            "where kind = 'request' and topic like 'energy/meters/%'",
-        ).rows[0]
+        try:
+            copies, different = ask(
+                self.warehouse,
+                "select count(*), count(distinct (decode(body)::json->>'meter', decode(body)::json->>'n')) "
+                "from messages where kind = 'request' and topic like 'energy/meters/%'",
+            ).rows[0]
+        except WireloomError:
+            return 0, 0
         return int(str(copies)), int(str(different))
 
     def status(self) -> str:
@@ -124,57 +139,66 @@ class Demo:
     async def run(self) -> bool:
         """The whole scenario; True when every acknowledged reading is in the table."""
         say = self.screen.say
-        say("starting the hub")
-        self.start_hub()
-        say("starting the pipeline (Spark takes a few seconds; it catches up)")
-        self.start_pipeline()
+        say("starting hub, pipeline and console with `wireloom up` (Spark takes a few seconds more; it catches up)")
+        devices = await asyncio.to_thread(self.start)
+        say(f"watch it live: {self.console}")
         watcher = asyncio.create_task(self._subscribe())
         await asyncio.sleep(0.5)
         say(f"{METERS} meters send {self.readings:,} acknowledged readings each over hsp")
         self.meters = [
             Program(
                 f"meter {n}",
-                "examples.demo.meter",
-                self.url("hsp"),
-                str(n),
-                str(self.readings),
+                *("examples.demo.meter", self.url("hsp"), str(n), str(self.readings)),
                 log=self.folder / "meters.log",
             )
             for n in TOPICS
         ]
-        for protocol, topic in FEEDS.items():
-            await self._feed(protocol, topic)
-        self._misbehave()
-        await self._until(lambda: self.acknowledged > self.total * 2 // 5)
-        say("kill -9 of the hub, in the middle of it")
-        assert self.hub is not None
-        self.hub.kill()
-        self.kills += 1
-        await asyncio.sleep(1)
-        self.start_hub()
-        say("the hub is back; the meters reconnect and send again what was not acknowledged")
+        async with company.slow_reader(self.url("emp")):
+            await self._business(devices)
+            await asyncio.to_thread(self._trouble, devices[0])
+            await self._until(lambda: self.acknowledged > self.total * 2 // 5)
+        say("kill -9 of the hub, in the middle of it; `wireloom up` starts it again")
+        self.kill_hub()
         await self._until(lambda: not any(meter.running for meter in self.meters))
         failed = [meter for meter in self.meters if meter.process.returncode]
         if failed:
             raise RuntimeError(f"{failed[0].name} failed: {failed[0].last_words()}")
         say(f"all {self.acknowledged:,} readings are acknowledged; waiting for the tables")
         # Not counted by responses: what the hub said last before it was killed may be missing in its journal.
-        await self._until(lambda: self.readings_in_table()[1] >= self.total or not self._pipeline_runs())
+        await self._until(lambda: self.readings_in_table()[1] >= self.total)
         watcher.cancel()
-        self.stop()
-        return self.show_tables()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watcher
+        return await asyncio.to_thread(self.show_tables)
 
-    def _pipeline_runs(self) -> bool:
-        assert self.pipeline is not None
-        if not self.pipeline.running:
-            raise RuntimeError(f"the pipeline ended: {self.pipeline.last_words()}")
-        return True
+    async def _business(self, devices: list[Path]) -> None:
+        """What the company does all day, in the other four protocols."""
+        say, yamp = self.screen.say, self.url("yamp")
+        async with company.billing_service(yamp):
+            (answers, steps), (answered, refused), *_ = await asyncio.gather(
+                company.customer(yamp, REQUESTS),
+                company.operator(self.url("wolpertinger"), REQUESTS),
+                company.weather_feed(self.url("emp"), FORECASTS),
+                *(company.device(self.url("mesh"), key, self.folder / "trust.json", EVENTS) for key in devices),
+            )
+        say(f"billing on yamp answered {answers} customers with {steps} steps of progress")
+        say(f"an operator called billing over wolpertinger: {answered} answered, {refused} refused")
+        say(f"{FORECASTS} acknowledged forecasts with compressed bodies over emp")
+        say(f"{len(devices)} devices sent {EVENTS} signed events each into the mesh")
 
-    async def _until(self, condition: object) -> None:
-        assert callable(condition)
+    def _trouble(self, key: Path) -> None:
+        company.attack_mesh(self.ports["mesh"], key)
+        company.speak_nonsense(self.ports["hsp"])
+        self.screen.say(
+            "faults: a replayed and a forged mesh packet, HTTP on the hsp port, a reader that does not read"
+        )
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        assert self.up is not None
         while not await asyncio.to_thread(condition):
+            if not self.up.running:
+                raise RuntimeError(f"wireloom up ended: {self.up.last_words()}")
             self.screen.show(await asyncio.to_thread(self.status))
-            self._pipeline_runs()
             await asyncio.sleep(0.3)
 
     async def _subscribe(self) -> None:
@@ -182,33 +206,24 @@ class Demo:
             async for _ in readings:
                 self.seen += 1
 
-    async def _feed(self, protocol: str, topic: str) -> None:
-        """A few events in another protocol, acknowledged where it has a word for that."""
-        acknowledged = protocol != "mesh"
-        async with wireloom.connect(self.url(protocol)) as hub:
-            for number in range(100):
-                await hub.publish(topic, {"n": number}, ack=acknowledged)
-        self.screen.say(f"100 {'acknowledged ' if acknowledged else ''}events to {topic} over {protocol}")
-
-    def _misbehave(self) -> None:
-        """Somebody sends what is no hsp at all."""
-        with socket.create_connection(("127.0.0.1", self.ports["hsp"])) as sock:
-            sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
-
     def show_tables(self) -> bool:
         """What the warehouse holds, and whether it is all there."""
         say = self.screen.say
         queries = {
             "messages by protocol and topic": "select protocol, replace(topic, '$hub/publish/', '') as topic, "
             "count(*) as messages, sum(wire_size)::bigint as bytes from messages where kind in ('event', 'request') "
-            "and topic not like '$hub/sub%' group by all order by all",
-            "traffic by minute": "select minute, protocol, sum(messages)::bigint as messages, "
-            "sum(bytes)::bigint as bytes from traffic group by all order by all",
-            "rejects": "select protocol, clause, detail, size from rejects",
+            "and topic not like '$hub/%' or topic like '$hub/publish/%' group by all order by all",
+            "latencies": "select topic, protocol, outcome, count(*) as requests, "
+            "round(quantile_cont(latency_us, 0.5) / 1000, 1) as p50_ms, "
+            "round(quantile_cont(latency_us, 0.99) / 1000, 1) as p99_ms from exchanges "
+            "where topic not like '$hub/%' group by all order by all",
+            "rejects": "select protocol, clause, count(*) as times, any_value(detail) as detail from rejects "
+            "group by all order by all",
+            "findings": "select rule, severity, count(*) as times from findings group by all order by all",
         }
         for title, query in queries.items():
             say(title)
-            run_sql(argparse.Namespace(warehouse=str(self.warehouse), query=query, json=False, csv=False))
+            run_sql(argparse.Namespace(warehouse=str(self.warehouse), query=query, json=False, csv=False, spark=False))
         copies, different = self.readings_in_table()
         complete = different == self.total == self.acknowledged
         if complete:
@@ -221,15 +236,25 @@ class Demo:
 
     def stop(self) -> None:
         """Stop everything that runs."""
-        for program in (*self.meters, self.pipeline, self.hub):
+        for program in (*self.meters, self.up):
             if program is not None:
                 program.stop()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def main() -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--keep", action="store_true", help="leave the data in demo-data")
+    parser.add_argument("--keep", action="store_true", help="leave everything running, and the data in demo-data")
     parser.add_argument("--readings", type=int, default=READINGS, help="readings a meter sends")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     arguments = parser.parse_args()
@@ -238,6 +263,9 @@ def main() -> int:
     demo = Demo(arguments.folder, arguments.readings)
     try:
         complete = asyncio.run(demo.run())
+        report = write_report(demo.warehouse, arguments.folder / "report.html")
+        if arguments.keep:
+            _leave_running(demo, report)
     except (RuntimeError, WireloomError) as error:
         demo.screen.say(f"the demo failed: {error}")
         return 1
@@ -246,16 +274,20 @@ def main() -> int:
         return 130
     finally:
         demo.stop()
-    if arguments.keep:
-        demo.screen.say(
-            f"kept: {arguments.folder}/journal (open it in Wireshark) and {arguments.folder}/warehouse; try"
-        )
-        print(f'  .venv/bin/wireloom sql "select * from messages limit 5" --warehouse {arguments.folder}/warehouse')
-        print(f"  .venv/bin/wireloom journal ls {arguments.folder}/journal")
-    else:
+    if not arguments.keep:
+        report.rename("demo-report.html")
         shutil.rmtree(arguments.folder, ignore_errors=True)
-        demo.screen.say("cleaned up; `make demo KEEP=1` leaves the journal and the tables to look at")
+        demo.screen.say("cleaned up, but for the report: demo-report.html")
+        demo.screen.say("`make demo KEEP=1` leaves hub, pipeline and console running, and the tables to ask")
     return 0 if complete else 1
+
+
+def _leave_running(demo: Demo, report: Path) -> None:
+    demo.screen.say(f"console: {demo.console}   report: {report}   journal (for Wireshark): {demo.folder}/journal")
+    print(f'  .venv/bin/wireloom sql "select * from messages limit 5" --warehouse {demo.warehouse}')
+    print(f'  .venv/bin/wireloom pub {demo.url("hsp")} notes/hello \'{{"from": "me"}}\' --ack')
+    demo.screen.say("everything goes on running; stop it with Ctrl-C")
+    signal.sigwait([signal.SIGINT, signal.SIGTERM])
 
 
 if __name__ == "__main__":
