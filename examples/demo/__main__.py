@@ -129,6 +129,11 @@ class Demo:
             return 0, 0
         return int(str(copies)), int(str(different))
 
+    def is_joined(self) -> bool:
+        """Whether the batch that brought the messages has brought the other tables, too: they come after them."""
+        seen = ask(self.warehouse, "select (select count(*) from exchanges), (select count(*) from nodes)").rows[0]
+        return all(int(str(count)) > 0 for count in seen)
+
     def status(self) -> str:
         """How it goes."""
         return (
@@ -165,7 +170,7 @@ class Demo:
             raise RuntimeError(f"{failed[0].name} failed: {failed[0].last_words()}")
         say(f"all {self.acknowledged:,} readings are acknowledged; waiting for the tables")
         # Not counted by responses: what the hub said last before it was killed may be missing in its journal.
-        await self._until(lambda: self.readings_in_table()[1] >= self.total)
+        await self._until(lambda: self.readings_in_table()[1] >= self.total and self.is_joined())
         watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watcher

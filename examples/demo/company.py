@@ -102,10 +102,12 @@ async def device(url: str, key: Path, trust: Path, count: int) -> None:
 def attack_mesh(port: int, key: Path) -> None:
     """A packet of a device that comes twice, and one whose content was changed on the way."""
     identity = load_identity(key)
-    fields = (Field(Type.STRING, b"devices/door/open"), Field(Type.JSON, b'{"by": "somebody"}'))
-    packet = sign_packet(Packet(0x5EC0DE, EventType.EVENT, int(time.time()), fields), identity)
-    honest = frames.encode(packet)
-    forged = honest.replace(b"somebody", b"a thief!")
+
+    def packet(number: int) -> bytes:
+        fields = (Field(Type.STRING, b"devices/door/open"), Field(Type.JSON, b'{"by": "somebody"}'))
+        return frames.encode(sign_packet(Packet(number, EventType.EVENT, int(time.time()), fields), identity))
+
+    honest, forged = packet(0x5EC0DE), packet(0xBADC0DE).replace(b"somebody", b"a thief!")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for datagram in (honest, honest, forged):
             sock.sendto(datagram, ("127.0.0.1", port))
