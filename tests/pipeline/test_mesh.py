@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.batches import LocalWorkers, contents, cut, new_warehouse, ranges
+from tests.pipeline.batches import LocalWorkers, contents, cut, new_warehouse, ranges, run_batches
 from wireloom.journal import Journal
 from wireloom.model import ConfigError, Direction
 from wireloom.pipeline.batch import BatchCommit
@@ -140,3 +140,17 @@ def test_nodes_are_what_their_packets_say(journal: Path, tmp_path: Path) -> None
 def test_a_trust_file_that_cannot_be_read_is_named(journal: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         Options.parse({"path": str(journal), "trust": str(tmp_path / "nowhere.json")})
+
+
+def test_what_the_hub_refused_although_it_was_well_formed_is_found(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "j") as journal:
+        for clause in ("mesh.forged", "mesh.replay", "mesh.field.overrun"):
+            journal.refuse("mesh", 1, Direction.DGRAM, b"packet", clause=clause, detail=f"why {clause}")
+        journal.refuse("hsp", 2, Direction.C2S, b"\x09", clause="hsp.command.unknown", detail="command 9")
+    run_batches(tmp_path / "w", [[ranges(tmp_path / "j")]])
+    found = ask(tmp_path / "w", "select rule, severity, detail, connection from findings order by rule").rows
+    assert found == [
+        ("mesh.forged", "critical", "why mesh.forged", f"{1:016x}"),
+        ("mesh.replay", "warning", "why mesh.replay", f"{1:016x}"),
+    ]
+    assert ask(tmp_path / "w", "select count(*) from rejects").rows == [(4,)]

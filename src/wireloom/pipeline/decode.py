@@ -29,12 +29,13 @@ from wireloom.model import KINDS, ConfigError, Direction, JournalError
 from wireloom.pipeline import blocks, ledger
 from wireloom.pipeline.planning import Range
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES, REJECTS, Table, arrow_schema
-from wireloom.pipeline.steps import audit, sessions
+from wireloom.pipeline.steps import audit, findings, sessions
 from wireloom.pipeline.steps.sessions import Event
 from wireloom.pipeline.steps.view import words
 from wireloom.protocols.audit import Auditor
 from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans, Stream
 from wireloom.protocols.contract import CUT, Settings
+from wireloom.protocols.conversation import Rule, Severity
 from wireloom.protocols.registry import protocol, protocols
 
 UNKNOWN_PROTOCOL = "protocol.unknown"
@@ -146,6 +147,19 @@ class Audited:
         self._packets.append(found.packets)
         return found.messages
 
+    def refused(self, rejects: pa.Table) -> None:
+        """A packet that the hub refused although it was well-formed is a finding, by the rule it broke."""
+        for name in pc.unique(rejects["protocol"].drop_null()).to_pylist():
+            looks = auditor(name, self.trust) if name in protocols() else None
+            for rule, severity in looks.severities.items() if looks is not None else ():
+                own = pc.and_(pc.equal(rejects["protocol"], name), pc.equal(rejects["clause"], rule))
+                chosen = rejects.filter(own)
+                if chosen.num_rows:
+                    unknown = pa.nulls(chosen.num_rows, pa.string())
+                    named = chosen.append_column("message_id", unknown).append_column("correlation_id", unknown)
+                    details = chosen["detail"].to_pylist()
+                    self._findings.append(findings.of_table(named, Rule(rule, Severity(severity), ""), details))
+
     def findings(self) -> pa.Table | None:
         """All findings."""
         return pa.concat_tables(self._findings) if self._findings else None
@@ -167,6 +181,7 @@ def _decode(
         rejects.add_damage(data, damage, _block_time_us(data, first, limit))
     if part.refused:
         rejects.add_refused(data, found.index)
+        audited.refused(rejects.table())
         return empty(MESSAGES)
     events += [_event(block) for block in journal_index.records(data, found.index) if block.record in _EVENTS]
     tables = []
