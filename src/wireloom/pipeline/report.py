@@ -25,6 +25,7 @@ class Report:
     def __init__(self, warehouse: Path | str) -> None:
         import duckdb
 
+        self._name = str(warehouse)
         self._warehouse = Warehouse.existing(warehouse)
         self._connection = duckdb.connect(":memory:")
         self._connection.execute("set timezone = 'UTC'")
@@ -49,7 +50,7 @@ class Report:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
             f"<title>Wireloom report</title><style>{style}</style></head><body><h1>Wireloom report</h1>"
-            f'<p class="soft">Tables in {escape(str(self._warehouse.root))}, as of {made}. All times are in UTC.</p>'
+            f'<p class="soft">Tables in {escape(self._name)}, as of {made}. All times are in UTC.</p>'
             f"{body}</body></html>\n"
         )
 
