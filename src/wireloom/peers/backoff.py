@@ -13,8 +13,8 @@ class Backoff:
     """Exponential backoff with jitter.
 
     >>> waits = Backoff(minimum=0.1, maximum=1.0, factor=2, jitter=0).delays()
-    >>> [next(waits) for _ in range(5)]
-    [0.1, 0.2, 0.4, 0.8, 1.0]
+    >>> tuple(next(waits) for _ in range(5))
+    (0.1, 0.2, 0.4, 0.8, 1.0)
     """
 
     minimum: float = 0.1
