@@ -775,6 +775,15 @@ def test_the_serializer_is_kept_among_the_numbers_of_a_connection_unless_it_is_j
 # Anything at all
 
 
+def test_what_follows_a_close_is_counted_once_wherever_the_stream_is_cut() -> None:
+    close, event = frames.encode(frames.Close("bye")), frames.encode(frames.Event(bytes(16), "a", b"1"))
+    for reads in ([close + event + event], [close, event, event], [close + event, event], [close, event + event]):
+        made = opened(Role.SERVER)
+        for read in reads:
+            made.receive(read, 0.0)
+        assert made.counters == {"yamp.close.followed": 1}, reads
+
+
 @given(st.lists(any_frame, max_size=8), st.sampled_from(Role), st.lists(st.integers(0, 500), max_size=5))
 def test_a_session_gives_the_same_however_the_stream_is_cut(
     stream: list[frames.Frame], role: Role, at: list[int]

@@ -109,6 +109,7 @@ class YampSession(Session):
         self._handshake_due: float | None = None
         self._heard = 0.0
         self._ping_sent: float | None = None
+        self._peer_closed = False
         self._ping_payload: bytes | None = None
         self._pings = 0
 
@@ -125,6 +126,8 @@ class YampSession(Session):
     def receive(self, data: bytes, now: float) -> Run:
         """Take what the transport read."""
         if self.state is SessionState.CLOSED:
+            if self._peer_closed and data:
+                self._count_followed()
             return Run()
         self._heard, self._ping_sent = now, None
         size = len(self._buffer) + len(data)
@@ -174,9 +177,16 @@ class YampSession(Session):
         for start, end in logins:
             accepted = accepted[:start] + b"*" * (end - start) + accepted[end:]
         run = Run(accepted, messages, ignored=ignored)
-        if self.state is SessionState.CLOSED and self.violation is None and position < len(buffer):
-            self.count("yamp.close.followed")
+        if self.state is SessionState.CLOSED and self.violation is None:
+            self._peer_closed = True
+            if position < len(buffer):
+                self._count_followed()
         return position, run
+
+    def _count_followed(self) -> None:
+        """Something came after the peer's close: once, however it was cut into reads."""
+        if "yamp.close.followed" not in self.counters:
+            self.count("yamp.close.followed")
 
     def _check_turn(self, type_: int) -> None:
         """Refuse a frame that is out of turn by its first byte, before any of it is waited for."""
