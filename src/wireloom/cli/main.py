@@ -31,6 +31,7 @@ COMMANDS = {
     "journal": "wireloom.cli.journal",
     "keys": "wireloom.cli.keys",
     "pipeline": "wireloom.cli.pipeline",
+    "replay": "wireloom.cli.replay",
     "report": "wireloom.cli.pipeline",
     "sql": "wireloom.cli.pipeline",
     "tables": "wireloom.cli.pipeline",

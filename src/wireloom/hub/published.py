@@ -1,35 +1,16 @@
-"""What counts as published: the same answer for a message that arrives and for one that is read from the journal."""
+"""What was published, read from a journal in order."""
 
 from __future__ import annotations
 
 from wireloom.journal.reader import Entry
 from wireloom.journal.tail import Found
 from wireloom.model import Kind, Message
-from wireloom.protocols.contract import HUB_PREFIX, PUBLISH
-from wireloom.protocols.registry import protocol as find_protocol
+from wireloom.protocols.published import published
+
+__all__ = ["DENIED", "Publications", "published"]
 
 DENIED = "denied"
 """The record before a run with publishes that were answered with an error: `ids` of those requests."""
-_KINDS = (Kind.EVENT, Kind.REQUEST)
-
-
-def published(message: Message) -> Message | None:
-    """The event that a message brings to its subscribers; None if it brings none.
-
-    A request of a protocol whose requests are publishes (hsp) is taken for one, whoever provides its topic.
-
-    >>> published(Message(Kind.REQUEST, "$hub/publish/a/b", b"1", protocol="emp")).topic
-    'a/b'
-    """
-    topic = message.topic
-    if not topic or message.kind not in _KINDS:
-        return None
-    if message.kind is Kind.REQUEST:
-        if topic.startswith(PUBLISH):
-            topic = topic.removeprefix(PUBLISH)
-        elif topic.startswith(HUB_PREFIX) or not find_protocol(message.protocol).request_is_publish:
-            return None
-    return message if topic is message.topic else message.with_(topic=topic)
 
 
 class Publications:

@@ -3,6 +3,7 @@
     spark.read.format("wireloom").load("data/journal")
     spark.read.format("wireloom").option("ports", "hsp=7000").load("captures/*.pcapng")
     spark.readStream.format("wireloom").option("table", "rejects").load("data/journal")
+    messages.write.format("wireloom").option("url", "hsp://127.0.0.1:5042").mode("append").save()
 
 Planning lists files and nothing more; the workers map them, decode and hand over Arrow batches.
 """
@@ -10,10 +11,18 @@ Planning lists files and nothing more; the workers map them, decode and hand ove
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -83,7 +92,12 @@ class WireloomSource(DataSource):
     """The data source `wireloom`."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self.chosen = Options.parse(dict(options))
+        self.options = dict(options)
+
+    @cached_property
+    def chosen(self) -> Options:
+        """The options for reading; those for writing are others."""
+        return Options.parse(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -101,6 +115,18 @@ class WireloomSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of everything as it is committed."""
         return JournalStreamReader(self.chosen)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Sends rows to a live peer."""
+        from wireloom.pipeline.sink import Sink, checked
+
+        return Sink(checked(self.options, schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """Sends the rows of a stream to a live peer."""
+        from wireloom.pipeline.sink import StreamSink, checked
+
+        return StreamSink(checked(self.options, schema, overwrite))
 
 
 class JournalReader(DataSourceReader):

@@ -1,0 +1,33 @@
+"""What counts as published: one answer for what arrives, what is read from a journal, and what stands in a table."""
+
+from __future__ import annotations
+
+from wireloom.model import Kind, Message
+from wireloom.protocols.contract import HUB_PREFIX, PUBLISH
+from wireloom.protocols.registry import protocols
+
+_KINDS = (Kind.EVENT, Kind.REQUEST)
+
+
+def published(message: Message) -> Message | None:
+    """The event that a message brings to its subscribers; None if it brings none.
+
+    A request of a protocol whose requests are publishes (hsp) is taken for one, whoever provides its topic.
+
+    >>> published(Message(Kind.REQUEST, "$hub/publish/a/b", b"1", protocol="emp")).topic
+    'a/b'
+    """
+    topic = message.topic
+    if not topic or message.kind not in _KINDS:
+        return None
+    if message.kind is Kind.REQUEST:
+        if topic.startswith(PUBLISH):
+            topic = topic.removeprefix(PUBLISH)
+        elif topic.startswith(HUB_PREFIX) or not _requests_are_publishes(message.protocol):
+            return None
+    return message if topic is message.topic else message.with_(topic=topic)
+
+
+def _requests_are_publishes(name: str) -> bool:
+    known = protocols().get(name)
+    return known is not None and known.request_is_publish
