@@ -25,6 +25,7 @@ COMMANDS = {
     "echo": "wireloom.cli.talk",
     "hub": "wireloom.cli.hub",
     "console": "wireloom.cli.console",
+    "conformance": "wireloom.cli.conformance",
     "dissector": "wireloom.cli.dissector",
     "doctor": "wireloom.cli.doctor",
     "up": "wireloom.cli.up",

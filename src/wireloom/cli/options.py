@@ -31,7 +31,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_tls(parser: argparse.ArgumentParser, *, server: bool) -> None:
+def add_tls(parser: argparse.ArgumentParser, *, server: bool, token: bool = True) -> None:
     """Certificates, for URLs with TLS."""
     group = parser.add_argument_group("TLS")
     group.add_argument("--certificate", type=Path, metavar="FILE", help="our certificate (PEM)")
@@ -40,6 +40,7 @@ def add_tls(parser: argparse.ArgumentParser, *, server: bool) -> None:
     group.add_argument("--ca", type=Path, metavar="FILE", help=f"the authority {what} (PEM)")
     if not server:
         group.add_argument("--insecure", action="store_true", help="take any certificate; for tests only")
+    if not server and token:
         parser.add_argument("--token-file", type=Path, metavar="FILE", help="a file with the token to show to a hub")
 
 

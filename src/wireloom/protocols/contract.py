@@ -30,6 +30,7 @@ from wireloom.model import ConfigError, Direction, Kind, Message, NotSupported, 
 from wireloom.protocols.conversation import Conversation
 
 if TYPE_CHECKING:
+    from wireloom.protocols.cases import Case
     from wireloom.protocols.columns import ColumnDecoder
 
 HUB_PREFIX = "$hub/"
@@ -681,6 +682,10 @@ class Protocol(abc.ABC):
     def sessions(self, settings: Settings, topics: Mapping[int, str] | None = None) -> Sessions:
         """The sessions of one listener or client."""
         return Sessions(self, settings, topics)
+
+    def cases(self) -> Sequence[Case]:
+        """What any implementation of the protocol must do, for `wireloom conformance`; see `protocols/cases.py`."""
+        return ()
 
     def dissector(self) -> str | None:
         """A Wireshark dissector in Lua, named `wireloom.<name>`: the file `dissector.lua` beside the protocol's module.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import Direction, Message
@@ -14,6 +14,7 @@ from wireloom.protocols.emp.messages import EmpDecoder, to_frame
 from wireloom.protocols.emp.settings import EmpSettings, for_numbers
 
 if TYPE_CHECKING:
+    from wireloom.protocols.cases import Case
     from wireloom.protocols.columns import ColumnDecoder
     from wireloom.protocols.emp.session import EmpSession
 
@@ -58,6 +59,12 @@ class Emp(Protocol):
         from wireloom.protocols.emp.session import EmpSession
 
         return EmpSession(role, cast(EmpSettings, settings))
+
+    def cases(self) -> Sequence[Case]:
+        """What any implementation must do."""
+        from wireloom.protocols.emp.cases import CASES
+
+        return CASES
 
     def recognise(self, head: bytes, direction: Direction) -> bool:
         """Whether the stream begins with a `hello`, as both directions of every emp connection do.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -16,6 +16,7 @@ from wireloom.protocols.hsp.conversation import CONVERSATION
 from wireloom.protocols.hsp.profile import ENVELOPE, Names, make_envelope
 
 if TYPE_CHECKING:
+    from wireloom.protocols.cases import Case
     from wireloom.protocols.columns import ColumnDecoder
     from wireloom.protocols.hsp.session import HspSession
 
@@ -170,6 +171,12 @@ class Hsp(Protocol):
         from wireloom.protocols.hsp.session import HspSession
 
         return HspSession(role, cast(HspSettings, settings), unique=unique, topics=topics)
+
+    def cases(self) -> Sequence[Case]:
+        """What any implementation must do."""
+        from wireloom.protocols.hsp.cases import CASES
+
+        return CASES
 
     def recognise(self, head: bytes, direction: Direction) -> bool:
         """Whether frames in a row hold from the first byte on, and one of them is more than a single byte.

@@ -32,6 +32,7 @@ from wireloom.protocols.mesh.security import SECURITY_CLAUSES, check, sign_packe
 from wireloom.protocols.mesh.settings import MeshSettings, Require
 
 if TYPE_CHECKING:
+    from wireloom.protocols.cases import Case
     from wireloom.protocols.columns import ColumnDecoder
     from wireloom.protocols.mesh.author import Author
     from wireloom.protocols.mesh.gate import Gate
@@ -206,6 +207,12 @@ class Mesh(Protocol):
     def sessions(self, settings: Settings, topics: Mapping[int, str] | None = None) -> MeshSessions:
         """Sessions that speak as one node."""
         return MeshSessions(self, cast(MeshSettings, settings))
+
+    def cases(self) -> Sequence[Case]:
+        """What any implementation must do."""
+        from wireloom.protocols.mesh.cases import CASES
+
+        return CASES
 
     def recognise(self, head: bytes, direction: Direction) -> bool:
         """Whether a datagram is a packet, as far as it can be told without its end.

@@ -18,6 +18,7 @@ from wireloom.protocols.wolpertinger.refusal import CLAUSES, Refused
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 
 if TYPE_CHECKING:
+    from wireloom.protocols.cases import Case
     from wireloom.protocols.columns import ColumnDecoder
     from wireloom.protocols.wolpertinger.session import WolpertingerSession
 
@@ -176,6 +177,12 @@ class Wolpertinger(Protocol):
         from wireloom.protocols.wolpertinger.session import WolpertingerSession
 
         return WolpertingerSession(role, cast(WolpertingerSettings, settings).with_secrets(), unique=unique)
+
+    def cases(self) -> Sequence[Case]:
+        """What any implementation must do."""
+        from wireloom.protocols.wolpertinger.cases import CASES
+
+        return CASES
 
     def recognise(self, head: bytes, direction: Direction) -> bool:
         """Whether this begins with metadata that has a message_id.

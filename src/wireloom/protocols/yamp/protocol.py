@@ -8,7 +8,7 @@ goes to attributes: `version` and `serializer` of a handshake, `reason` of a clo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -22,6 +22,7 @@ from wireloom.protocols.yamp.frames import ResponseType
 from wireloom.protocols.yamp.plain import uid_text
 
 if TYPE_CHECKING:
+    from wireloom.protocols.cases import Case
     from wireloom.protocols.columns import ColumnDecoder
     from wireloom.protocols.yamp.session import YampSession
 
@@ -253,6 +254,12 @@ class Yamp(Protocol):
         from wireloom.protocols.yamp.session import YampSession
 
         return YampSession(role, cast(YampSettings, settings), unique=unique)
+
+    def cases(self) -> Sequence[Case]:
+        """What any implementation must do."""
+        from wireloom.protocols.yamp.cases import CASES
+
+        return CASES
 
     def recognise(self, head: bytes, direction: Direction) -> bool:
         """Whether this begins with a handshake of version 1, or with a server's refusal.

@@ -1,0 +1,123 @@
+"""The probe that cases are given: one pipe of a transport, and the protocol's own decoder for what comes out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from wireloom.model import Direction, Message, ProtocolViolation
+from wireloom.protocols.cases import CaseFailed, Probe
+from wireloom.protocols.contract import Framing, Protocol, Role
+from wireloom.transports import Pipe
+
+MOMENT = 0.3
+"""Seconds after which a peer that said nothing is taken to be silent."""
+
+
+class PipeProbe(Probe):
+    """Owns a pipe. `timeout` is how long the peer may take for anything; `role` is the end that the peer is."""
+
+    def __init__(self, protocol: Protocol, role: Role, timeout: float, moment: float = MOMENT) -> None:
+        self.role = role
+        self.pipe: Pipe | None = None
+        self._timeout = timeout
+        self._moment = min(moment, timeout)
+        datagrams = protocol.framing is Framing.DATAGRAM
+        self._lingers = datagrams and role is Role.CLIENT
+        direction = Direction.DGRAM if datagrams else role.sends
+        self._decoder = protocol.decoder(direction, protocol.lenient())
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
+        """What was read; None at the end."""
+        self._over = False
+        self._up = asyncio.Event()
+        self._gone = asyncio.Event()
+
+    # The case's side
+
+    async def send(self, *pieces: bytes) -> None:
+        """Write each piece by itself; what the peer no longer hears is lost, as on any wire."""
+        for piece in pieces:
+            if self.pipe is not None and not self._gone.is_set():
+                self.pipe.write(piece)
+            await asyncio.sleep(0)
+
+    async def next(self, *, quiet: bool = False) -> Message | None:
+        """The next message; see `Probe.next`."""
+        try:
+            async with asyncio.timeout(self._moment if quiet else self._timeout):
+                return await self._next()
+        except TimeoutError:
+            if quiet:
+                return None
+            raise CaseFailed(f"the peer did nothing for {self._timeout:g} seconds") from None
+
+    async def _next(self) -> Message | None:
+        while True:
+            try:
+                return next(self._decoder).message
+            except StopIteration:
+                pass
+            except ProtocolViolation as violation:
+                raise CaseFailed(f"the peer sent what is not valid: {violation}") from None
+            chunk = None if self._over else await self._chunks.get()
+            if chunk is None:
+                self._over = True
+                return None
+            self._decoder.feed(chunk)
+
+    async def is_open(self) -> bool:
+        """Wait until the pipe is up; False if that does not come to pass."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._up.wait()
+        except TimeoutError:
+            return False
+        return self.pipe is not None
+
+    async def leave(self) -> None:
+        """Close, and wait until the pipe is gone."""
+        if self.pipe is None or self._gone.is_set():
+            return
+        if self._lingers:
+            await self._drain()
+        self.pipe.close()
+        try:
+            async with asyncio.timeout(1):
+                await self._gone.wait()
+        except TimeoutError:
+            self.pipe.abort()
+
+    async def _drain(self) -> None:
+        """Take what the peer still says, until it is silent; without connections that would look like another peer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                while True:
+                    async with asyncio.timeout(self._moment):
+                        await self._chunks.get()
+
+    # The transport's side
+
+    def opened(self, pipe: Pipe) -> None:
+        """The pipe is up."""
+        self.pipe = pipe
+        self._up.set()
+
+    def received(self, data: bytes) -> None:
+        """Bytes, or one datagram."""
+        self._chunks.put_nowait(bytes(data))
+
+    def input_ended(self) -> None:
+        """A peer that sends no more has closed, as far as a case can tell."""
+        self._chunks.put_nowait(None)
+
+    def ended(self, error: Exception | None) -> None:
+        """However the pipe ended, it did."""
+        self._chunks.put_nowait(None)
+        self._up.set()
+        self._gone.set()
+
+    def writing_paused(self) -> None:
+        """Cases send so little that nobody need wait."""
+
+    def writing_resumed(self) -> None:
+        """Nothing waits."""

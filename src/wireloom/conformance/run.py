@@ -1,0 +1,216 @@
+"""Leads a peer through the cases: a server that is reached by URL, or the clients that connect to one of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from wireloom.conformance.probe import PipeProbe
+from wireloom.model import ConfigError
+from wireloom.peers.endpoint import endpoint
+from wireloom.protocols.cases import Case, CaseFailed, CaseSkipped, Level
+from wireloom.protocols.contract import Protocol, Role
+from wireloom.transports import TLS, Options
+from wireloom.transports.tls import client_context, server_context
+
+TIMEOUT = 5.0
+"""Seconds that a peer may take for anything that a case waits for."""
+WAIT = 60.0
+"""Seconds that `check_clients` waits for the next client."""
+NOBODY = "no client connected for it"
+
+
+class Verdict(StrEnum):
+    """How a case ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A case, how it ended, and why if it was not passed."""
+
+    case: Case
+    verdict: Verdict
+    detail: str = ""
+    seconds: float = 0.0
+
+
+Tell = Callable[[Result], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was found out about a peer."""
+
+    protocol: Protocol
+    url: str
+    role: Role
+    """The end that was looked at."""
+    results: Sequence[Result]
+
+    def count(self, verdict: Verdict, level: Level | None = None) -> int:
+        """How many cases ended like that."""
+        return sum(1 for each in self.results if each.verdict is verdict and level in (None, each.case.level))
+
+    @property
+    def conforms(self) -> bool:
+        """Whether nothing failed that the peer must do."""
+        return not self.count(Verdict.FAILED, Level.MUST)
+
+
+def choose(protocol: Protocol, role: Role, only: str | None = None) -> list[Case]:
+    """The cases for one end, or those of them whose names match a pattern.
+
+    >>> from wireloom.protocols import registry
+    >>> [case.name for case in choose(registry.protocol("hsp"), Role.SERVER, "*three*")]
+    ['three PINGs in one write get three PONGs']
+    """
+    cases = [case for case in protocol.cases() if case.role is role]
+    if not cases:
+        raise ConfigError(f"{protocol.name} has no conformance cases for a {role}")
+    chosen = [case for case in cases if only is None or fnmatch.fnmatchcase(case.name.lower(), only.lower())]
+    if not chosen:
+        raise ConfigError(f"no case of {protocol.name} for a {role} is called {only!r}; * stands for anything")
+    return chosen
+
+
+async def check_server(
+    url: str,
+    *,
+    tls: TLS | None = None,
+    patience: float = TIMEOUT,
+    only: str | None = None,
+    tell: Tell | None = None,
+) -> Outcome:
+    """Run the cases for servers against the one at a URL, each on a connection of its own.
+
+    `patience` is how many seconds the server may take for anything.
+    Raises OSError when there is nobody at all; who stops to listen later on fails what is left.
+    """
+    place = endpoint(url)
+    cases = choose(place.protocol, Role.SERVER, only)
+    context = client_context(tls) if place.secure else None
+    options = Options(tls=context, certificates=tls, server_hostname=tls.server_hostname if tls is not None else None)
+    results: list[Result] = []
+    for case in cases:
+        probe = PipeProbe(place.protocol, Role.SERVER, patience)
+        try:
+            async with asyncio.timeout(patience):
+                await place.transport.connect(place.address, probe, options)
+        except OSError as error:
+            if not results:
+                raise
+            reason = str(error) or f"no answer in {patience:g} seconds"
+            result = Result(case, Verdict.FAILED, f"cannot connect any more: {reason}")
+        else:
+            result = await _run(case, probe)
+        results.append(result)
+        if tell is not None:
+            tell(result)
+    return Outcome(place.protocol, place.url, Role.SERVER, results)
+
+
+async def check_clients(
+    url: str,
+    *,
+    tls: TLS | None = None,
+    patience: float = TIMEOUT,
+    wait: float = WAIT,
+    only: str | None = None,
+    tell: Tell | None = None,
+    listening: Callable[[str], object] | None = None,
+) -> Outcome:
+    """Listen at a URL, and lead each client that connects through the next case for clients.
+
+    `listening` is called with the URL once clients may come. Cases that nobody came for within `wait` seconds
+    after the last one are skipped.
+    """
+    place = endpoint(url)
+    cases = choose(place.protocol, Role.CLIENT, only)
+    door = _Door(place.protocol, cases, patience, tell)
+    context = server_context(tls) if place.secure else None
+    listener = await place.transport.listen(place.address, door.welcome, Options(tls=context, certificates=tls))
+    place = place.at(listener.address)
+    try:
+        if listening is not None:
+            listening(place.url)
+        await door.served(wait)
+    finally:
+        listener.close()
+    door.skip_rest()
+    return Outcome(place.protocol, place.url, Role.CLIENT, [door.results[case.name] for case in cases])
+
+
+class _Door:
+    """Hands the next case to whoever comes in; who comes when none is left is sent away."""
+
+    def __init__(self, protocol: Protocol, cases: Sequence[Case], timeout: float, tell: Tell | None) -> None:
+        self.results: dict[str, Result] = {}
+        self._protocol = protocol
+        self._cases = cases
+        self._left = list(cases)
+        self._timeout = timeout
+        self._tell = tell
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._settled = asyncio.Event()
+
+    def welcome(self) -> PipeProbe:
+        """The owner of a new connection, led through its case once it is open."""
+        probe = PipeProbe(self._protocol, Role.CLIENT, self._timeout)
+        task = asyncio.get_running_loop().create_task(self._serve(probe))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return probe
+
+    async def served(self, wait: float) -> None:
+        """Return when every case has its result, or when nothing was settled for `wait` seconds."""
+        while len(self.results) < len(self._cases):
+            self._settled.clear()
+            try:
+                async with asyncio.timeout(wait):
+                    await self._settled.wait()
+            except TimeoutError:
+                break
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def skip_rest(self) -> None:
+        """Cases that nobody came for say nothing."""
+        for case in self._cases:
+            if case.name not in self.results:
+                self._settle(Result(case, Verdict.SKIPPED, NOBODY))
+
+    async def _serve(self, probe: PipeProbe) -> None:
+        if not await probe.is_open() or not self._left:
+            await probe.leave()
+            return
+        self._settle(await _run(self._left.pop(0), probe))
+
+    def _settle(self, result: Result) -> None:
+        self.results[result.case.name] = result
+        self._settled.set()
+        if self._tell is not None:
+            self._tell(result)
+
+
+async def _run(case: Case, probe: PipeProbe) -> Result:
+    """Lead the peer through one case, and leave it."""
+    begun = time.monotonic()
+    verdict, detail = Verdict.PASSED, ""
+    try:
+        await case.run(probe)
+    except CaseFailed as failed:
+        verdict, detail = Verdict.FAILED, str(failed)
+    except CaseSkipped as skipped:
+        verdict, detail = Verdict.SKIPPED, str(skipped)
+    finally:
+        await probe.leave()
+    return Result(case, verdict, detail, round(time.monotonic() - begun, 3))

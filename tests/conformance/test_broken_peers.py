@@ -1,0 +1,280 @@
+"""Peers that are broken on purpose fail where they should, and only there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tests.cli.running import wireloom
+from wireloom.conformance import report
+from wireloom.conformance.run import Outcome, Result, Verdict, check_clients, check_server, choose
+from wireloom.model import ConfigError, ProtocolViolation
+from wireloom.protocols.cases import Case, Level, Probe
+from wireloom.protocols.contract import Role
+from wireloom.protocols.hsp import frames as hsp
+from wireloom.protocols.registry import protocol
+
+QUICK = 1.0
+"""Seconds to wait for what a broken peer never does."""
+SLOW = 20.0
+"""Seconds to wait for what it does."""
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def server(talk: Talk) -> AsyncIterator[int]:
+    """A plain TCP server, and its port."""
+
+    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await talk(reader, writer)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    listener = await asyncio.start_server(guarded, "127.0.0.1", 0)
+    async with listener:
+        yield listener.sockets[0].getsockname()[1]
+
+
+def hsp_server(*, pongs: int = 1, answers: bool = True, shift: int = 0, strict: bool = True) -> Talk:
+    """An hsp server written without our sessions, with a fault or none."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held = bytearray()
+        while data := await reader.read(4096):
+            held += data
+            while True:
+                try:
+                    found = hsp.decode(held)
+                except ProtocolViolation:
+                    if strict:
+                        return
+                    held.clear()
+                    break
+                if found is None:
+                    break
+                frame, end = found
+                del held[:end]
+                if isinstance(frame, hsp.Ping):
+                    writer.write(hsp.encode(hsp.PONG) * pongs)
+                elif isinstance(frame, hsp.DataAck) and answers:
+                    writer.write(hsp.encode(hsp.Ack((frame.message_id + shift) & 0xFFFFFFFF)))
+
+    return talk
+
+
+def failed(outcome: Outcome) -> set[str]:
+    return {each.case.name for each in outcome.results if each.verdict is Verdict.FAILED}
+
+
+def detail(outcome: Outcome, name: str) -> str:
+    return next(each.detail for each in outcome.results if each.case.name == name)
+
+
+async def test_a_server_without_fault_passes() -> None:
+    async with server(hsp_server()) as port:
+        outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=SLOW)
+    assert failed(outcome) == set()
+    assert outcome.conforms
+
+
+async def test_an_hsp_server_that_answers_a_ping_twice_fails_there_and_only_there() -> None:
+    async with server(hsp_server(pongs=2)) as port:
+        outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=SLOW)
+    assert failed(outcome) == {
+        "one PONG for a PING, not more",
+        "three PINGs in one write get three PONGs",
+    }
+    assert detail(outcome, "one PONG for a PING, not more") == "the peer sent pong, which nothing asked for"
+    assert not outcome.conforms
+
+
+async def test_an_hsp_server_that_answers_with_another_id_fails_wherever_one_is_asked_for() -> None:
+    async with server(hsp_server(shift=1)) as port:
+        outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=SLOW, only="*DATA_ACK*")
+    name = "a DATA_ACK is answered with its MessageID"
+    assert detail(outcome, name) == "the peer sent response to 8 (done); unanswered were 7"
+    assert len(failed(outcome)) == len(outcome.results) == 4
+
+
+async def test_an_hsp_server_that_does_not_answer_at_all_fails_by_time() -> None:
+    async with server(hsp_server(answers=False)) as port:
+        outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=QUICK, only="a DATA_ACK is answered with*")
+    assert [each.detail for each in outcome.results] == ["the peer did nothing for 1 seconds"]
+
+
+async def test_an_hsp_server_that_keeps_a_connection_with_unknown_commands_fails_there() -> None:
+    async with server(hsp_server(strict=False)) as port:
+        outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=QUICK, only="a[n ]*")
+    assert "an unknown command closes the connection" in failed(outcome)
+    assert "an answer that nobody waits for is ignored" not in failed(outcome)
+
+
+async def test_only_what_a_peer_should_do_does_not_break_conformance() -> None:
+    async with server(hsp_server(strict=False)) as port:
+        outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=QUICK, only="a length beyond reason*")
+    assert [(each.verdict, each.case.level) for each in outcome.results] == [(Verdict.FAILED, Level.SHOULD)]
+    assert outcome.conforms
+
+
+async def test_an_emp_server_that_says_no_hello_fails_the_handshake() -> None:
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with server(mute) as port:
+        outcome = await check_server(f"emp://127.0.0.1:{port}", patience=QUICK, only="*hello*")
+    assert "hello comes at once" in failed(outcome)
+    assert detail(outcome, "hello comes at once") == "the peer did nothing for 1 seconds"
+
+
+async def test_a_server_that_speaks_something_else_fails_with_the_clause() -> None:
+    async def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+
+    async with server(http) as port:
+        outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=SLOW, only="a PING*")
+    assert [each.detail for each in outcome.results] == [
+        "the peer sent what is not valid: hsp.command.unknown: command 72 (at byte 0)"
+    ]
+
+
+async def test_a_server_that_dies_fails_what_is_left() -> None:
+    async def mortal(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        listener.close()
+        await hsp_server()(reader, writer)
+        writer.close()
+
+    listener = await asyncio.start_server(mortal, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=SLOW, only="*PING*")
+    assert [each.verdict for each in outcome.results] == [Verdict.PASSED, Verdict.FAILED, Verdict.FAILED]
+    assert outcome.results[-1].detail.startswith("cannot connect any more: ")
+
+
+async def test_a_mesh_node_that_answers_nothing_is_skipped_and_one_that_answers_all_fails() -> None:
+    class Node(asyncio.DatagramProtocol):
+        def __init__(self, answers: bool) -> None:
+            self.answers = answers
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = cast(asyncio.DatagramTransport, transport)
+
+        def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+            if self.answers:
+                self.transport.sendto(good, addr)
+
+    good = bytes.fromhex("010000002a0001000000006553f10000150401781410" + "11" * 16)
+    loop = asyncio.get_running_loop()
+    verdicts = {}
+    for answers in (False, True):
+        transport, _ = await loop.create_datagram_endpoint(lambda a=answers: Node(a), ("127.0.0.1", 0))  # type: ignore[misc]
+        port = transport.get_extra_info("sockname")[1]
+        outcome = await check_server(f"mesh://127.0.0.1:{port}", patience=QUICK, only="reserved flags*")
+        verdicts[answers] = [each.verdict for each in outcome.results]
+        transport.close()
+    assert verdicts == {False: [Verdict.SKIPPED], True: [Verdict.FAILED]}
+
+
+async def test_a_client_that_says_nothing_fails_and_cases_without_a_client_are_skipped() -> None:
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    check = asyncio.create_task(
+        check_clients("yamp://127.0.0.1:0", patience=QUICK, wait=2 * QUICK, listening=url.set_result)
+    )
+    port = int((await url).rpartition(":")[2])
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    outcome = await check
+    writer.close()
+    verdicts = [each.verdict for each in outcome.results]
+    assert verdicts == [Verdict.FAILED] + [Verdict.SKIPPED] * (len(verdicts) - 1)
+    assert outcome.results[-1].detail == "no client connected for it"
+    assert not outcome.conforms
+
+
+async def test_cases_that_nothing_matches_are_an_error_in_words() -> None:
+    with pytest.raises(ConfigError, match="no case of hsp for a server is called 'nothing'"):
+        choose(protocol("hsp"), Role.SERVER, "nothing")
+
+
+class Reader(HTMLParser):
+    """What a browser would make of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_what_a_peer_said_is_text_in_the_page() -> None:
+    async def nothing(probe: Probe) -> None:
+        """Never run."""
+
+    evil = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+    case = Case("a & b", "c < d", Role.SERVER, nothing)
+    page = report.to_html(Outcome(protocol("hsp"), f"hsp://{evil}", Role.SERVER, [Result(case, Verdict.FAILED, evil)]))
+    read = Reader(page)
+    assert not {"script", "img", "link", "iframe"} & set(read.tags)
+    assert read.text.count(evil) == 2
+    assert "a & b" in read.text
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_the_command_writes_both_reports_and_fails_for_a_must(tmp_path: Path) -> None:
+    page, data = tmp_path / "report.html", tmp_path / "report.json"
+    done = wireloom(
+        "conformance",
+        "--listen",
+        "hsp://127.0.0.1:0",
+        "--wait",
+        "0.1",
+        "--only",
+        "*PING*",
+        "--html",
+        page,
+        "--json",
+        data,
+    )
+    assert done.code == 0
+    assert done.lines[0].startswith("listening on hsp://127.0.0.1:")
+    assert done.lines[1] == "skipped  must    a PING is answered with a PONG: no client connected for it"
+    assert done.lines[-1] == "0 passed, 0 failed, 3 skipped: nothing is known"
+    found = json.loads(data.read_text())
+    assert (found["protocol"], found["role"], found["conforms"]) == ("hsp", "client", True)
+    assert found["counts"] == {"passed": 0, "failed": 0, "skipped": 3}
+    assert {each["verdict"] for each in found["cases"]} == {"skipped"}
+    assert "no client connected for it" in Reader(page.read_text()).text
+
+
+async def test_the_command_gives_exit_code_1_when_a_must_fails() -> None:
+    async with server(hsp_server(pongs=2)) as port:
+        done = await asyncio.to_thread(wireloom, "conformance", f"hsp://127.0.0.1:{port}", "--only", "one PONG*")
+    assert done.code == 1
+    assert done.lines[-1] == "0 passed, 1 failed, 0 skipped: 1 of what a server must do is not done"
+
+
+def test_nobody_there_is_an_error_in_one_line() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        done = wireloom("conformance", f"hsp://127.0.0.1:{free.getsockname()[1]}")
+    assert done.code == 2
+    assert len(done.errors.splitlines()) == 1
+    assert wireloom("conformance", "hsp://127.0.0.1", "--timeout", "0").code == 2

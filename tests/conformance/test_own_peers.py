@@ -1,0 +1,101 @@
+"""Our own hub and our own clients keep to what the cases ask of everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+import wireloom
+from tests.certificates import Authority
+from tests.hub.running import hub_on, url_of
+from wireloom.conformance.run import Outcome, Result, Verdict, check_clients, check_server, choose
+from wireloom.protocols.cases import Level
+from wireloom.protocols.contract import Role
+from wireloom.protocols.registry import BUILT_IN as BUILT_IN_PROTOCOLS
+from wireloom.protocols.registry import protocol
+from wireloom.transports import TLS
+
+LISTENER = """
+[[listener]]
+url = "{url}"
+{settings}
+[http]
+url = "off"
+"""
+PATIENCE = 20.0
+BUILT_IN = ["hsp", "emp", "yamp", "wolpertinger", "mesh"]
+
+
+def hub_text(url: str) -> str:
+    return LISTENER.format(url=url, settings='settings = { require = "any" }' if url.startswith("mesh:") else "")
+
+
+def failures(outcome: Outcome) -> list[str]:
+    return [f"{each.case.name}: {each.detail}" for each in outcome.results if each.verdict is not Verdict.PASSED]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_protocol_has_cases_for_both_ends_with_names_of_their_own(name: str) -> None:
+    for role, least in ((Role.SERVER, 8), (Role.CLIENT, 3)):
+        cases = [case for case in protocol(name).cases() if case.role is role]
+        assert len(cases) >= least
+        assert len({case.name for case in cases}) == len(cases)
+        assert any(case.level is Level.MUST for case in cases)
+
+
+def test_no_built_in_protocol_is_left_out() -> None:
+    assert sorted(BUILT_IN) == sorted(BUILT_IN_PROTOCOLS)
+
+
+@pytest.mark.parametrize("scheme", [*BUILT_IN, "yamp+ws"])
+async def test_our_hub_passes_every_case_for_servers(scheme: str, tmp_path: Path) -> None:
+    async with hub_on(tmp_path, hub_text(f"{scheme}://127.0.0.1:0")) as hub:
+        outcome = await check_server(url_of(hub, scheme), patience=PATIENCE)
+    assert failures(outcome) == []
+    assert outcome.conforms
+
+
+async def test_our_hub_passes_over_a_unix_socket(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, hub_text(f"hsp+unix://{tmp_path}/hub.sock")):
+        outcome = await check_server(f"hsp+unix://{tmp_path}/hub.sock", patience=PATIENCE, only="*PING*")
+    assert failures(outcome) == []
+    assert len(outcome.results) == 3
+
+
+async def test_a_server_is_checked_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("127.0.0.1")
+    ours = TLS(certificate=certificate, key=key)
+    async with wireloom.serve("emps://127.0.0.1:0", lambda message: message.body, tls=ours) as server:
+        outcome = await check_server(server.url, tls=TLS(ca=authority.path), patience=PATIENCE, only="*hello*")
+    assert failures(outcome) == []
+    assert len(outcome.results) == 4
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+async def test_our_client_passes_every_case_for_clients(name: str) -> None:
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    settled: asyncio.Queue[Result] = asyncio.Queue()
+    check = asyncio.create_task(
+        check_clients(
+            f"{name}://127.0.0.1:0",
+            patience=PATIENCE,
+            wait=2 * PATIENCE,
+            tell=settled.put_nowait,
+            listening=url.set_result,
+        )
+    )
+    place = await url
+    for _ in choose(protocol(name), Role.CLIENT):
+        client = wireloom.connect(place, reconnect=False, timeout=PATIENCE)
+        # Some cases refuse the client's handshake; that it then fails is what they ask for.
+        with contextlib.suppress(wireloom.WireloomError):
+            await client.open()
+        await settled.get()
+        await client.close(drain=0)
+    outcome = await check
+    assert failures(outcome) == []
+    assert outcome.role is Role.CLIENT
