@@ -125,7 +125,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         prog="wireloom",
         description="Five lightweight messaging protocols, one hub, and Spark tables of everything that was said.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Formatter,
     )
     parser.add_argument("--version", action=_Version, help="show the version and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -141,6 +141,15 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(FAILED, f"wireloom: {message}; see `{self.prog} --help`\n")
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Leaves room for the indent of commands, which argparse forgets: the longest would have a line of its own."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if action.nargs == argparse.PARSER:
+            self._action_max_length += self._indent_increment
 
 
 class _Version(argparse.Action):
