@@ -59,7 +59,7 @@ class Receiver:
 
 
 @pytest.mark.parametrize("ack", [False, True])
-@pytest.mark.parametrize("scheme", ["hsp", "emp", "yamp"])
+@pytest.mark.parametrize("scheme", ["hsp", "emp", "yamp", "wolpertinger"])
 async def test_a_peer_receives_every_event_in_order_with_its_body(scheme: str, ack: bool) -> None:
     said = [(f"a/{number % 3}", b'{"n": %d}' % number) for number in range(1000)]
     receiver = Receiver()
@@ -126,6 +126,12 @@ async def test_a_publish_that_is_refused_is_an_error_that_says_how_far_it_went()
             await send_batches([batch], SendOptions(server.url, ack=True))
 
 
+async def test_a_protocol_without_acknowledgements_says_so() -> None:
+    async with wireloom.serve("mesh://127.0.0.1:0", Receiver()) as server:
+        with pytest.raises(SendFailed, match="the message to 'a' was not sent: mesh has no requests"):
+            await send_batches([events(("a", b"1"))], SendOptions(server.url, ack=True))
+
+
 class Clock:
     """Time that passes only when somebody sleeps."""
 
@@ -189,6 +195,13 @@ async def test_a_connection_that_is_lost_is_noticed_during_a_long_pause() -> Non
         batch = rows(*({"topic": "a", "body": b"x", "time": t * SECOND} for t in (0, 86_400)))
         with pytest.raises(SendFailed, match="before that: 1 published"):
             await send_batches([batch], SendOptions(server.url, pace=1), Pace(1, clock, sleep))
+
+
+async def test_a_peer_that_does_not_take_the_last_messages_is_an_error() -> None:
+    async with wireloom.serve("hsp://127.0.0.1:0", Receiver()) as server, FaultProxy(server.url) as proxy:
+        proxy.to_server.stalled = True
+        with pytest.raises(SendFailed, match=r"did not take the last messages in time.*; before that: 3 published"):
+            await send_batches([events(*[("a", b"x")] * 3)], SendOptions(proxy.url))
 
 
 async def test_a_peer_that_does_not_listen_is_named() -> None:

@@ -78,6 +78,7 @@ class Driver:
         "_timer_at",
         "_working",
         "_writers",
+        "aborted",
         "failure",
         "on_run",
         "session",
@@ -126,6 +127,8 @@ class Driver:
         self.writing_is_paused = False
         self.failure: WireloomError | None = None
         """Why the conversation is over; None while it is not."""
+        self.aborted = False
+        """Whether this end dropped the connection: nobody knows what the peer took of the last words."""
         if session.offloads:
             session.enable_work()
 
@@ -373,6 +376,7 @@ class Driver:
     def abort(self) -> None:
         """Drop the connection now."""
         if self._pipe is not None and self.failure is None:
+            self.aborted = True
             self._pipe.abort()
 
     # Inside
@@ -492,7 +496,7 @@ class Driver:
         else:
             # Closing with unread input would reset the connection and destroy what was just written.
             self.pipe.finish()
-        self._timer = self._loop.call_later(self._linger, self.pipe.abort)
+        self._timer = self._loop.call_later(self._linger, self.abort)
 
     def _reason(self, error: Exception | None) -> WireloomError:
         session, where = self.session, (self._pipe.peername if self._pipe is not None else "") or "the peer"

@@ -178,6 +178,8 @@ async def send_batches(batches: Iterable[pa.RecordBatch], options: SendOptions, 
                 await sender.finish()
             finally:
                 sender.count_acknowledged()
+        if not options.ack and peer.driver is not None and peer.driver.aborted:
+            raise SendFailed("the peer did not take the last messages in time, or did not say so (`ack` makes it)")
     except ConfigError:
         raise
     except WireloomError as error:
@@ -217,7 +219,7 @@ class Sender:
                 self._peer.dispatch(call, driver)
                 self._pending.append(call)
         except WireloomError as error:
-            raise SendFailed(f"the message to {message.topic!r} was not sent: {error}") from error
+            raise SendFailed(f"the message to {_goal(message)!r} was not sent: {error}") from error
         if message.kind is Kind.EVENT or _is_publish(message):
             self._sent.published += 1
         else:
@@ -266,8 +268,7 @@ class Sender:
             await call.answer
         except (RequestFailed, RequestTimeout) as error:
             if is_publish:
-                topic = (call.request.topic or "").removeprefix(PUBLISH)
-                raise SendFailed(f"the message to {topic!r} was not acknowledged: {error}") from error
+                raise SendFailed(f"the message to {_goal(call.request)!r} was not acknowledged: {error}") from error
             self._sent.refused += 1
         else:
             self._sent.acknowledged += is_publish
@@ -275,3 +276,7 @@ class Sender:
 
 def _is_publish(message: Message) -> bool:
     return (message.topic or "").startswith(PUBLISH)
+
+
+def _goal(message: Message) -> str:
+    return (message.topic or "").removeprefix(PUBLISH)
