@@ -128,6 +128,19 @@ async def test_only_what_a_peer_should_do_does_not_break_conformance() -> None:
     assert outcome.conforms
 
 
+@pytest.mark.parametrize("name", ["hsp", "emp", "yamp", "wolpertinger"])
+async def test_no_case_is_passed_by_a_server_that_says_nothing(name: str) -> None:
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    names = [case.name for case in choose(protocol(name), Role.SERVER)]
+    async with server(mute) as port:
+        url = f"{name}://127.0.0.1:{port}"
+        # Side by side: each takes as long as one waits for something that never comes.
+        outcomes = await asyncio.gather(*(check_server(url, patience=QUICK, only=each) for each in names))
+    assert [each for each, outcome in zip(names, outcomes, strict=True) if not failed(outcome)] == []
+
+
 async def test_an_emp_server_that_says_no_hello_fails_the_handshake() -> None:
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -100,6 +100,7 @@ class PipeProbe(Probe):
     def opened(self, pipe: Pipe) -> None:
         """The pipe is up."""
         self.pipe = pipe
+        self.carries_messages = pipe.carries_messages
         self._up.set()
 
     def received(self, data: bytes) -> None:

@@ -135,7 +135,9 @@ async def check_clients(
     place = endpoint(url)
     cases = choose(place.protocol, Role.CLIENT, only)
     door = _Door(place.protocol, cases, patience, tell)
-    context = server_context(tls) if place.secure else None
+    context = None
+    if place.secure:
+        context = client_context(tls) if place.transport.listens_as_client else server_context(tls)
     listener = await place.transport.listen(place.address, door.welcome, Options(tls=context, certificates=tls))
     place = place.at(listener.address)
     try:

@@ -41,6 +41,8 @@ class Probe(abc.ABC):
 
     role: Role
     """The end that the peer is."""
+    carries_messages: bool = False
+    """Whether the transport hands each piece over as one message, instead of a stream of bytes."""
 
     @abc.abstractmethod
     async def send(self, *pieces: bytes) -> None:
