@@ -176,28 +176,47 @@ async def test_a_server_that_dies_fails_what_is_left() -> None:
     assert outcome.results[-1].detail.startswith("cannot connect any more: ")
 
 
-async def test_a_mesh_node_that_answers_nothing_is_skipped_and_one_that_answers_all_fails() -> None:
-    class Node(asyncio.DatagramProtocol):
-        def __init__(self, answers: bool) -> None:
-            self.answers = answers
+HELLO = bytes.fromhex("010000002a0001000000006553f10000150401781410") + b"\x11" * 16
 
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            self.transport = cast(asyncio.DatagramTransport, transport)
 
-        def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-            if self.answers:
-                self.transport.sendto(good, addr)
+class Node(asyncio.DatagramProtocol):
+    """A mesh node that answers anything at all with Hello, or nothing."""
 
-    good = bytes.fromhex("010000002a0001000000006553f10000150401781410" + "11" * 16)
+    def __init__(self, *, answers: bool) -> None:
+        self.answers = answers
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if self.answers:
+            self.transport.sendto(HELLO, addr)
+
+
+@asynccontextmanager
+async def node(*, answers: bool) -> AsyncIterator[str]:
     loop = asyncio.get_running_loop()
-    verdicts = {}
-    for answers in (False, True):
-        transport, _ = await loop.create_datagram_endpoint(lambda a=answers: Node(a), ("127.0.0.1", 0))  # type: ignore[misc]
-        port = transport.get_extra_info("sockname")[1]
-        outcome = await check_server(f"mesh://127.0.0.1:{port}", patience=QUICK, only="reserved flags*")
-        verdicts[answers] = [each.verdict for each in outcome.results]
-        transport.close()
-    assert verdicts == {False: [Verdict.SKIPPED], True: [Verdict.FAILED]}
+    transport, _ = await loop.create_datagram_endpoint(lambda: Node(answers=answers), ("127.0.0.1", 0))
+    yield f"mesh://127.0.0.1:{transport.get_extra_info('sockname')[1]}"
+    transport.close()
+
+
+async def test_a_mesh_node_that_answers_everything_fails_wherever_a_packet_must_be_dropped() -> None:
+    async with node(answers=True) as url:
+        outcome = await check_server(url, patience=SLOW)
+    assert {each.case.name for each in outcome.results} - failed(outcome) == {
+        "Hello is answered with Hello",
+        "Hello names the node and its capabilities",
+        "an unknown field is ignored",
+        "an unknown event type does no harm",
+    }
+
+
+async def test_nothing_is_known_about_a_mesh_node_that_answers_nothing() -> None:
+    async with node(answers=False) as url:
+        outcome = await check_server(url, patience=QUICK, only="reserved flags*")
+    assert [each.verdict for each in outcome.results] == [Verdict.SKIPPED]
+    assert report.summary(outcome).endswith("nothing is known")
 
 
 async def test_a_client_that_says_nothing_fails_and_cases_without_a_client_are_skipped() -> None:
