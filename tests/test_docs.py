@@ -3,7 +3,7 @@
 - A fenced block marked `console` is a shell session. Lines that begin with `$ ` are run in order, in one shell a page, in an empty folder; a
   command that ends in a backslash goes on in the next line. The lines under a command are the expected output, in which `...` stands for anything.
   Whatever is still running in the background at the end of the page is ended.
-- A block with a title, such as `toml title="hub.toml"`, is a file in that folder; blocks with the same title follow each other in it.
+- A block with a title, such as `toml title="hub.toml"`, is a file in that folder or below; blocks with the same title follow each other in it.
 - A block marked `python` without a title is run as a program; if a block marked `text` follows it at once, that is its expected output.
 - Ports on 127.0.0.1 and localhost are replaced by free ones, each by the same one all over the page; port 0 stays.
 - Where a page speaks of `demo-data/` there is a small journal in that folder.
@@ -103,7 +103,9 @@ def test_every_command_of_the_page_runs_and_shows_what_the_page_says(page: Path,
     found = blocks(page, text)
     for block in found:
         if block.title is not None:
-            with (tmp_path / block.title).open("a") as file:
+            file_path = tmp_path / block.title
+            file_path.parent.mkdir(parents=True, exist_ok=True)
+            with file_path.open("a") as file:
                 file.write(block.text)
     if "demo-data/" in text:
         make_journal(tmp_path)
