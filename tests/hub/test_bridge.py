@@ -34,6 +34,17 @@ async def test_an_event_crosses_from_any_protocol_to_any_other(tmp_path: Path, s
     assert len(bodies) == 2
 
 
+@pytest.mark.parametrize("source", ["emp", "yamp"])
+async def test_nobody_speaks_in_the_name_of_the_hub(tmp_path: Path, source: str) -> None:
+    async with hub_on(tmp_path, HUB) as hub, wireloom.connect(url_of(hub, source)) as peer:
+        async with peer.subscribe("#") as events, peer.subscribe("$hub/undeliverable"):
+            for _ in range(10):
+                peer.send_event("$hub/undeliverable", {"why": "a lie"})
+            await peer.publish("done", {}, ack=True)
+            assert (await anext(events)).topic == "done"
+        assert hub.metrics.unmatched.value(source) == 10
+
+
 @pytest.mark.parametrize(("asking", "providing"), list(itertools.product(ANSWERING, ANSWERING)))
 async def test_a_request_finds_its_provider_in_any_protocol(tmp_path: Path, asking: str, providing: str) -> None:
     async def handler(message: Message, peer: wireloom.Peer) -> object:

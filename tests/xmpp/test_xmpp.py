@@ -301,8 +301,25 @@ async def test_a_server_without_tls_needs_an_option_and_gives_no_protection(tmp_
                 assert await peer.call("Test", "Add", 1, 2) == 3
 
 
+ALICE_MAY = """
+[[access.rule]]
+who = ["xmpp:alice@localhost"]
+publish = ["#"]
+subscribe = ["#"]
+request = ["#"]
+provide = ["#"]
+[[access.rule]]
+who = ["anyone"]
+publish = ["rooms/#"]
+subscribe = ["rooms/#"]
+request = ["#"]
+"""
+"""Others than this machine reach a hub over XMPP: without a rule for who the server says they are they may do nothing."""
+
+
 async def test_the_hub_listens_over_xmpp(server: Prosody, tmp_path: Path) -> None:
-    text = f"""
+    text = (
+        f"""
 [[listener]]
 url = "{server.url("bob", "hub")}"
 tls = {{ ca = "{server.ca}" }}
@@ -313,6 +330,8 @@ profile = true
 [http]
 url = "http://127.0.0.1:0"
 """
+        + ALICE_MAY
+    )
     async with hub_on(tmp_path, text) as hub:
         async with (
             wireloom.connect(server.url("alice", "bob@localhost/hub"), tls=server.tls) as one,
@@ -325,7 +344,8 @@ url = "http://127.0.0.1:0"
 
 
 async def test_a_split_message_over_xmpp_counts_once_in_the_journal(server: Prosody, tmp_path: Path) -> None:
-    text = f"""
+    text = (
+        f"""
 [[listener]]
 url = "{server.url("bob", "hub")}"
 tls = {{ ca = "{server.ca}" }}
@@ -334,6 +354,8 @@ settings = {{ split = 200, gzip_from = 0 }}
 [http]
 url = "http://127.0.0.1:0"
 """
+        + ALICE_MAY
+    )
     small = {"split": 200, "gzip_from": 0, "authenticate": 2}
     async with hub_on(tmp_path, text):
         url = server.url("alice", "bob@localhost/hub")

@@ -49,6 +49,10 @@ class Router:
         """Act on one message; `ticket` is durable once the journal has it on disk."""
         kind = message.kind
         if kind is Kind.EVENT:
+            if message.topic is not None and message.topic.startswith(HUB_PREFIX):
+                # Under this prefix only the hub itself speaks.
+                self._hub.metrics.unmatched.add(1, source.name)
+                return
             self._publish(source, message, ticket)
         elif kind is Kind.REQUEST:
             self._request(source, message, ticket)
@@ -62,6 +66,9 @@ class Router:
     def route_bulk(self, source: Connection, bulk: Bulk, ticket: int) -> None:
         """Act on a whole read: no object is made for what nobody asked to see."""
         for topic in bulk.topics():
+            if topic.startswith(HUB_PREFIX):
+                self._hub.metrics.unmatched.add(bulk.count_of(topic), source.name)
+                continue
             if bulk.unanswered and self.providers.lookup(topic):
                 for message in bulk.take(topic):
                     self.route(source, message, ticket)

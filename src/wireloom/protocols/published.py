@@ -20,6 +20,8 @@ def published(message: Message) -> Message | None:
     topic = message.topic
     if not topic or message.kind not in _KINDS:
         return None
+    if message.kind is Kind.EVENT and topic.startswith(HUB_PREFIX):
+        return None
     if message.kind is Kind.REQUEST:
         if topic.startswith(PUBLISH):
             topic = topic.removeprefix(PUBLISH)
