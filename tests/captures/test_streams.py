@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from tests.captures.conversations import (
 )
 from tests.captures.reading import read_packets
 from tests.captures.writing import RST, START_NS
-from wireloom.model import Direction
+from tests.protocols.wolpertinger.talk import pair
+from wireloom.model import ConfigError, Direction, Kind, Message
 from wireloom.pipeline.captures.choosing import Choice
 from wireloom.protocols.hsp import frames
 
@@ -245,3 +247,59 @@ def test_a_second_reading_gives_the_same_rows(tmp_path: Path) -> None:
     wire = exchange(Wire().open(), talk("hsp", rng, 40), rng).close(RST, sides=(0,))
     assert read_packets(wire.packets, tmp_path) == read_packets(wire.packets, tmp_path)
     assert wire.packets[0].time_ns == START_NS
+
+
+def test_pieces_of_a_message_that_never_was_complete_are_a_reject(tmp_path: Path) -> None:
+    one, two, three, other = (
+        b"fragment_index:0;fragment_count:4;MESSAGE_ID:7;PFJl\n",
+        b"fragment_index:2;fragment_count:4;message_id:7;bW90\n",
+        b"fragment_count:4;fragment_index:1;message_id:7;ZUVy\n",
+        b"result:0;message_id:5;\n",
+    )
+    ends = {
+        "closed": lambda wire: wire.close().packets,
+        "reset": lambda wire: wire.reset().packets,
+        "end of the capture": lambda wire: wire.packets,
+    }
+    for name, end in ends.items():
+        wire = wire_for("wolpertinger").open().say(0, other).say(0, one).say(0, two + other).say(1, other).say(0, three)
+        packets = end(wire)
+        for cuts in (0, 3):  # read in one go, and in batches with the state frozen between them
+            found = read_packets(packets, tmp_path, cuts=cuts, seed=1)
+            (reject,) = found.rejects
+            assert reject["clause"] == "wolpertinger.fragment.dropped", name
+            assert (reject["bytes"], reject["size"]) == (one + two + three, len(one + two + three)), name
+            assert reject["direction"] == "c2s"
+            place = int(str(reject["offset"]))
+            assert Path(str(reject["file"])).read_bytes()[place : place + len(one)] == one, (name, cuts)
+            assert sum(found.bytes_by_stream().values()) == len(one + two + three) + 3 * len(other), name
+
+
+def test_keys_beside_a_capture_open_what_is_encrypted(tmp_path: Path) -> None:
+    both = pair({"authenticate": 2})
+    both.settle()
+    both.client.send(Message(Kind.REQUEST, "Test.Echo", b'["secret"]', content_type="application/json"), 0.0)
+    both.settle()
+    wire = wire_for("wolpertinger").open()
+    for who, line in both.lines:
+        wire.say(0 if who == "client" else 1, line)
+    packets = wire.close().packets
+
+    def requests() -> tuple[object, object]:
+        found = read_packets(packets, tmp_path)
+        assert not found.rejects
+        return [(m["kind"], m["body"]) for m in found.messages if m["direction"] == "c2s" and m["kind"] != "ack"][-1]
+
+    assert requests()[0] == "other"
+    wrong = {"aes_key": "00" * 32, "aes_iv": "00" * 16}
+    known = [("yamp", dict(both.client.secrets)), ("wolpertinger", wrong)]
+    lines = [json.dumps({"protocol": name, "settings": values}) for name, values in known]
+    keys = tmp_path / "keys.jsonl"
+    keys.write_text("\n".join(lines))
+    assert requests()[0] == "other"
+    right = json.dumps({"protocol": "wolpertinger", "settings": dict(both.client.secrets)})
+    keys.write_text("\n".join([*lines, "", right, ""]))
+    assert requests() == ("request", b'["secret"]')
+    keys.write_text(right + '\n{"settings": {}}\n')
+    with pytest.raises(ConfigError, match=r"keys\.jsonl:2: a line must be"):
+        requests()

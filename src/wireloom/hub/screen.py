@@ -122,6 +122,8 @@ def _frames(connection: Connection, data: bytes, stage: Renumbered) -> list[tupl
     last = 0
     for each in decode_stream(decoder, data):
         end = each.offset + (len(each.data) if isinstance(each, Undecoded) else each.size)
+        if end <= last:
+            continue  # pieces of a message that was given up: others stood between them
         spans.append((last, end, None if isinstance(each, Undecoded) else each.message))
         last = end
     if last < len(data):

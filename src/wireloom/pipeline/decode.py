@@ -392,8 +392,11 @@ def _add_rejects(columns: Columns, runs: _Runs, rows: NDArray[np.int64], rejects
         if reject.clause == BROKEN:
             broken.add(reject.span)
         else:
-            end = reject.offset + reject.size
-            rejects.add(runs, int(rows[reject.span]), reject.offset, end, reject.clause, reject.detail)
+            content = reject.content(runs.data, KEPT_BYTES)
+            rejects.add(
+                runs, int(rows[reject.span]), reject.offset, reject.offset + reject.size, reject.clause, reject.detail,
+                content,
+            )  # fmt: skip
     for span in np.flatnonzero(columns.consumed < runs.end[rows]):
         if int(span) not in broken:
             run = int(rows[span])
@@ -467,8 +470,10 @@ class _Rejects:
         self.file = file
         self.rows: list[tuple[object, ...]] = []
 
-    def add(self, runs: _Runs, run: int, start: int, end: int, clause: str, detail: str) -> None:
-        """Bytes of a run, by their place in its data."""
+    def add(
+        self, runs: _Runs, run: int, start: int, end: int, clause: str, detail: str, content: bytes | None = None
+    ) -> None:
+        """Bytes of a run, by their place in its data; `content` if they do not stand together there."""
         self._row(
             int(runs.time_us[run]),
             runs.protocol,
@@ -476,7 +481,7 @@ class _Rejects:
             str(_DIRECTIONS[runs.direction[run]]),
             clause,
             detail,
-            runs.data[start : min(end, start + KEPT_BYTES)].tobytes(),
+            runs.data[start : min(end, start + KEPT_BYTES)].tobytes() if content is None else content,
             end - start,
             int(runs.file_offset(np.array([start]))[0]),
         )

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Direction, Kind
-from wireloom.protocols.contract import Decoded, Framing, Settings, decode_stream
+from wireloom.protocols.contract import Decoded, Framing, Rejected, Settings, decode_stream
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,6 +76,14 @@ class Reject:
     size: int
     clause: str
     detail: str
+    data: bytes | None = None
+    """The bytes, where they do not stand together at `offset`: pieces that never became a message."""
+
+    def content(self, buffer: NDArray[np.uint8], most: int) -> bytes:
+        """The first bytes of it; `buffer` is that of the spans."""
+        if self.data is not None:
+            return self.data[:most]
+        return buffer[self.offset : self.offset + min(self.size, most)].tobytes()
 
 
 @dataclass(slots=True)
@@ -85,7 +93,8 @@ class Columns:
     `offset` and `size` say where in the buffer the message's bytes are, `kind` is an index into
     `KINDS`. The Arrow arrays have the types of the `messages` table. `consumed` says for each span up to
     which offset of the buffer it was decoded or rejected: what lies between that and the span's end is the
-    beginning of a frame. `state` is what each stream wants to be given next time.
+    beginning of a frame. `state` is what each stream wants to be given next time, and `begun` where in the buffer
+    the first piece stands that its state holds: -1 if in none of these spans, empty if the protocol has no pieces.
     """
 
     span: NDArray[np.int32]
@@ -103,6 +112,7 @@ class Columns:
     rejects: list[Reject]
     consumed: NDArray[np.int64]
     state: list[bytes]
+    begun: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -117,6 +127,10 @@ class ColumnDecoder(abc.ABC):
     @abc.abstractmethod
     def decode(self, spans: Spans, settings: Settings) -> Columns:
         """All messages of all spans. Must give exactly what `frames.py` gives for the same bytes."""
+
+    def unfinished(self, state: bytes, settings: Settings) -> Sequence[Rejected]:
+        """What a stream's state holds that will never be a message, now that the stream is over."""
+        return ()
 
     def auditor(self, settings: Settings, state: bytes = b"") -> Auditor | None:
         """Who tells forged, replayed and outdated messages; None where there is nothing of that sort to tell.
@@ -209,7 +223,7 @@ def in_parts(decode: Callable[[Spans], Columns], spans: Spans, part: NDArray[np.
     }  # fmt: skip
     rejects = [replace(reject, span=int(chosen[reject.span])) for chosen, c in found for reject in c.rejects]
     rejects.sort(key=lambda reject: reject.span)
-    return Columns(span=span[order], rejects=rejects, consumed=consumed, state=state, **arrays)
+    return Columns(span=span[order], rejects=rejects, consumed=consumed, state=state, begun=(), **arrays)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -212,6 +212,10 @@ class Decoder(abc.ABC):
     def unlock(self, secrets: Sequence[Mapping[str, str]]) -> None:
         """Keys that may open what is encrypted (see `Session.secrets`); ignored where nothing is."""
 
+    def abandoned(self, *, final: bool) -> Sequence[Rejected]:
+        """What was taken in pieces and will never be a message, each time once; `final`: no more pieces come."""
+        return ()
+
     @property
     def buffered(self) -> bytes:
         """Bytes fed and not decoded yet: the beginning of a frame, or what follows a violation."""
@@ -754,7 +758,10 @@ class Protocol(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Bytes that did not decode: from `offset` to the end of the unit that is lost with them."""
+    """Bytes that did not decode: from `offset` to the end of the unit that is lost with them.
+
+    Pieces of one message are one reject, although other frames may lie between them.
+    """
 
     clause: str
     detail: str
@@ -783,5 +790,6 @@ def decode_stream(decoder: Decoder, data: bytes, *, final: bool = True) -> Itera
             yield Rejected(violation.clause, violation.detail, start, data[start:end])
             if decoder.violation is not None:
                 return
+    yield from decoder.abandoned(final=final)
     if final and decoder.offset < len(data):
         yield Rejected(CUT, "the stream ends inside a frame", decoder.offset, data[decoder.offset :])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from tests.protocols.wolpertinger.strategies import lines_of, mutated_stream, st
 from tests.protocols.wolpertinger.talk import pair
 from wireloom.model import Direction, Kind, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.columns import KIND_CODES, Spans, Stream
-from wireloom.protocols.contract import Decoded, decode_stream
+from wireloom.protocols.contract import Decoded, Rejected, decode_stream
 from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings
 from wireloom.protocols.wolpertinger.layer2 import Call
 from wireloom.protocols.wolpertinger.values import Value
@@ -63,7 +64,48 @@ def test_any_split_of_the_stream_gives_the_same_messages_and_rejects(data: bytes
 
 
 def each_is_not_cut(each: object) -> bool:
-    return getattr(each, "clause", "") != "stream.cut"
+    return getattr(each, "clause", "") not in ("stream.cut", "wolpertinger.fragment.dropped")
+
+
+@given(mutated_stream(), st.integers(1, 3))
+def test_every_byte_is_in_a_message_or_in_a_reject(data: bytes, most: int) -> None:
+    decoder = WOLPERTINGER.decoder(Direction.C2S, WolpertingerSettings(max_open=most))
+    sizes = [
+        int(each.message.attributes.get("wire_size", each.size)) if isinstance(each, Decoded) else len(each.data)
+        for each in decode_stream(decoder, data)
+    ]
+    assert sum(sizes) == len(data)
+
+
+PIECES = [b"fragment_index:%d;fragment_count:3;message_id:%d;AAAA\n" % (index, number)
+          for number in (1, 2) for index in range(3)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "rejected"),
+    [
+        (PIECES[:2], {b"".join(PIECES[:2])}),
+        # The oldest goes when there are too many.
+        ([PIECES[0], PIECES[3], PIECES[1]], {PIECES[0], PIECES[3], PIECES[1]}),
+        # Whole, but no document: the last piece, and those before it.
+        (PIECES[:3], {PIECES[2], PIECES[0] + PIECES[1]}),
+        # A piece of another message ends the message.
+        ([PIECES[0], PIECES[1].replace(b"count:3", b"count:4")], {PIECES[0], PIECES[1].replace(b"count:3", b"count:4")}),
+    ],
+)  # fmt: skip
+def test_pieces_that_never_become_a_message_are_rejects(lines: list[bytes], rejected: set[bytes]) -> None:
+    own = WolpertingerSettings(max_open=1)
+    decoder = WOLPERTINGER.decoder(Direction.C2S, own)
+    assert {each.data for each in decode_stream(decoder, b"".join(lines)) if isinstance(each, Rejected)} == rejected
+    # The same from columns, a line at a time: what is given up at once, and what the last state holds.
+    columns, state, found = WOLPERTINGER.columns(), b"", set()
+    for line in lines:
+        rows = columns.decode(Spans.whole(line, Stream(Direction.C2S, state=state)), own)
+        found |= {reject.content(np.frombuffer(line, np.uint8), 1000) for reject in rows.rejects}
+        assert all(0 <= reject.offset < len(line) for reject in rows.rejects)
+        state = rows.state[0]
+    found |= {each.data for each in columns.unfinished(state, own)}
+    assert found == rejected
 
 
 def test_half_a_split_message_is_carried_over_in_the_state() -> None:

@@ -62,6 +62,8 @@ class Half:
     """Bytes of the wrapping that were not reported yet."""
     state: bytes = b""
     """What the protocol's decoder wants to be given next time."""
+    begun: Trace = field(default_factory=Trace.empty)
+    """Where the first piece stood that `state` holds, or one before it."""
     count: int = 0
     """Messages so far."""
     refused: Refused | None = None

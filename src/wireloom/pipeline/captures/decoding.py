@@ -77,11 +77,11 @@ def _decode_spans(name: str, found: list[tuple[Part, tuple[int, int]]], rows_out
             continue
         part = parts[reject.span]
         time_us, file, offset = part.trace.where(reject.offset)
-        content = data[reject.offset : reject.offset + min(reject.size, KEPT_BYTES)].tobytes()
+        content = reject.content(data, KEPT_BYTES)
         refused = Refused(reject.clause, reject.detail, time_us, file, offset, content, reject.size)
         rows_out.reject(part.connection, part.half, refused)
     for index, part in enumerate(parts):
-        part.half.state = columns.state[index]
+        part.remember(columns.state[index], columns.begun[index] if columns.begun else -1)
         part.decoded(int(columns.consumed[index]), final.get(index))
 
 

@@ -46,7 +46,8 @@ def thaw(frozen: bytes) -> tuple[list[Connection], list[str], int]:
 
 def _files(half: Half) -> set[int]:
     """The captures that unfinished bytes stand in."""
-    found = {*half.trace.file.tolist(), *half.raw_trace.file.tolist(), *(held.file for held in half.held)}
+    traces = (half.trace, half.raw_trace, half.begun)
+    found = {number for trace in traces for number in trace.file.tolist()} | {held.file for held in half.held}
     return found if half.refused is None else found | {half.refused.file}
 
 
@@ -76,6 +77,7 @@ def _from_half(half: Half, for_file: Mapping[int, int]) -> dict[str, Any]:
         "direction": str(half.direction),
         "trace": _from_trace(half.trace, for_file),
         "raw_trace": _from_trace(half.raw_trace, for_file),
+        "begun": _from_trace(half.begun, for_file),
         "unwrapping": None if unwrapping is None else (unwrapping.to_server, unwrapping.raw, unwrapping.numbers),
         "refused": None if refused is None else _fields(replace(refused, file=for_file[refused.file]), Refused),
         "held": [_fields(replace(held, file=for_file[held.file]), Held) for held in half.held],
@@ -89,6 +91,7 @@ def _to_half(kept: dict[str, Any]) -> Half:
         Direction(kept["direction"]),
         trace=_to_trace(kept["trace"]),
         raw_trace=_to_trace(kept["raw_trace"]),
+        begun=_to_trace(kept["begun"]) if "begun" in kept else Trace.empty(),
         unwrapping=None if unwrapping is None else Unwrapping(unwrapping[0], unwrapping[1], list(unwrapping[2])),
         refused=None if refused is None else Refused(*refused),
         held=[Held(*held) for held in kept["held"]],

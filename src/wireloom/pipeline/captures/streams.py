@@ -118,6 +118,15 @@ class Part:
             consumed = stop
         self._span = consumed, stop
 
+    def remember(self, state: bytes, begun: int) -> None:
+        """What the decoder has in mind after the span; `begun` is where its first piece stands, -1: not in the span."""
+        half = self.half
+        half.state = state
+        if not state:
+            half.begun = Trace.empty()
+        elif begun >= 0 and not len(half.begun.at):
+            half.begun = self.trace.cut(begun, begun + 1)
+
     def close_stretch(self) -> bool:
         """Deal with what is left before the next gap, or at the end; whether there is more after a gap."""
         half = self.half
@@ -159,8 +168,10 @@ class Part:
         half.trace = self.trace.cut(start, stop)
 
     def _finish(self) -> None:
-        """The stream is over: what is kept will never be a frame."""
+        """The stream is over: what is kept will never be a frame, and pieces will never be a message."""
         half = self.half
+        if half.state:
+            self._give_up_pieces()
         if half.carry:
             refused = half.refused or Refused(CUT, "the stream ends inside a frame")
             time_us, file, offset = half.trace.where(0)
@@ -175,6 +186,17 @@ class Part:
             half.overhead += len(half.unwrapping.raw)
             half.unwrapping.raw = b""
         half.carry, half.trace, half.refused, half.over = b"", Trace.empty(), None, True
+
+    def _give_up_pieces(self) -> None:
+        half = self.half
+        found = protocol(self.connection.protocol or "")
+        for each in found.columns().unfinished(half.state, found.lenient()):
+            place = half.begun.where(0) if len(half.begun.at) else (0, 0, 0)
+            self.report(
+                self.connection, half,
+                Refused(each.clause, each.detail, *place, each.data[:KEPT_BYTES], len(each.data)),
+            )  # fmt: skip
+        half.state, half.begun = b"", Trace.empty()
 
     def _lose(self, start: int, stop: int, missing: int) -> None:
         """A gap: what stands before it will never be a frame."""

@@ -8,18 +8,22 @@ part of it: it may be kept where they must not be.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wireloom.model import Message
+from wireloom.model import Direction, Message
 from wireloom.protocols.columns import KIND_CODES, ColumnDecoder, Columns, Reject, Spans
-from wireloom.protocols.contract import Decoded, Settings, decode_stream
+from wireloom.protocols.contract import Decoded, Rejected, Settings, decode_stream
 from wireloom.protocols.wolpertinger import frames
 from wireloom.protocols.wolpertinger.protocol import WolpertingerDecoder
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
+
+BEFORE = -1
+"""The place of what stands in an earlier buffer."""
 
 
 class WolpertingerColumns(ColumnDecoder):
@@ -31,6 +35,7 @@ class WolpertingerColumns(ColumnDecoder):
         rows, rejects = _Rows(), []
         consumed = spans.end.copy()
         states = [stream.state for stream in spans.streams]
+        begun = [-1] * len(states)
         for index in range(len(spans.start)):
             start, end, number = int(spans.start[index]), int(spans.end[index]), int(spans.stream[index])
             decoder = WolpertingerDecoder(spans.streams[number].direction, own)
@@ -42,10 +47,20 @@ class WolpertingerColumns(ColumnDecoder):
                 if isinstance(found, Decoded):
                     rows.add(index, at, found.size, found.message)
                 else:
-                    rejects.append(Reject(index, at, len(found.data), found.clause, found.detail))
+                    rejects.append(Reject(index, at, len(found.data), found.clause, found.detail, found.data))
             consumed[index] = start + decoder.offset
             states[number] = freeze(decoder)
-        return rows.columns(rejects, consumed, states)
+            before = begun[number]
+            places = [start + each.place for each in decoder.assembly.open.values() if each.place >= 0]
+            begun[number] = -1 if not decoder.assembly.open else before if before >= 0 else min(places, default=-1)
+        return rows.columns(rejects, consumed, states, begun)
+
+    def unfinished(self, state: bytes, settings: Settings) -> Sequence[Rejected]:
+        """Pieces of messages that are not complete."""
+        decoder = WolpertingerDecoder(Direction.DGRAM, cast(WolpertingerSettings, settings))
+        if state:
+            restore(decoder, state)
+        return decoder.abandoned(final=True)
 
 
 @dataclass(slots=True)
@@ -81,7 +96,9 @@ class _Rows:
         self.values += message.attributes.values()
         self.ends.append(len(self.keys))
 
-    def columns(self, rejects: list[Reject], consumed: NDArray[np.int64], states: list[bytes]) -> Columns:
+    def columns(
+        self, rejects: list[Reject], consumed: NDArray[np.int64], states: list[bytes], begun: list[int]
+    ) -> Columns:
         """All of them as arrays."""
         import pyarrow as pa
 
@@ -105,23 +122,13 @@ class _Rows:
             rejects=rejects,
             consumed=consumed,
             state=states,
+            begun=begun,
         )
 
 
 def freeze(decoder: WolpertingerDecoder) -> bytes:
     """What a decoder has in mind between two lines; empty if nothing."""
-    kept = [
-        {
-            "id": message_id,
-            "gzip": piece.first.gzip,
-            "encryption": piece.first.encryption,
-            "count": piece.first.fragment_count,
-            "others": piece.first.others,
-            "pieces": {str(index): payload.decode("ascii") for index, payload in piece.pieces.items()},
-            "wire": piece.wire,
-        }
-        for message_id, piece in decoder.assembly.open.items()
-    ]
+    kept = [[line.decode("latin-1") for line in each.lines] for each in decoder.assembly.open.values()]
     state: dict[str, object] = {}
     if kept:
         state["open"] = kept
@@ -134,13 +141,8 @@ def restore(decoder: WolpertingerDecoder, state: bytes) -> None:
     """Bring a decoder to where another one stopped."""
     kept = json.loads(state)
     decoder.skipping = bool(kept.get("skipping"))
-    for entry in kept.get("open", ()):
-        others = tuple([(str(key), str(value)) for key, value in entry["others"]])
-        wire = int(entry["wire"])
-        for index, payload in entry["pieces"].items():
-            piece = frames.Data(
-                int(entry["id"]), payload.encode("ascii"), entry["gzip"], entry["encryption"], int(index),
-                int(entry["count"]), others,
-            )  # fmt: skip
-            decoder.assembly.add(piece, wire=wire)
-            wire = 0
+    for lines in kept.get("open", ()):
+        for text in lines:
+            line = text.encode("latin-1")
+            piece = cast(frames.Data, frames.parse(line[:-1]))
+            decoder.assembly.add(piece, wire=len(line), line=line, place=BEFORE)

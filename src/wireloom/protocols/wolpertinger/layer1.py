@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 import zlib
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from wireloom.model import LimitExceeded
 from wireloom.protocols.wolpertinger.frames import Data, decode_base64, unreadable
@@ -75,12 +76,21 @@ def split(whole: Data, size: int, most: int) -> list[Data]:
 # Receiving
 
 
+class Lost(NamedTuple):
+    """Lines of a message that was given up, and where the first of them stood."""
+
+    place: int
+    lines: bytes
+
+
 @dataclass(slots=True)
 class _Open:
     """A message of which some pieces are there."""
 
     first: Data
     since: float
+    place: int = 0
+    """Where its first piece stands, if whoever adds it says so."""
     pieces: dict[int, bytes] = field(default_factory=dict)
     lines: list[bytes] = field(default_factory=list)
     """The lines they came in, if whoever adds them wants these back."""
@@ -98,10 +108,12 @@ class Assembly:
     """Incomplete messages that were given up."""
     pending: int = 0
     """Characters of all pieces that wait."""
-    lost: list[bytes] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
     """The lines of messages that were given up."""
 
-    def add(self, frame: Data, now: float = 0.0, wire: int = 0, line: bytes = b"") -> tuple[Data, int, bytes] | None:
+    def add(
+        self, frame: Data, now: float = 0.0, wire: int = 0, line: bytes = b"", place: int = 0
+    ) -> tuple[Data, int, bytes] | None:
         """Take a frame; the whole message, its bytes on the wire and its lines, once everything of it is there.
 
         Raises Refused for a piece that does not fit the others; they are given up with it.
@@ -116,7 +128,7 @@ class Assembly:
         kept = self.open.get(frame.message_id)
         if kept is None:
             self._make_room()
-            kept = self.open[frame.message_id] = _Open(frame, now)
+            kept = self.open[frame.message_id] = _Open(frame, now, place)
         elif _metadata(kept.first) != _metadata(frame) or kept.pieces.get(index, frame.payload) != frame.payload:
             self._give_up(frame.message_id)
             raise _refused("wolpertinger.fragment.differs", f"piece {index} is of another message", frame)
@@ -139,7 +151,7 @@ class Assembly:
         payload = b"".join([kept.pieces[at] for at in range(count)])
         return kept.first._replace(payload=payload, fragment_index=0), kept.wire, b"".join(kept.lines)
 
-    def take_lost(self) -> list[bytes]:
+    def take_lost(self) -> list[Lost]:
         """The lines of messages that were given up since the last time."""
         lost, self.lost = self.lost, []
         return lost
@@ -157,6 +169,11 @@ class Assembly:
             return kept.since + self.settings.reassembly_timeout
         return None
 
+    def give_up_all(self) -> None:
+        """Nothing more will come."""
+        for message_id in list(self.open):
+            self._give_up(message_id)
+
     def _make_room(self) -> None:
         while len(self.open) >= self.settings.max_open:
             self._give_up(next(iter(self.open)))
@@ -167,10 +184,10 @@ class Assembly:
             self._give_up(next(each for each in self.open if each != keep))
 
     def _give_up(self, message_id: int) -> None:
-        lines = self._forget(message_id).lines
+        kept = self._forget(message_id)
         self.dropped += 1
-        if lines:
-            self.lost.append(b"".join(lines))
+        if kept.lines:
+            self.lost.append(Lost(kept.place, b"".join(kept.lines)))
 
     def _forget(self, message_id: int) -> _Open:
         kept = self.open.pop(message_id)

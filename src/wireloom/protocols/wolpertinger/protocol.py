@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import ConfigError, Direction, Kind, Message, NotSupported, ProtocolViolation
-from wireloom.protocols.contract import Decoder, Framing, Protocol, Role, Scheme, Settings
+from wireloom.protocols.contract import Decoder, Framing, Protocol, Rejected, Role, Scheme, Settings
 from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
 from wireloom.protocols.wolpertinger.conversation import CONVERSATION
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wireloom.protocols.columns import ColumnDecoder
     from wireloom.protocols.wolpertinger.session import WolpertingerSession
 
+_DROPPED = "pieces of a message that was given up"
 _HEAD = re.compile(rb"(?:[A-Za-z_]+:[^;\n]{0,200};){0,8}(?:message_id|MESSAGE_ID):[0-9]{1,10};")
 
 
@@ -82,10 +83,30 @@ class WolpertingerDecoder(Decoder):
             return messages.of_confirmation(frame, self._direction)
         data, wire = cast(frames.Data, frame), self._line - self._taken
         if data.fragment_count is not None:
-            whole = self.assembly.add(data, wire=wire)
+            line = bytes(self._buffer[self._taken : self._line])
+            kept = self.assembly.open.get(data.message_id)
+            place = self.offset if kept is None else kept.place
+            whole = self.assembly.add(data, wire=wire, line=line, place=place)
             if whole is None:
                 return None
-            data, wire, _ = whole
+            data, wire, lines = whole
+            try:
+                return self._read(data, wire)
+            except Refused:
+                if len(lines) > len(line):
+                    # The last piece is refused by itself; those before it must not be forgotten.
+                    self.assembly.lost.append(layer1.Lost(place, lines[: -len(line)]))
+                raise
+        return self._read(data, wire)
+
+    def abandoned(self, *, final: bool) -> Sequence[Rejected]:
+        """The lines of messages that were given up; at the end, of all that are not complete."""
+        if final:
+            self.assembly.give_up_all()
+        lost = self.assembly.take_lost()
+        return [Rejected("wolpertinger.fragment.dropped", _DROPPED, max(each.place, 0), each.lines) for each in lost]
+
+    def _read(self, data: frames.Data, wire: int) -> Message:
         if data.encryption is not None and self.cipher is None and self._candidates:
             for cipher in self._candidates:
                 try:

@@ -243,7 +243,7 @@ class Transmission(Session):
 
     def _note_lost(self) -> None:
         """Tell of messages that will never be complete."""
-        for lines in self._assembly.take_lost():
+        for _, lines in self._assembly.take_lost():
             self.count("wolpertinger.fragment.dropped")
             self._reject("wolpertinger.fragment.dropped", "pieces of a message that did not become complete", lines)
 
