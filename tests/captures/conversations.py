@@ -56,7 +56,7 @@ def talk(name: str, rng: random.Random, messages: int = 20) -> tuple[bytes, byte
 def expected(name: str, stream: bytes, direction: Direction) -> list[tuple[str, str | None, bytes]]:
     """Kind, topic and body of every message of a whole stream, by the protocol's plain decoder."""
     own = protocol(name)
-    found = decode_stream(own.decoder(direction, own.lenient()), stream)
+    found = decode_stream(own.decoder(direction, own.observing()), stream)
     rows = []
     for each in found:
         assert not isinstance(each, Rejected), each

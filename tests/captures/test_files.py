@@ -202,6 +202,20 @@ def test_a_bad_datagram_and_a_cut_one_do_not_stop_the_next(tmp_path: Path) -> No
     assert total == 4 * len(MESH_PACKET) - 4
 
 
+def test_packets_beyond_the_limits_of_the_specification_are_reported(tmp_path: Path) -> None:
+    reserved = MESH_PACKET[:5] + b"\x80" + MESH_PACKET[6:]
+    large = MESH_PACKET[:15] + (5 + 3 * 202).to_bytes(2) + MESH_PACKET[17:] + (b"\x04\xc8" + b"x" * 200) * 3
+    packets = [
+        Captured(START_NS + i, writing.linked(writing.ip(A, B, 17, writing.udp(A, B, p)), 1))
+        for i, p in enumerate((MESH_PACKET, reserved, large))
+    ]
+    path = tmp_path / "a.pcap"
+    path.write_bytes(pcap(packets, nano=True))
+    found = read_files([path])
+    assert len(found.messages) == 1
+    assert found.clauses() == ["mesh.flags.reserved", "mesh.payload.too-large"]
+
+
 def test_payloads_that_were_cut_out_and_tagged_are_read(tmp_path: Path) -> None:
     tags = encode_tags("hsp", "10.0.0.1:4000", "10.0.0.2:5042")
     bodies = [b"one", b"two", b"three"]

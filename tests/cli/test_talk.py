@@ -39,6 +39,23 @@ def test_body_from_standard_input(echo: str) -> None:
     assert json.loads(wireloom("req", echo, "x", "-", stdin=b'{"from": "stdin"}').out) == {"from": "stdin"}
 
 
+def test_a_request_for_each_line_and_the_answers_in_their_order(echo: str) -> None:
+    done = wireloom("req", echo, "x", "--lines", stdin=b"".join(b'{"n": %d}\n' % number for number in range(300)))
+    assert (done.code, done.errors) == (0, "")
+    assert [json.loads(line) for line in done.lines] == [{"n": number} for number in range(300)]
+    shown = wireloom("req", echo, "x", "--lines", "--json", stdin=b'{"n": 1}\n{"n": 2}\n').lines
+    assert [json.loads(json.loads(line)["body"]) for line in shown] == [{"n": 1}, {"n": 2}]
+    assert wireloom("req", echo, "x", "--lines", stdin=b"").out == b""
+
+
+@pytest.mark.parametrize("command", ["req", "pub"])
+@pytest.mark.parametrize("body", ["hello", "-"])
+def test_lines_and_a_body_contradict_each_other(command: str, body: str) -> None:
+    done = wireloom(command, "hsp://127.0.0.1:1", "x", body, "--lines", stdin=b"one\n")
+    assert (done.code, done.out) == (2, b"")
+    assert done.errors == "wireloom: --lines takes every body from standard input: leave BODY out\n"
+
+
 async def test_echo_sends_events_back_to_who_sent_them(echo: str) -> None:
     async with connect(echo) as sender, connect(echo) as other:
         async with sender.subscribe("a/#", local=True) as back, other.messages() as elsewhere:

@@ -137,6 +137,9 @@ def test_settings_by_name() -> None:
 
 def test_option_of_a_protocol_comes_from_the_protocol() -> None:
     assert wireloom("decode", "yamp", "--format", "msgpack").code == 0
+    help_ = wireloom("decode", "--help").out.decode()
+    for option in ("--format", "--trust", "--key HEX --iv HEX"):
+        assert option in help_
     wrong = wireloom("decode", "hsp", "--format", "msgpack")
     assert wrong.code == 2
     assert "unknown option --format; options that only hsp has: none" in wrong.errors
@@ -197,3 +200,27 @@ def test_chunks_of_any_size_give_the_same_and_keep_every_byte(frames: list[bytes
     whole, small = run(len(stream) or 1), run(size)
     assert whole == small
     assert small[1] == stream
+
+
+def test_a_trust_file_tells_who_signed_a_packet(tmp_path: Path) -> None:
+    key, trust = tmp_path / "node.json", tmp_path / "trust.json"
+    assert wireloom("keys", "new", key).code == 0
+    assert wireloom("keys", "trust", trust, key).code == 0
+    event = b'{"kind": "event", "topic": "a/b", "body": "1"}\n'
+    packet = wireloom("encode", "mesh", "--hex", "--set", f"key={key}", stdin=event).out
+    assert json.loads(wireloom("decode", "mesh", "--hex", stdin=packet).out)["authenticity"] == "unchecked"
+    assert (
+        json.loads(wireloom("decode", "mesh", "--hex", "--trust", trust, stdin=packet).out)["authenticity"]
+        == "verified"
+    )
+
+
+def test_key_and_iv_open_what_was_encrypted() -> None:
+    words = ["--key", "11" * 32, "--iv", "22" * 16]
+    call = {"kind": "request", "topic": "A.B", "body": '["x"]', "content_type": "application/json",
+            "id": "00000000-0000-0000-0000-000000000001",
+            "attributes": {"message_id": "9", "encryption": "aes"}}  # fmt: skip
+    sealed = wireloom("encode", "wolpertinger", *words, stdin=json.dumps(call).encode()).out
+    assert json.loads(wireloom("decode", "wolpertinger", stdin=sealed).out)["kind"] == "other"
+    opened = json.loads(wireloom("decode", "wolpertinger", *words, stdin=sealed).out)
+    assert (opened["kind"], opened["topic"], opened["body"]) == ("request", "A.B", '["x"]')

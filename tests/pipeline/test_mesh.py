@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline.batches import LocalWorkers, contents, cut, new_warehouse, ranges, run_batches
-from wireloom.journal import Journal
+from wireloom.journal import Entry, Journal, Record, read_all
 from wireloom.model import ConfigError, Direction
 from wireloom.pipeline.batch import BatchCommit
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.query import ask
 from wireloom.protocols.mesh import frames
+from wireloom.protocols.mesh.encryption import compress
 from wireloom.protocols.mesh.frames import EventType, Field, Packet, Type, arrange, split
 from wireloom.protocols.mesh.identity import Identity
 from wireloom.protocols.mesh.security import sign_packet
@@ -154,3 +155,21 @@ def test_what_the_hub_refused_although_it_was_well_formed_is_found(tmp_path: Pat
         ("mesh.replay", "warning", "why mesh.replay", f"{1:016x}"),
     ]
     assert ask(tmp_path / "w", "select count(*) from rejects").rows == [(4,)]
+
+
+def roomy(number: int, identity: Identity = ALICE, flags: int = 0) -> bytes:
+    """A packet that only a listener with other limits than usual takes."""
+    fields = arrange([Field(Type.STRING, b"a/b"), *(Field(Type.BINARY, b"x" * 200) for _ in range(70))])
+    packet = sign_packet(Packet(number, EventType.EVENT, START, fields, flags), identity)
+    return frames.encode(packet, frames.Limits(0xFFFF, 0xFFFF, ignore_reserved_flags=True))
+
+
+def test_what_a_listener_with_higher_limits_accepted_is_read_back_and_checked(tmp_path: Path) -> None:
+    largest = compress(event(3, START, "a/" + "b" * (62 * 255)), keep_name=False)
+    packets = [roomy(1), roomy(2, flags=0x80), signed(largest)]
+    write(tmp_path / "j", [(number, data, HERE) for number, data in enumerate(packets)])
+    read = [entry for entry in read_all(tmp_path / "j") if not isinstance(entry, Record)]
+    assert [type(entry) for entry in read] == [Entry] * 3, read
+    run(tmp_path / "j", tmp_path / "w", trust_file(tmp_path))
+    assert ask(tmp_path / "w", "select authenticity from messages").rows == [("verified",)] * 3
+    assert ask(tmp_path / "w", "select * from rejects").rows == []

@@ -40,10 +40,14 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "req",
         "send a request and show the answer",
-        ['wireloom req yamp://127.0.0.1:5043 math/add \'{"a": 1, "b": 2}\''],
+        [
+            'wireloom req yamp://127.0.0.1:5043 math/add \'{"a": 1, "b": 2}\'',
+            "seq 1000 | wireloom req yamp://127.0.0.1:5043 math/square --lines",
+        ],
         request,
     )
     _topic_and_body(req)
+    req.add_argument("--lines", action="store_true", help="a request for each line of standard input, many at a time")
     req.add_argument("--json", action="store_true", help="show the answer as a line of JSON, as `decode` does")
 
     sub = _command(
@@ -147,14 +151,17 @@ async def _publish(peer: Peer, arguments: argparse.Namespace, body: bytes) -> No
 
 
 async def request(arguments: argparse.Namespace) -> int:
-    """Ask once and show the answer."""
+    """Ask once, or for each line of standard input, and show the answers in the order of the requests."""
+    show = _show if arguments.json else _show_body
     message = _message(Kind.REQUEST, arguments.topic, _body(arguments))
     async with _peer(arguments) as peer:
-        answer = await peer.ask(message, timeout=arguments.timeout)
-    if arguments.json:
-        _show(answer)
-    else:
-        _show_body(answer)
+        if arguments.lines:
+            requests = (_message(Kind.REQUEST, arguments.topic, line) async for line in _lines())
+            async for answer in peer.ask_many(requests, timeout=arguments.timeout):
+                show(answer)
+                sys.stdout.flush()
+        else:
+            show(await peer.ask(message, timeout=arguments.timeout))
     return 0
 
 
@@ -243,6 +250,8 @@ def _body(arguments: argparse.Namespace) -> bytes:
         text = more.pop(0) if more and (more[0] == "-" or not more[0].startswith("-")) else ""
     if more:
         raise ConfigError(f"unknown arguments: {' '.join(more)}; see `wireloom {arguments.command} --help`")
+    if arguments.lines and text:
+        raise ConfigError("--lines takes every body from standard input: leave BODY out")
     return sys.stdin.buffer.read() if text == "-" else text.encode(errors="surrogateescape")
 
 

@@ -26,6 +26,9 @@ examples:
   wireloom decode hsp capture.bin
   echo 0000070000000568656c6c6f | wireloom decode hsp --hex
   wireloom decode hsp capture.bin | jq -r .topic | sort | uniq -c
+  wireloom decode yamp answers.bin --direction s2c --format msgpack    (bodies, where no handshake says it)
+  wireloom decode mesh packets.hex --hex --trust trust.json            (who signed, and whether it holds)
+  wireloom decode wolpertinger lines.txt --key HEX --iv HEX            (what was encrypted)
 """
 ENCODE = """\
 examples:

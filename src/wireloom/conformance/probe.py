@@ -25,7 +25,7 @@ class PipeProbe(Probe):
         datagrams = protocol.framing is Framing.DATAGRAM
         self._lingers = datagrams and role is Role.CLIENT
         direction = Direction.DGRAM if datagrams else role.sends
-        self._decoder = protocol.decoder(direction, protocol.lenient())
+        self._decoder = protocol.decoder(direction, protocol.observing())
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         """What was read; None at the end."""
         self._over = False

@@ -109,7 +109,7 @@ def auditor(name: str, trust: str) -> Auditor | None:
     """Who looks at the packets of a protocol after the fact; `trust` is a trust file, or empty."""
     decoder, settings = _decoder(name)
     if trust and any(field.name == "trust" for field in dataclasses.fields(settings)):
-        settings = protocol(name).settings({"trust": trust})
+        settings = dataclasses.replace(settings, **{"trust": trust})
     return decoder.auditor(settings)
 
 

@@ -666,6 +666,10 @@ class Protocol(abc.ABC):
         """Settings to read bytes that somebody accepted before: their limits may have been higher than ours."""
         return self.settings()
 
+    def observing(self) -> Settings:
+        """Settings to read bytes that nobody has checked, such as a capture's: what breaks a rule is to be reported."""
+        return self.lenient()
+
     @abc.abstractmethod
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
         """A decoder for one direction of one connection.

@@ -383,6 +383,32 @@ def test_a_new_key_file_is_used_without_a_restart(tmp_path: Path) -> None:
     assert check(packet, TrustStore([new.trusted_key()])).authenticity is Authenticity.VERIFIED
 
 
+def test_a_key_file_with_another_node_id_makes_both_ids_our_own(tmp_path: Path) -> None:
+    values = files(tmp_path)
+    one, other = (MESH.sessions(MESH.settings(each)) for each in (values, {"require": "any"}))
+    other.join([one])
+    before = one.author.heartbeat(EPOCH)
+    moved = replace(WITH_HMAC, node_id=b"another node id!")
+    moved.save(str(values["key"]))
+    after = one.author.heartbeat(EPOCH + 2)
+    assert frames.decode(after).get(Type.NODE_ID) == b"another node id!"
+    for sessions in (one, other):
+        for packet in (before, after):
+            refusal = sessions.admit(packet, "10.0.0.1:1", EPOCH + 2)
+            assert refusal is not None and refusal.clause == "mesh.own"
+
+
+def test_a_listener_that_joined_others_tells_them_its_new_node_id(tmp_path: Path) -> None:
+    values = files(tmp_path)
+    one, other = (MESH.sessions(MESH.settings(each)) for each in (values, {"require": "any"}))
+    one.join([other])
+    one.author.heartbeat(EPOCH)
+    replace(WITH_HMAC, node_id=b"another node id!").save(str(values["key"]))
+    after = one.author.heartbeat(EPOCH + 2)
+    refusal = other.admit(after, "10.0.0.1:1", EPOCH + 2)
+    assert refusal is not None and refusal.clause == "mesh.own"
+
+
 # The author
 
 

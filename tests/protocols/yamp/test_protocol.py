@@ -256,3 +256,8 @@ def test_other_streams_are_not_recognised(head: str) -> None:
 
 def test_every_clause_has_a_sentence() -> None:
     assert all(name.startswith("yamp.") and sentence for name, sentence in YAMP.clauses.items())
+
+
+def test_lenient_settings_read_whatever_somebody_accepted_and_captures_keep_the_usual_limit() -> None:
+    assert YAMP.lenient() == YampSettings(max_body=2**32 - 1)
+    assert YAMP.observing() == YampSettings()

@@ -22,7 +22,7 @@ from wireloom.protocols.registry import protocol
 @cache
 def _decoder(name: str) -> tuple[ColumnDecoder, Settings]:
     found = protocol(name)
-    return found.columns(), found.lenient()
+    return found.columns(), found.observing()
 
 
 def decode_parts(parts: list[Part], rows_out: Rows) -> None:

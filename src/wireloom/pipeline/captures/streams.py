@@ -268,7 +268,7 @@ class Part:
             if unwrapped.clause is not None:
                 return False
             ahead = copied[: unwrapped.end].tobytes()
-        return found.holds(ahead, self.half.direction, found.lenient(), final=final)
+        return found.holds(ahead, self.half.direction, found.observing(), final=final)
 
     def _resume(self) -> bool:
         """Find the mark after a gap; what stands before it is rejected with the gap."""

@@ -71,6 +71,8 @@ class Author:
             self._file = load_key_file(settings.key)
             identity = self._file.value
         self.identity = identity or settings.identity()
+        self.node_ids: set[bytes | str] = {self.identity.node_id}
+        """Every NODE ID we have spoken as: what comes back may be older than the key file is."""
         self._random = random
         self._limits = settings.limits
         self.ids = MessageIds(random)
@@ -105,6 +107,7 @@ class Author:
         """Wrap and sign as the settings say."""
         if self._file is not None and self._file.refresh(now):
             self.identity = self._file.value
+            self.node_ids.add(self.identity.node_id)
         if packet.event_type == EventType.EVENT:
             packet = self._wrap(packet)
         show = self.settings.show_key

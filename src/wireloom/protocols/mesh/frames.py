@@ -21,6 +21,8 @@ VERSION = 1
 HEADER_SIZE = 17
 MAX_PACKET_SIZE = 548
 MAX_PAYLOAD_SIZE = MAX_PACKET_SIZE - HEADER_SIZE
+MAX_PAYLOAD_LIMIT = 0xFFFF
+"""What Payload Length can say; more than the specification allows unless a setting does."""
 MAX_TLV_COUNT = 64
 MAX_VALUE = 255
 """The longest value of one field; one of that length goes on in the next field of its type."""

@@ -118,7 +118,7 @@ class MeshNode:
         self.settings = settings
         self.gate = Gate(settings, trust)
         self.author = Author(settings, identity, settings.encryption(self.gate.trust), random)
-        self.gate.own = {self.author.identity.node_id}
+        self.gate.own = self.author.node_ids
         self.relays = tuple(relays)
         self.copies = copies
         self.max_neighbours = max_neighbours

@@ -123,6 +123,7 @@ class MeshSessions(Sessions):
             if isinstance(other, MeshSessions):
                 other.gate.own |= self.gate.own
                 self.gate.own, self.gate.replay = other.gate.own, other.gate.replay
+                self.author.node_ids = other.gate.own
                 if other.author.identity.node_id == self.author.identity.node_id:
                     self.author.ids = other.author.ids
 
@@ -147,7 +148,7 @@ def make_node(settings: MeshSettings) -> tuple[Gate, Author]:
 
     gate = Gate(settings)
     author = Author(settings, cipher=settings.encryption(gate.trust))
-    gate.own = {author.identity.node_id}
+    gate.own = author.node_ids
     return gate, author
 
 
@@ -176,6 +177,21 @@ class Mesh(Protocol):
         {"mesh": "the NODE ID, in hex, of a packet's author whose key the trust file verifies"}
     )
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"trust": "trust"})
+
+    def lenient(self) -> Settings:
+        """No limit but those of the length fields, and reserved flags as a listener may have been told to take them.
+
+        `max_plain` stays: the 64 fields that a wrapping holds never become as much.
+        """
+        return MeshSettings(
+            max_payload=frames.MAX_PAYLOAD_LIMIT,
+            max_fields=frames.MAX_PAYLOAD_LIMIT,
+            ignore_reserved_flags=True,
+        )
+
+    def observing(self) -> Settings:
+        """The limits of the specification: a packet that breaks one is no valid packet, whoever sent it."""
+        return self.settings()
 
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
         """A decoder; every direction is `dgram` here, and topics have no numbers."""

@@ -100,8 +100,10 @@ class MeshSettings(Settings):
     """Topics whose events a listener sends to nodes that cannot say what they want."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_payload <= 0xFFFF:
-            raise ConfigError(f"setting 'max_payload' is {self.max_payload}; it must be from 0 to 65535")
+        if not 0 <= self.max_payload <= frames.MAX_PAYLOAD_LIMIT:
+            raise ConfigError(
+                f"setting 'max_payload' is {self.max_payload}; it must be from 0 to {frames.MAX_PAYLOAD_LIMIT}"
+            )
         for name in ("max_fields", "max_plain", "replay_cap", "replay_cap_per_node", "verifications"):
             if not getattr(self, name) >= 1:
                 raise ConfigError(f"setting {name!r} is {getattr(self, name)}; it must be 1 or more")

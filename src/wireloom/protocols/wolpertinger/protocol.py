@@ -157,7 +157,7 @@ class Wolpertinger(Protocol):
     identity_kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"trust": "a level of trust, 1 to 4, that the peer has reached", "user": "the name of a user, at trust 4"}
     )
-    decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"aes-key": "aes_key", "aes-iv": "aes_iv"})
+    decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"key": "aes_key", "iv": "aes_iv"})
 
     def decoder(
         self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None

@@ -239,6 +239,14 @@ class Yamp(Protocol):
     conversation: ClassVar[Conversation] = CONVERSATION
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"format": "serializer"})
 
+    def lenient(self) -> Settings:
+        """No limit on bodies but the size field's own."""
+        return YampSettings(max_body=frames.MAX_BODY_LIMIT)
+
+    def observing(self) -> Settings:
+        """Bodies as large as they usually may be: a size beyond that is rather a stream that is broken."""
+        return self.settings()
+
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> YampDecoder:
         """A decoder for one direction."""
         return YampDecoder(direction, cast(YampSettings, settings), topics)
