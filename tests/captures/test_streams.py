@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from pathlib import Path
@@ -273,6 +274,19 @@ def test_pieces_of_a_message_that_never_was_complete_are_a_reject(tmp_path: Path
             place = int(str(reject["offset"]))
             assert Path(str(reject["file"])).read_bytes()[place : place + len(one)] == one, (name, cuts)
             assert sum(found.bytes_by_stream().values()) == len(one + two + three) + 3 * len(other), name
+
+
+def test_the_size_of_a_split_message_is_that_of_all_its_pieces(tmp_path: Path) -> None:
+    payload = base64.b64encode(b"<RemoteError><ComponentName/><ErrorCode>1</ErrorCode></RemoteError>")
+    pieces = [
+        b"fragment_index:%d;fragment_count:2;message_id:7;%s\n" % (index, part)
+        for index, part in enumerate((payload[:20], payload[20:]))
+    ]
+    wire = wire_for("wolpertinger").open()
+    for piece in pieces:
+        wire.say(0, piece)
+    (message,) = read_packets(wire.close().packets, tmp_path).messages
+    assert message["wire_size"] == sum(map(len, pieces))
 
 
 def test_keys_beside_a_capture_open_what_is_encrypted(tmp_path: Path) -> None:

@@ -113,6 +113,13 @@ class Columns:
     consumed: NDArray[np.int64]
     state: list[bytes]
     begun: Sequence[int] = ()
+    wire: NDArray[np.int64] | None = None
+    """Bytes of each message on the wire, where `size` is that of its last piece alone; None: they are `size`."""
+
+    @property
+    def wire_size(self) -> NDArray[np.int64]:
+        """Bytes of each message on the wire, with all its pieces."""
+        return self.size if self.wire is None else self.wire
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -223,7 +230,7 @@ def in_parts(decode: Callable[[Spans], Columns], spans: Spans, part: NDArray[np.
     }  # fmt: skip
     rejects = [replace(reject, span=int(chosen[reject.span])) for chosen, c in found for reject in c.rejects]
     rejects.sort(key=lambda reject: reject.span)
-    return Columns(span=span[order], rejects=rejects, consumed=consumed, state=state, begun=(), **arrays)
+    return Columns(span=span[order], rejects=rejects, consumed=consumed, state=state, begun=(), wire=None, **arrays)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -34,6 +34,7 @@ from wireloom.protocols.contract import Role, SessionState, decode_stream
 from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings, frames, layer2
 from wireloom.protocols.wolpertinger.delivery import Seen
 from wireloom.protocols.wolpertinger.layer2 import Call, Error, Response
+from wireloom.protocols.wolpertinger.refusal import ErrorCode, ResultCode
 from wireloom.protocols.wolpertinger.session import WolpertingerSession
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -828,6 +829,23 @@ def test_a_limit_of_the_transport_is_kept_by_splitting() -> None:
     lines = client.outgoing_frames()
     assert len(lines) > 5
     assert all(len(each) <= 1000 for each in lines)
+
+
+def test_codes_are_those_of_the_decisions() -> None:
+    assert [code.value for code in ResultCode] == [0, 1, 2, 3, 4, 5]
+    assert {code.name: code.value for code in ErrorCode} == {
+        "UNSPECIFIED": 100,
+        "SECURITY": 200, "NOT_AUTHORISED": 201, "ENCRYPTION": 202, "SIGNATURE": 203,
+        "REQUEST": 300, "INVALID_XML": 301, "UNKNOWN_MESSAGE": 302, "METHOD_NOT_FOUND": 303,
+        "COMPONENT_NOT_FOUND": 304, "INVALID_PARAMETERS": 305, "UNSUPPORTED_DATATYPE": 306,
+        "RESPONSE": 400, "INVALID_RESPONSE": 401,
+        "FILE_SERVER": 500, "MOUNT": 501, "ITEM_NOT_FOUND": 502,
+    }  # fmt: skip
+
+
+def test_the_plain_stream_has_port_5045_and_xmpp_its_own() -> None:
+    ports = {scheme.name: scheme.port for scheme in WOLPERTINGER.schemes}
+    assert ports == {"wolpertinger": 5045, "wolpertinger+tls": 5045, "wolpertinger+xmpp": 5222}
 
 
 def test_a_message_counts_with_its_last_piece() -> None:

@@ -81,7 +81,7 @@ class Rows:
             "content_type": words(columns.content_type),
             "body": columns.body,
             "body_size": pc.binary_length(columns.body),
-            "wire_size": pa.array(columns.size.astype(np.int32)),
+            "wire_size": pa.array(columns.wire_size.astype(np.int32)),
             "attributes": columns.attributes,
             "authenticity": words(columns.authenticity),
             "file": coded(trace.file[first], list(self.files)),

@@ -70,6 +70,7 @@ class _Rows:
     span: list[int] = field(default_factory=list)
     offset: list[int] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
+    wire: list[int] = field(default_factory=list)
     kind: list[int] = field(default_factory=list)
     texts: list[tuple[str | None, ...]] = field(default_factory=list)
     """Topic, id, correlation id, status, content type, authenticity."""
@@ -84,6 +85,7 @@ class _Rows:
         self.span.append(span)
         self.offset.append(offset)
         self.size.append(size)
+        self.wire.append(int(message.attributes.get("wire_size", size)))
         self.kind.append(KIND_CODES[message.kind])
         self.texts.append(
             (
@@ -123,6 +125,7 @@ class _Rows:
             consumed=consumed,
             state=states,
             begun=begun,
+            wire=np.array(self.wire, np.int64),
         )
 
 
