@@ -20,7 +20,8 @@ from wireloom.protocols.mesh import MESH, MeshSettings, crypto, frames
 from wireloom.protocols.mesh import bulk as bulk_reads
 from wireloom.protocols.mesh.author import Author, MessageIds
 from wireloom.protocols.mesh.capabilities import make_capabilities, parse_capabilities
-from wireloom.protocols.mesh.frames import EventType, Field, Packet, Type
+from wireloom.protocols.mesh.encryption import Cipher, open_packet
+from wireloom.protocols.mesh.frames import EventType, Field, Flag, Packet, Type
 from wireloom.protocols.mesh.gate import Gate
 from wireloom.protocols.mesh.identity import Identity
 from wireloom.protocols.mesh.protocol import MeshSessions
@@ -410,6 +411,15 @@ def test_a_listener_that_joined_others_tells_them_its_new_node_id(tmp_path: Path
 
 
 # The author
+
+
+def test_what_is_sent_is_compressed_first_and_then_encrypted() -> None:
+    cipher = Cipher(b"k" * 32, b"the key's name!!")
+    author = Author(MeshSettings(compress=True), Identity(NODE), cipher)
+    packet = frames.decode(author.write(Message(Kind.EVENT, "a/b", b"x" * 2000), EPOCH)[0])
+    assert packet.flags & Flag.COMPRESSED and packet.flags & Flag.ENCRYPTED
+    opened = open_packet(packet, {cipher.key_identifier: cipher.key})
+    assert b"".join(field.value for field in opened.data if field.type == Type.BINARY) == b"x" * 2000
 
 
 def test_a_message_id_is_not_drawn_twice_within_the_window() -> None:
