@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.protocols.wolpertinger.strategies import documents
 from tests.protocols.wolpertinger.talk import HELLO, call
 from wireloom.model import ConfigError, LimitExceeded
-from wireloom.protocols.wolpertinger import layer1, layer2
+from wireloom.protocols.wolpertinger import frames, layer1, layer2
 from wireloom.protocols.wolpertinger.frames import Data
 from wireloom.protocols.wolpertinger.keys import Cipher, KeyPair, from_base64, is_proof, is_token, prove
 from wireloom.protocols.wolpertinger.layer1 import Assembly
@@ -311,3 +311,17 @@ def test_a_key_of_the_wrong_size_is_a_setting_that_is_wrong() -> None:
         WolpertingerSettings(aes_key="00")
     with pytest.raises(ConfigError, match="cluster_key"):
         WolpertingerSettings(cluster_key="xyz")
+
+
+def test_pieces_that_come_again_and_again_are_no_larger_message_but_bounded() -> None:
+    own = WolpertingerSettings(max_message=64)
+    piece = Data(1, b"A" * (own.max_line // 2), fragment_index=0, fragment_count=2)
+    line = frames.encode(piece)
+    assembly = layer1.Assembly(own)
+    for _ in range(4):  # sent once, and three times again
+        assert assembly.add(piece, wire=len(line), line=line) is None
+    with pytest.raises(Refused, match="too-large"):
+        for _ in range(20):
+            assembly.add(piece, wire=len(line), line=line)
+    assert not assembly.open
+    assert assembly.pending == 0

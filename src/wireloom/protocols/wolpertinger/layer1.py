@@ -21,6 +21,8 @@ from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 _GZIP = 31
 """zlib's number for the gzip format with the largest window."""
 _LEVEL = 6
+_OFTEN = 5
+"""So many times the largest message is kept of one that is incomplete: senders send again, but not for ever."""
 
 
 # Sending
@@ -95,6 +97,8 @@ class _Open:
     lines: list[bytes] = field(default_factory=list)
     """The lines they came in, if whoever adds them wants these back."""
     size: int = 0
+    held: int = 0
+    """Bytes that are kept of it: pieces that came again, too."""
     wire: int = 0
 
 
@@ -107,7 +111,7 @@ class Assembly:
     dropped: int = 0
     """Incomplete messages that were given up."""
     pending: int = 0
-    """Characters of all pieces that wait."""
+    """Bytes of all pieces that wait."""
     lost: list[Lost] = field(default_factory=list)
     """The lines of messages that were given up."""
 
@@ -135,11 +139,13 @@ class Assembly:
         if index not in kept.pieces:
             kept.pieces[index] = frame.payload
             kept.size += len(frame.payload)
-            self.pending += len(frame.payload)
+        held = max(len(frame.payload), len(line))
+        kept.held += held
+        self.pending += held
         kept.wire += wire
         if line:
             kept.lines.append(line)
-        if kept.size > self.settings.max_line:
+        if kept.size > self.settings.max_line or kept.held > _OFTEN * self.settings.max_line:
             if line:
                 kept.lines.pop()  # refused by itself
             self._give_up(frame.message_id)
@@ -180,7 +186,7 @@ class Assembly:
 
     def _bound(self, keep: int) -> None:
         """Never hold more than two of the largest messages: the oldest goes first."""
-        while self.pending > 2 * self.settings.max_line:
+        while self.pending > 2 * self.settings.max_line and len(self.open) > 1:
             self._give_up(next(each for each in self.open if each != keep))
 
     def _give_up(self, message_id: int) -> None:
@@ -191,7 +197,7 @@ class Assembly:
 
     def _forget(self, message_id: int) -> _Open:
         kept = self.open.pop(message_id)
-        self.pending -= kept.size
+        self.pending -= kept.held
         return kept
 
 
