@@ -14,6 +14,9 @@ import pytest
 from tests.certificates import Authority
 from tests.cli.running import COMMAND, ENVIRONMENT, started, wireloom
 from wireloom import connect, serve
+from wireloom.cli.talk import echo_handler
+from wireloom.model import Kind, Message, PeerClosed
+from wireloom.testing import peer_pair
 
 
 @pytest.fixture(scope="module", params=["emp", "yamp", "yamp+ws"])
@@ -84,6 +87,15 @@ async def test_interrupted_sub_is_quiet(scheme: str) -> None:
         process.send_signal(signal.SIGINT)
         _, errors = await process.communicate()
         assert (process.returncode, errors) == (130, b"")
+
+
+async def test_an_event_of_somebody_who_has_left_is_not_sent_back_and_is_no_error() -> None:
+    async with peer_pair("yamp") as (client, server):
+        await client.close()
+        await server.close()
+        with pytest.raises(PeerClosed):
+            server.send(Message(Kind.EVENT, "a/b"))
+        assert await echo_handler(Message(Kind.EVENT, "a/b"), server) is None
 
 
 def test_publish_with_and_without_acknowledgement(echo: str) -> None:

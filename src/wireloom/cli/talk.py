@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -211,8 +212,10 @@ async def echo_server(arguments: argparse.Namespace) -> int:
 async def echo_handler(message: Message, peer: Peer) -> Message | None:
     """Send an event back as it came; answer a request with its body."""
     if message.kind is Kind.EVENT:
-        peer.send(Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type))
-        await peer.drain()
+        # Who publishes and leaves does not wait for it.
+        with contextlib.suppress(PeerClosed):
+            peer.send(Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type))
+            await peer.drain()
         return None
     return Message(Kind.RESPONSE, message.topic, message.body, content_type=message.content_type)
 
