@@ -421,6 +421,13 @@ def test_a_token_for_a_user_is_used_once() -> None:
     assert peer.server.state is SessionState.CLOSED
 
 
+def test_names_of_users_are_compared_without_case() -> None:
+    peer = stranger(3)
+    answer = peer.ask("UserAuthVerify", text("ADA"), text(prove("correct horse", peer.token("User"))))
+    assert isinstance(answer, Response)
+    assert answer.value == Value("boolean", True)
+
+
 def test_a_token_of_the_one_is_no_token_of_the_other() -> None:
     peer = stranger(3)
     token = peer.token("Cluster")
