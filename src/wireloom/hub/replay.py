@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
 
 from wireloom.hub.published import Publications
 from wireloom.journal.reader import Entry, Offset
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from wireloom.hub.hub import Hub
 
 log = logging.getLogger("wireloom.hub")
+T = TypeVar("T")
 
 SINCE = HUB_PREFIX + "since/"
 """Topics of replayed events are `$hub/since/<name>/<offset>/<topic>`."""
@@ -110,11 +111,13 @@ class Replays:
         loop = asyncio.get_running_loop()
         tail, publications = Tail(hub.config.journal_folder, since), Publications()
         head = f"{SINCE}{name}/"
+        reading: Future[list[tuple[Offset, Message]] | None] | None = None
         try:
             while True:
                 await connection.room()
                 commits = hub.commit.commits
-                found = await loop.run_in_executor(self._threads, _read, tail, publications, pattern)
+                reading = self._threads.submit(_read, tail, publications, pattern)
+                found = await asyncio.wrap_future(reading)
                 if tail.missed:
                     self._tell_missed(connection, tail)
                 if found is None:
@@ -135,12 +138,20 @@ class Replays:
             log.error("%r: cannot go on reading the journal: %s", connection, error)
             connection.driver.close("the journal cannot be read")
         finally:
-            tail.close()
+            close_after(reading, tail)
 
     def _tell_missed(self, connection: Connection, tail: Tail) -> None:
         tail.missed = 0
         log.warning("%r: retention has removed what it had not read yet", connection)
         self._hub.journal.record("lost", {"count": 0, "reason": "retention: removed before it was read"}, connection.id)
+
+
+def close_after(reading: Future[T] | None, tail: Tail) -> None:
+    """Close a tail once nobody reads it: whoever waited for a thread may be cancelled, the thread goes on."""
+    if reading is None:
+        tail.close()
+    else:
+        reading.add_done_callback(lambda _: tail.close())
 
 
 def _read(tail: Tail, publications: Publications, pattern: str) -> list[tuple[Offset, Message]] | None:

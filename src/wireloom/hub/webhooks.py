@@ -13,6 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ import aiohttp
 
 from wireloom.hub.cloudevents import Mode, from_message, to_http
 from wireloom.hub.published import Publications
+from wireloom.hub.replay import close_after
 from wireloom.hub.wrong import WrongKey
 from wireloom.journal.reader import Entry, Offset
 from wireloom.journal.retention import CURSORS
@@ -114,11 +116,13 @@ class Webhook:
             headers["Authorization"] = f"Bearer {self.config.token}"
         tail, publications = await asyncio.to_thread(self._begin), Publications()
         done: Offset | None = None
+        threads, reading = ThreadPoolExecutor(1, thread_name_prefix="webhook"), None
         try:
             async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
                 while True:
                     place = tail.position
-                    read = await asyncio.to_thread(self._read, tail, publications)
+                    reading = threads.submit(self._read, tail, publications)
+                    read = await asyncio.wrap_future(reading)
                     if read is None:
                         await asyncio.sleep(IDLE)
                         continue
@@ -134,7 +138,8 @@ class Webhook:
         except JournalError as error:
             log.error("webhook %s: cannot go on reading the journal: %s", self.config.name, error)
         finally:
-            tail.close()
+            close_after(reading, tail)
+            threads.shutdown(wait=False)
 
     def _begin(self) -> Tail:
         """Where it was; a new webhook begins with what is published from now on."""

@@ -102,9 +102,9 @@ class Tail:
 
     def close(self) -> None:
         """Let go of the segment."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
     def __del__(self) -> None:
         self.close()
