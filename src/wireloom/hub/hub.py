@@ -115,6 +115,7 @@ class Hub:
         self.retention = Retention(settings, self.config.journal_folder, self.metrics)
         self.last_values.start()
         self._gauges()
+        webhooks = [Webhook(self, each) for each in self.config.webhooks]
         try:
             for listener in self.config.listeners:
                 await self._listen(listener)
@@ -123,7 +124,7 @@ class Hub:
         except BaseException:
             await self.stop()
             raise
-        self._webhooks = [self._loop.create_task(Webhook(self, each).run()) for each in self.config.webhooks]
+        self._webhooks = [self._loop.create_task(each.run()) for each in webhooks]
         self._ticker = self._loop.create_task(self._tick())
 
     async def _serve_http(self, config: HttpConfig) -> None:

@@ -107,6 +107,8 @@ class Webhook:
         self._saved = 0.0
         self._since = 0
         """When it began, in nanoseconds since 1970: what counts until it has read something."""
+        # Before the doors open: whatever is published through them is after the beginning of a new webhook.
+        self._tail = self._begin()
 
     async def run(self) -> None:
         """Post until cancelled, or until the other end says that it is gone for good."""
@@ -114,7 +116,7 @@ class Webhook:
         headers = {"User-Agent": "wireloom"}
         if self.config.token is not None:
             headers["Authorization"] = f"Bearer {self.config.token}"
-        tail, publications = await asyncio.to_thread(self._begin), Publications()
+        tail, publications = self._tail, Publications()
         done: Offset | None = None
         threads, reading = ThreadPoolExecutor(1, thread_name_prefix="webhook"), None
         try:
