@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -87,3 +89,17 @@ def test_a_lost_or_foreign_checkpoint_is_refused(tmp_path: Path, query: str | No
         write_checkpoint(made, query, batches)
     with pytest.raises(ConfigError, match=r"checkpoint of warehouse .* is lost or of another run"):
         made.check_checkpoint()
+
+
+def test_who_writes_is_told_without_disturbing_anybody(tmp_path: Path) -> None:
+    warehouse = Warehouse.prepared(tmp_path / "w")
+    assert warehouse.writer is None
+    with warehouse.locked():
+        assert warehouse.writer == os.getpid()
+        with pytest.raises(ConfigError, match="in use by process"), warehouse.locked():
+            pass
+    assert warehouse.writer is None
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (warehouse.root / "lock").write_text(str(ended.pid))
+    assert warehouse.writer is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -150,6 +149,7 @@ class Watch:
 
     def _read_warehouse(self, folder: Path) -> tuple[Line, Line]:
         from wireloom.pipeline.query import ask, describe
+        from wireloom.pipeline.warehouse import Warehouse
 
         tables = describe(folder)
         lines: list[type_of_json] = [
@@ -169,7 +169,7 @@ class Watch:
         rate = max(0.0, (messages.rows - rows) / (now - then)) if then else 0.0
         self._rows = (now, messages.rows)
         pipeline: Line = {
-            "running": _is_locked(folder / "lock"),
+            "running": Warehouse.existing(folder).writer is not None,
             "rate": rate,
             "lag_bytes": self._lag(),
             "last_commit": iso_time(committed) if committed else None,
@@ -207,15 +207,3 @@ def _plain(value: object) -> type_of_json:
     if isoformat is not None:
         return str(isoformat())
     return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether somebody holds a lock on a file: the pipeline that writes a warehouse does."""
-    import fcntl
-
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False

@@ -99,7 +99,20 @@ class Warehouse:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            yield
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    @property
+    def writer(self) -> int | None:
+        """The process that writes here now. Only looks: trying the lock could keep a pipeline from starting."""
+        try:
+            process = int((self.root / _LOCK).read_text())
+            os.kill(process, 0)
+        except (OSError, ValueError):
+            return None
+        return process
 
     def tidy(self) -> None:
         """Delete the files that replaced rows and broken runs left behind. Not while a batch is under way."""
