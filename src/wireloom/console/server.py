@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -27,7 +26,7 @@ from wireloom.console.watch import Cursor, Watch
 from wireloom.model import ConfigError, Kind, Message, WireloomError
 from wireloom.protocols.contract import HUB_PREFIX
 from wireloom.protocols.registry import scheme as find_scheme
-from wireloom.transports.address import parse_url
+from wireloom.transports.address import is_loopback, parse_url
 from wireloom.transports.tls import TLS
 
 log = logging.getLogger("wireloom.console")
@@ -79,7 +78,7 @@ class Settings:
         wireloom.model.ConfigError: the console at http://0.0.0.0:5080 can be reached from other machines: ...
         """
         host = parse_url(self.url).host
-        if not _is_loopback(host) and (self.token is None or self.tls is None):
+        if not is_loopback(host) and (self.token is None or self.tls is None):
             raise ConfigError(
                 f"the console at {self.url} can be reached from other machines: give it a token and a certificate "
                 "(--token-file, --certificate, --key), or listen on 127.0.0.1"
@@ -147,7 +146,7 @@ class Console:
         return response
 
     def _check(self, request: web.Request) -> None:
-        if _is_loopback(parse_url(self.settings.url).host) and request.host not in self._names:
+        if is_loopback(parse_url(self.settings.url).host) and request.host not in self._names:
             # A page elsewhere may have pointed its own name at this machine.
             raise web.HTTPForbidden(text=f"this console is at {self.url}, not at {request.host}")
         if request.method == "POST":
@@ -229,13 +228,6 @@ async def _sent(request: web.Request) -> Message:
 
 def _equal(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(), other.encode())
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _names(host: str) -> set[str]:

@@ -47,7 +47,7 @@ from wireloom.protocols.contract import Protocol, Scheme, Settings
 from wireloom.protocols.registry import protocols
 from wireloom.protocols.registry import scheme as find_scheme
 from wireloom.topics import validate_topic
-from wireloom.transports.address import Address, parse_url
+from wireloom.transports.address import Address, is_loopback, parse_url
 from wireloom.transports.registry import transport
 from wireloom.transports.tls import TLS
 
@@ -217,15 +217,6 @@ def _contact(text: str, scheme: Scheme) -> Address:
     except ConfigError as error:
         raise WrongKey("settings", str(error)) from None
     return url.address(scheme.port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address to listen at is reached from this machine alone.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, True, False)
-    """
-    return host.startswith("127.") or host in ("::1", "localhost")
 
 
 def _origins(values: object, host: str) -> tuple[str, ...]:

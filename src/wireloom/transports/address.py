@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -70,6 +71,18 @@ class URL:
         if self.password is not None:
             raise ConfigError("a password does not belong into a URL: put it into a file or the environment")
         return Address(self.host, default_port if self.port is None else self.port, self.path, self.user)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen at is reached from this machine alone.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost", "0.0.0.0", "127.example.org")]
+    [True, True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def parse_url(text: str) -> URL:
