@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from wireloom.journal.reader import Entry
-from wireloom.journal.tail import Found
+from wireloom.journal.reader import Entry, Offset
+from wireloom.journal.tail import Found, Tail
 from wireloom.model import Kind, Message
 from wireloom.protocols.published import published
+from wireloom.topics import matches
 
-__all__ = ["DENIED", "Publications", "published"]
+__all__ = ["DENIED", "Publications", "Published", "published"]
 
 DENIED = "denied"
 """The record before a run with publishes that were answered with an error: `ids` of those requests."""
+
+
+Published = tuple[Offset, Message]
+"""A message that was published, and its place in the journal."""
 
 
 class Publications:
@@ -34,6 +39,24 @@ class Publications:
         if self._denied and self._is_denied(found):
             return None
         return published(found.message)
+
+    def read(self, tail: Tail, pattern: str, limit: int) -> tuple[list[Published], Offset | None] | None:
+        """What the next piece of a journal holds for some topics, and the offset it ends with; None at the end.
+
+        Reads the disk and decodes: for a thread.
+        """
+        entries = tail.read(limit)
+        if not entries:
+            return None
+        found: list[Published] = []
+        last = None
+        for entry in entries:
+            message = self.take(entry)
+            if isinstance(entry, Entry):
+                last = entry.place
+                if message is not None and matches(pattern, message.topic or ""):
+                    found.append((entry.place, message))
+        return found, last
 
     def _is_denied(self, entry: Entry) -> bool:
         connection, run = entry.message.connection or "", entry.place.packet_id

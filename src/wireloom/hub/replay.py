@@ -13,12 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from wireloom.hub.published import Publications
-from wireloom.journal.reader import Entry, Offset
+from wireloom.hub.published import Publications, Published
+from wireloom.journal.reader import Offset
 from wireloom.journal.tail import Since, Tail, parse_since
 from wireloom.model import ConfigError, JournalError, Kind, Message, PeerClosed
 from wireloom.protocols.contract import HUB_PREFIX
-from wireloom.topics import matches, validate_pattern
+from wireloom.topics import validate_pattern
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -111,12 +111,12 @@ class Replays:
         loop = asyncio.get_running_loop()
         tail, publications = Tail(hub.config.journal_folder, since), Publications()
         head = f"{SINCE}{name}/"
-        reading: Future[list[tuple[Offset, Message]] | None] | None = None
+        reading: Future[tuple[list[Published], Offset | None] | None] | None = None
         try:
             while True:
                 await connection.room()
                 commits = hub.commit.commits
-                reading = self._threads.submit(_read, tail, publications, pattern)
+                reading = self._threads.submit(publications.read, tail, pattern, _PIECE)
                 found = await asyncio.wrap_future(reading)
                 if tail.missed:
                     self._tell_missed(connection, tail)
@@ -126,11 +126,13 @@ class Replays:
                         self._waiting.append(waiter)
                         await waiter
                     continue
-                for number, (offset, message) in enumerate(found):
+                for number, (offset, message) in enumerate(found[0]):
                     if number % _SLICE == _SLICE - 1:
                         await asyncio.sleep(0)
                     await connection.room()
-                    hub.router.deliver_now(connection, message.with_(topic=f"{head}{offset}/{message.topic}"))
+                    topic = f"{head}{offset}/{message.topic}"
+                    event = Message(Kind.EVENT, topic, message.body, content_type=message.content_type)
+                    hub.router.deliver_now(connection, event)
                     hub.metrics.replayed.add(1, connection.name)
         except PeerClosed:
             pass
@@ -152,17 +154,3 @@ def close_after(reading: Future[T] | None, tail: Tail) -> None:
         tail.close()
     else:
         reading.add_done_callback(lambda _: tail.close())
-
-
-def _read(tail: Tail, publications: Publications, pattern: str) -> list[tuple[Offset, Message]] | None:
-    """On a thread: the events of the next piece that match; None at the end of the journal."""
-    entries = tail.read(_PIECE)
-    if not entries:
-        return None
-    found = []
-    for entry in entries:
-        message = publications.take(entry)
-        if message is not None and isinstance(entry, Entry) and matches(pattern, message.topic or ""):
-            event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
-            found.append((entry.place, event))
-    return found

@@ -24,12 +24,12 @@ from wireloom.hub.cloudevents import Mode, from_message, to_http
 from wireloom.hub.published import Publications
 from wireloom.hub.replay import close_after
 from wireloom.hub.wrong import WrongKey
-from wireloom.journal.reader import Entry, Offset
+from wireloom.journal.reader import Offset
 from wireloom.journal.retention import CURSORS
 from wireloom.journal.tail import Tail
 from wireloom.model import ConfigError, JournalError, Message
 from wireloom.peers.backoff import Backoff
-from wireloom.topics import matches, validate_pattern
+from wireloom.topics import validate_pattern
 from wireloom.transports.address import parse_url
 
 if TYPE_CHECKING:
@@ -123,8 +123,11 @@ class Webhook:
             async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
                 while True:
                     place = tail.position
-                    reading = threads.submit(self._read, tail, publications)
+                    reading = threads.submit(publications.read, tail, self.config.topic, PIECE)
                     read = await asyncio.wrap_future(reading)
+                    if tail.missed:
+                        tail.missed = 0
+                        log.warning("webhook %s: retention has removed what was not posted yet", self.config.name)
                     if read is None:
                         await asyncio.sleep(IDLE)
                         continue
@@ -157,25 +160,6 @@ class Webhook:
         self._since = time.time_ns()
         self._save(tail.position, None)
         return tail
-
-    def _read(
-        self, tail: Tail, publications: Publications
-    ) -> tuple[list[tuple[Offset, Message]], Offset | None] | None:
-        """On a thread: what of the next piece is to be posted, and its last offset; None at the end of the journal."""
-        entries = tail.read(PIECE)
-        if tail.missed:
-            tail.missed = 0
-            log.warning("webhook %s: retention has removed what was not posted yet", self.config.name)
-        if not entries:
-            return None
-        found, last = [], None
-        for entry in entries:
-            message = publications.take(entry)
-            if isinstance(entry, Entry):
-                last = entry.place
-                if message is not None and matches(self.config.topic, message.topic or ""):
-                    found.append((entry.place, message))
-        return found, last
 
     async def _post(self, session: aiohttp.ClientSession, offset: Offset, message: Message) -> bool:
         """Post one event until it is taken or refused for good; False if nobody wants any more."""
