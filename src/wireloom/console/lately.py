@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wireloom.journal import Block, Entry, Record, Tail, read_blocks, segments
+from wireloom.journal import Block, Entry, Record, Tail
 from wireloom.journal.segment import REFUSED
-from wireloom.model import JournalError, Kind, Message, iso_time, type_of_json
+from wireloom.model import Kind, Message, iso_time, type_of_json
 
 LOOK = 256 * 1024
 FIRST_LOOK_NS = 60 * 10**9
@@ -78,7 +77,7 @@ class Lately:
         self.rejects = Ring()
         self.skipped = 0
         self._tail: Tail | None = None
-        self._refused: tuple[str, int] = ("", 0)
+        self._refused = Tail(self.folder / REFUSED)
         self._topics: OrderedDict[str, _Topic] = OrderedDict()
         self._asked: OrderedDict[tuple[str | None, str], _Asked] = OrderedDict()
 
@@ -97,8 +96,11 @@ class Lately:
                     self._message(found)
                 elif isinstance(found, Record) and found.block.record == "closed":
                     self._closed(found.block)
-        for block in self._newly_refused():
-            self.rejects.add(_reject(block))
+        if self._refused.folder.is_dir():
+            while piece := self._refused.read(LOOK):
+                for found in piece:
+                    if isinstance(found, Record) and found.block.record == "refused":
+                        self.rejects.add(_reject(found.block))
 
     def topics(self) -> list[Line]:
         """The topics seen, the latest first."""
@@ -147,23 +149,6 @@ class Lately:
         connection = f"{block.connection or 0:016x}"
         for key in [key for key in self._asked if key[0] == connection]:
             self.exchanges.add(_exchange(self._asked.pop(key), None, "unanswered", None))
-
-    def _newly_refused(self) -> Iterable[Block]:
-        folder = self.folder / REFUSED
-        if not folder.is_dir():
-            return
-        name, offset = self._refused
-        for segment in segments(folder):
-            if segment.name < name:
-                continue
-            try:
-                for block in read_blocks(segment, offset if segment.name == name else 0):
-                    self._refused = (segment.name, block.offset + block.size)
-                    if block.record == "refused":
-                        yield block
-            except JournalError:
-                # Taken away by its quota while it was read, or not begun yet.
-                continue
 
 
 def shown(body: bytes) -> Line:
