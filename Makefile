@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python scripts/run-tests
 
 .PHONY: help setup system demo test lint format bench docs soak fuzz kill clean
 
