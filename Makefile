@@ -44,6 +44,9 @@ docs: $(READY) ## build the documentation; warnings are errors
 soak: $(READY) system ## the slow tests: many kills, long runs
 	$(PYTEST) -m slow
 
+kill: $(READY) ## kill -9 of a loaded hub, 500 times (KILLS=20 for fewer): what was acknowledged is there
+	$(PYTEST) -m slow -s tests/hub/test_crash.py
+
 fuzz: $(READY) ## a million random and mutated inputs per protocol
 	$(BIN)/python -m tests.fuzzing all 1000000
 	$(BIN)/python -m tests.protocols.mesh.fuzz 1000000

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from wireloom.hub.connection import Connection
+    from wireloom.hub.outbox import Outbox
 
 _FIELDS = ("event", "connection", "protocol", "principal", "peer")
 
@@ -26,7 +26,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def about(event: str, connection: Connection | None = None) -> dict[str, str]:
+def about(event: str, connection: Outbox | None = None) -> dict[str, str]:
     """What a line of the log says beside its words; for `extra` of the logging calls."""
     if connection is None:
         return {"event": event}

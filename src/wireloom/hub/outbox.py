@@ -1,0 +1,277 @@
+"""What waits to be sent to one peer: events, in a bounded queue if the peer reads slowly.
+
+Answers and control messages never wait here. Events that are read from the journal do not either: whoever reads them
+waits for room instead.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from wireloom.hub.limits import SlowConsumer
+from wireloom.hub.logs import about
+from wireloom.model import Kind, Message, PeerClosed
+from wireloom.peers.driver import Driver
+from wireloom.protocols.contract import URGENT, Session
+from wireloom.transports.base import Pipe
+
+if TYPE_CHECKING:
+    from wireloom.hub.hub import Hub
+
+log = logging.getLogger("wireloom.hub")
+
+_EMPTY: deque[tuple[bytes, int]] = deque()
+"""The queue of all those for whom nothing waits: ten thousand empty ones would take much memory."""
+
+
+class Outbox(abc.ABC):
+    """The side of a connection that events leave by."""
+
+    # A base, not a part, of each connection: an object more for each of thousands would take much memory.
+    __slots__ = (
+        "_events_held",
+        "_lost",
+        "_pipe",
+        "_queue",
+        "_queued_bytes",
+        "_room",
+        "_sent_seen",
+        "_urgent",
+        "delivered",
+        "driver",
+        "hub",
+        "id",
+        "lost",
+        "name",
+        "peer",
+        "session",
+    )
+
+    session: Session
+    driver: Driver
+
+    def __init__(self, hub: Hub, name: str) -> None:
+        self.hub = hub
+        self.id = hub.journal.new_connection_id()
+        self.peer = ""
+        self.name = name
+        """Of the protocol."""
+        self._pipe: Pipe | None = None
+        self._queue = _EMPTY
+        self._urgent = _EMPTY
+        """Events that go ahead of those in the queue."""
+        self._queued_bytes = 0
+        self._events_held = 0
+        """How many hold back events because something older goes first."""
+        self._room: list[asyncio.Future[None]] | None = None
+        self._lost = 0
+        self.delivered = 0
+        """Events sent to this peer, and those dropped because it was slow, since it came."""
+        self.lost = 0
+        self._sent_seen = 0
+        """Messages sent that need not be counted again when they are recorded."""
+
+    @abc.abstractmethod
+    def _record_outbound(self, data: bytes, count: int) -> None:
+        """Note in the journal what goes out."""
+
+    @property
+    @abc.abstractmethod
+    def principal(self) -> str:
+        """Who this is, for the log."""
+
+    @abc.abstractmethod
+    def cut_off(self, limit: str) -> None:
+        """A limit is reached: drop the connection now."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of events that wait for this peer."""
+        return self._queued_bytes
+
+    def writing_paused(self) -> None:
+        """The peer reads more slowly than we write: events wait in the queue now."""
+        self.driver.writing_paused()
+
+    def writing_resumed(self) -> None:
+        """There is room again: first what waited."""
+        self.driver.writing_resumed()
+        self._write_queued()
+
+    def _write_queued(self) -> None:
+        while (self._urgent or self._queue) and not self.driver.writing_is_paused and not self._events_held:
+            data, count = (self._urgent or self._queue).popleft()
+            self._count_queued(-len(data))
+            self._write_events(data, count)
+        if not self._queue and self._lost:
+            self._report_lost()
+        if not self.driver.writing_is_paused:
+            self._tell_room()
+
+    # Events that are read from the journal, and wait there for room
+
+    async def room(self) -> None:
+        """Wait until an event can be sent at once, behind all that wait. Raises PeerClosed if that will never be."""
+        while self.driver.writing_is_paused or self._queue or self._urgent or self._events_held:
+            await self._wait_for_room()
+
+    async def writable(self) -> None:
+        """Wait until something can be written, ahead of events that wait. Raises PeerClosed likewise."""
+        while self.driver.writing_is_paused:
+            await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        if self.driver.failure is not None:
+            raise PeerClosed("the connection is gone")
+        waiter = asyncio.get_running_loop().create_future()
+        if self._room is None:
+            self._room = []
+        self._room.append(waiter)
+        await waiter
+
+    def _tell_room(self) -> None:
+        waiting, self._room = self._room or (), None
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def hold_events(self) -> None:
+        """Let events wait in the queue until `release_events`."""
+        self._events_held += 1
+
+    def release_events(self) -> None:
+        """Send what waited."""
+        self._events_held -= 1
+        if not self._events_held and self.driver.failure is None:
+            self._write_queued()
+
+    # What is sent
+
+    def deliver(self, message: Message) -> None:
+        """Send an event; it waits, and may be dropped, if the peer is slow.
+
+        Raises NotSupported or LimitExceeded where the peer's protocol cannot express it.
+        """
+        if self.driver.failure is None:
+            for frame in self._event_frames(message):
+                self._enqueue(frame, self._messages_in(frame), urgent=self.session.is_urgent(frame))
+            if self.session.offloads:
+                self.driver.flush()
+
+    def deliver_now(self, message: Message) -> None:
+        """Send an event ahead of those that wait; for who waited for room. Raises what `deliver` raises."""
+        if self.driver.failure is not None:
+            raise PeerClosed("the connection is gone")
+        for frame in self._event_frames(message):
+            self._write_events(frame, self._messages_in(frame))
+        if self.session.offloads:
+            self.driver.flush()
+
+    def _messages_in(self, frame: bytes) -> int:
+        """How many events `_event_frames` gave in this frame: one, or a piece of one."""
+        return self.session.messages_in(frame) if self._pipe is not None and self._pipe.carries_messages else 1
+
+    def _event_frames(self, message: Message) -> Sequence[bytes]:
+        event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
+        if message.attributes.get(URGENT) == "1":
+            event = event.with_(attributes={URGENT: "1"})
+        self.driver.write_pending()
+        before = self.session.sent
+        self.session.send(event, self.hub.now())
+        self._sent_seen += self.session.sent - before
+        if self._pipe is not None and self._pipe.carries_messages:
+            return self.session.outgoing_frames()
+        return (self.session.outgoing(),)
+
+    def deliver_frames(self, encoded: bytes, count: int) -> None:
+        """Send events that are encoded already."""
+        if self.driver.failure is None:
+            self.driver.write_pending()
+            if self._pipe is not None and self._pipe.carries_messages:
+                for frame in self.session.frames_of(encoded):
+                    self._enqueue(frame, 1, urgent=self.session.is_urgent(frame))
+            else:
+                self._enqueue(encoded, count)
+
+    def _enqueue(self, data: bytes, count: int, *, urgent: bool = False) -> None:
+        if not (self.driver.writing_is_paused or self._queue or self._urgent or self._events_held):
+            self._write_events(data, count)
+            return
+        limits = self.hub.config.limits
+        if self._queued_bytes + len(data) > limits.queue_bytes:
+            match limits.slow_consumer:
+                case SlowConsumer.DROP_NEWEST:
+                    self._lose(count)
+                    return
+                case SlowConsumer.DISCONNECT:
+                    self._lose(count + sum(each for _, each in (*self._queue, *self._urgent)))
+                    self.cut_off("slow-consumer")
+                    return
+                case SlowConsumer.DROP_OLDEST:
+                    while self._queue and self._queued_bytes + len(data) > limits.queue_bytes:
+                        self._drop_oldest()
+        if urgent:
+            if self._urgent is _EMPTY:
+                self._urgent = deque()
+            self._urgent.append((data, count))
+        else:
+            if self._queue is _EMPTY:
+                self._queue = deque()
+            self._queue.append((data, count))
+        self._count_queued(len(data))
+        self.hub.watch_memory()
+
+    def _count_queued(self, change: int) -> None:
+        self._queued_bytes += change
+        self.hub.queued_bytes += change
+
+    def _drop_oldest(self) -> None:
+        oldest, dropped = self._queue.popleft()
+        self._count_queued(-len(oldest))
+        self._lose(dropped)
+
+    def shed(self) -> None:
+        """All queues together hold too much, and this one most: half of it goes, or the peer does."""
+        if self.hub.config.limits.slow_consumer is SlowConsumer.DISCONNECT or not self._queue:
+            self._lose(sum(each for _, each in (*self._queue, *self._urgent)))
+            self.cut_off("memory")
+            return
+        goal = self._queued_bytes // 2
+        newest = self.hub.config.limits.slow_consumer is SlowConsumer.DROP_NEWEST
+        while self._queue and self._queued_bytes > goal:
+            data, count = self._queue.pop() if newest else self._queue.popleft()
+            self._count_queued(-len(data))
+            self._lose(count)
+
+    def _forget_queue(self) -> None:
+        self._queue.clear()
+        self._urgent.clear()
+        self._count_queued(-self._queued_bytes)
+
+    def _write_events(self, data: bytes, count: int) -> None:
+        assert self._pipe is not None
+        self.delivered += count
+        self.hub.metrics.delivered.add(count, self.name)
+        if self.hub.config.journal.deliveries:
+            self._record_outbound(data, count)
+        self._pipe.write(data)
+
+    def _lose(self, count: int) -> None:
+        if not self._lost:
+            extra = about("consumer.slow", self)
+            log.warning("%r reads too slowly: events for it are being dropped", self, extra=extra)
+        self._lost += count
+        self.lost += count
+        self.hub.metrics.lost.add(count, self.name, self.hub.config.limits.slow_consumer)
+
+    def _report_lost(self) -> None:
+        """One record for a whole spell of losses."""
+        self.hub.journal.record(
+            "lost", {"count": self._lost, "reason": f"slow consumer: {self.hub.config.limits.slow_consumer}"}, self.id
+        )
+        self._lost = 0
