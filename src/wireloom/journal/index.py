@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.journal import blocks
 from wireloom.journal.blocks import Block
 from wireloom.journal.keys import DECRYPTION_SECRETS, Keys, keys_in
+from wireloom.kernels import kernel
 
 C2S, S2C, DGRAM = 0, 1, 2
 """The direction codes of a `BlockIndex`."""
@@ -192,7 +192,7 @@ def _crc_tables() -> NDArray[np.uint32]:
 _CRC_TABLES = _crc_tables()
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _crc32(data, start, end, tables):  # type: ignore[no-untyped-def]
     crc = np.uint32(0xFFFFFFFF)
     at = start
@@ -215,12 +215,12 @@ def _crc32(data, start, end, tables):  # type: ignore[no-untyped-def]
     return crc ^ np.uint32(0xFFFFFFFF)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _u16(data, at):  # type: ignore[no-untyped-def]
     return np.int64(data[at]) | np.int64(data[at + 1]) << 8
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _u32(data, at):  # type: ignore[no-untyped-def]
     return (
         np.uint32(data[at])
@@ -230,7 +230,7 @@ def _u32(data, at):  # type: ignore[no-untyped-def]
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _hex(data, at, digits):  # type: ignore[no-untyped-def]
     """A number of so many lowercase hex digits, and whether it is one."""
     value = np.uint64(0)
@@ -246,7 +246,7 @@ def _hex(data, at, digits):  # type: ignore[no-untyped-def]
     return value, True
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _block_at(data, offset, end):  # type: ignore[no-untyped-def]
     """Type and size of a block, and what is wrong with it: `blocks.block_at`."""
     if end - offset < 12:
@@ -261,7 +261,7 @@ def _block_at(data, offset, end):  # type: ignore[no-untyped-def]
     return np.int64(_u32(data, offset)), size, 0
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _count(data, start, end, wanted=6):  # type: ignore[no-untyped-def]
     """How many packet blocks, or blocks of another type, there are at most."""
     count, offset = 0, start
@@ -274,7 +274,7 @@ def _count(data, start, end, wanted=6):  # type: ignore[no-untyped-def]
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _blocks_of(data, end, places, wanted):  # type: ignore[no-untyped-def]
     """Where the blocks of one type are."""
     found, offset = 0, 0
@@ -290,7 +290,7 @@ def _blocks_of(data, end, places, wanted):  # type: ignore[no-untyped-def]
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _topic_records(data, end, places, topics):  # type: ignore[no-untyped-def]
     found, offset = 0, 0
     while offset < end:
@@ -314,7 +314,7 @@ def _topic_records(data, end, places, topics):  # type: ignore[no-untyped-def]
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is(data, at, end, text):  # type: ignore[no-untyped-def]
     """Whether the bytes at `at` begin with the ASCII text."""
     if end - at < len(text):
@@ -325,7 +325,7 @@ def _is(data, at, end, text):  # type: ignore[no-untyped-def]
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _frames_comment(data, at, end):  # type: ignore[no-untyped-def]
     """Connection, direction, sequence, map, more, and whether the comment is of that form."""
     nothing = np.uint64(0), 0, np.int64(0), np.int64(NO_MAP), False, False
@@ -368,7 +368,7 @@ def _frames_comment(data, at, end):  # type: ignore[no-untyped-def]
     return connection, direction, sequence, topic_map, more, at == end
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _record_comment(data, at, end):  # type: ignore[no-untyped-def]
     """The connection a record concerns (0: none), and whether the comment is of that form."""
     if not _is(data, at, end, "record="):
@@ -390,7 +390,7 @@ def _record_comment(data, at, end):  # type: ignore[no-untyped-def]
     return connection, braces
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _name_code(data, at, length, names, count, latest):  # type: ignore[no-untyped-def]
     """The code of a dissector's name, taking it in if it is new; -1 when there are too many."""
     for attempt in range(-1, count):
@@ -411,7 +411,7 @@ def _name_code(data, at, length, names, count, latest):  # type: ignore[no-untyp
     return count, count + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _scan(  # type: ignore[no-untyped-def]
     data, start, end, check_hash, tables, prefix,
     offsets, sizes, packet_ids, times, sequences, payload_starts, payload_ends, topic_maps,

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.journal.index import BlockIndex, index_blocks
+from wireloom.kernels import kernel
 from wireloom.pipeline.planning import Range
 
 DAMAGED = "journal.damaged"
@@ -43,7 +43,7 @@ class Found:
     damages: list[Damage]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _locate(data, start, end, limit):  # type: ignore[no-untyped-def]
     """Hop over the blocks: the last one before `start` (or -1), where those at or after `end` begin, and the
     first place where hopping ends (or -1).

@@ -11,9 +11,10 @@ import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from wireloom.kernels import kernel
 
 OPEN, CLOSE, STEP, STOP, MARK, NONE = range(6)
 """What a turn does. A mark stands for something that was opened and closed elsewhere, under the same key."""
@@ -54,7 +55,7 @@ _UNUSED, _NO_OPENING, _NOTHING_OPEN = -2, -3, -1
 """What a slot of the kernel's table says where it is not the number of the turn that is open."""
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _settle(  # type: ignore[no-untyped-def]
     key, act, counted, time, forget, slot_key, slot_row, below,
     mate, superseded, first, unclaimed, steps, last,
@@ -130,7 +131,7 @@ def name_hash(name: str) -> int:
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _mix_in(keys, offsets, data, rows, places):  # type: ignore[no-untyped-def]
     """Mix the bytes of a text column into the keys: row rows[i] of the column into keys[places[i]]."""
     for index in range(rows.shape[0]):

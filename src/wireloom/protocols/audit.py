@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.model import Authenticity
 
 AUTHENTICITIES = tuple(Authenticity)
@@ -120,7 +120,7 @@ class Window:
         self._name, self._until = self._name[kept], self._until[kept]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _repeats(
     order: NDArray[np.int64],
     first: NDArray[np.bool_],

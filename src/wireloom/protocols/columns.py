@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.model import KINDS, Direction, Kind
 from wireloom.protocols.contract import Decoded, Framing, Rejected, Settings, decode_stream
 
@@ -233,7 +233,7 @@ def in_parts(decode: Callable[[Spans], Columns], spans: Spans, part: NDArray[np.
     return Columns(span=span[order], rejects=rejects, consumed=consumed, state=state, begun=(), wire=None, **arrays)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _copy_slices(
     data: NDArray[np.uint8], start: NDArray[np.int64], offsets: NDArray[np.int32], out: NDArray[np.uint8]
 ) -> None:

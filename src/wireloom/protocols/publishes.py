@@ -10,10 +10,10 @@ import abc
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.model import Message
 from wireloom.protocols.contract import PUBLISH, Bulk
 
@@ -30,7 +30,7 @@ _PREFIX = np.frombuffer(PUBLISH.encode(), np.uint8)
 PREFIX_SIZE = len(PUBLISH)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def topic_after_prefix(data: NDArray[np.uint8], at: np.int64, size: np.int64, asks: bool | np.bool_) -> int:
     """How many bytes of a topic's text are not part of the topic; -1 where a closer look is needed.
 
@@ -53,7 +53,7 @@ def topic_after_prefix(data: NDArray[np.uint8], at: np.int64, size: np.int64, as
     return skipped
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _number_topics(
     data: NDArray[np.uint8], rows: NDArray[np.int64], table: NDArray[np.int64], codes: NDArray[np.int32]
 ) -> int:
@@ -80,7 +80,7 @@ def _number_topics(
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _same_topic(data: NDArray[np.uint8], rows: NDArray[np.int64], row: int, at: int, size: int) -> bool:
     if rows[TOPIC_SIZE, row] != size:
         return False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.pipeline.captures import tcp
 from wireloom.pipeline.captures.connections import OTHER, SEEK, Half, Refused
 from wireloom.pipeline.captures.streams import LATE, Part, Report
@@ -148,7 +148,7 @@ def _tell_late(walk: Walk, report: Report, pieces: NDArray[np.int64]) -> None:
         report(connection, half, Refused(LATE, words, time_us, int(own.file[packet]), offset, content, size))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _copy(data, held, place, at, size, out):  # type: ignore[no-untyped-def]
     """Copy pieces to where they belong; negative places are in the bytes that were held."""
     for row in range(len(place)):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.pipeline.captures.headers import Segments
 from wireloom.pipeline.captures.plain import FRAGMENT
 
@@ -51,14 +51,14 @@ def _key(segments: Segments, row: int, side: int) -> FlowKey:
     return int(segments.protocol[row]), one.to_bytes(16, "big"), port, other.to_bytes(16, "big"), other_port
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _mix(value):  # type: ignore[no-untyped-def]
     value = (value ^ value >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ value >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return value ^ value >> np.uint64(31)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _assign(protocol, addresses, ports, group, groups, slots, flow, side, first):  # type: ignore[no-untyped-def]
     """Number the flows in order of appearance; -1 for packets that belong to none, or to another group."""
     found = 0
@@ -110,7 +110,7 @@ def _assign(protocol, addresses, ports, group, groups, slots, flow, side, first)
     return found
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _sort(flow, bounds, order):  # type: ignore[no-untyped-def]
     """Fill `order` and `bounds`; how many packets there are in all flows."""
     for row in range(len(flow)):

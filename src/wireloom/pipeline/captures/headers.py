@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.pipeline.captures.packets import Packets
 from wireloom.pipeline.captures.plain import (
     COOKED,
@@ -69,22 +69,22 @@ def parse_headers(packets: Packets, base: int, file: int) -> Segments:
     )  # fmt: skip
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _u16(data, at):  # type: ignore[no-untyped-def]
     return np.int64(data[at]) << 8 | np.int64(data[at + 1])
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _u32(data, at):  # type: ignore[no-untyped-def]
     return _u16(data, at) << 16 | _u16(data, at + 2)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _u64(data, at):  # type: ignore[no-untyped-def]
     return np.uint64(_u32(data, at)) << np.uint64(32) | np.uint64(_u32(data, at + 4))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _network_start(data, at, end, link):  # type: ignore[no-untyped-def]
     """Where the IP header begins; -1: there is none."""
     if link in (12, 14, 101, 228, 229):
@@ -113,7 +113,7 @@ def _network_start(data, at, end, link):  # type: ignore[no-untyped-def]
     return start if kind in (0x0800, 0x86DD) else np.int64(-1)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _parse(data, offsets, captured, links, small, addresses, ports, rows):  # type: ignore[no-untyped-def]
     mapped = np.uint64(0xFFFF00000000)
     for row in range(len(offsets)):
@@ -197,7 +197,7 @@ def _parse(data, offsets, captured, links, small, addresses, ports, rows):  # ty
         rows[2, row] = stop - (at + head)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _parse_upper_pdu(data, at, end, row, small, addresses, ports, rows):  # type: ignore[no-untyped-def]
     while end - at >= 4:
         tag, length = _u16(data, at), _u16(data, at + 2)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.pipeline.captures import plain
 from wireloom.pipeline.captures.plain import (
     BYTE_ORDER,
@@ -167,7 +167,7 @@ class PacketScanner:
         return int(at + size)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _number(data, at, big):  # type: ignore[no-untyped-def]
     if big:
         return (
@@ -181,7 +181,7 @@ def _number(data, at, big):  # type: ignore[no-untyped-def]
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _scan_pcap(data, start, stop, big, unit_ns, rows):  # type: ignore[no-untyped-def]
     """How many packets, where the next one begins, and why no more."""
     end = np.int64(len(data))
@@ -205,7 +205,7 @@ def _scan_pcap(data, start, stop, big, unit_ns, rows):  # type: ignore[no-untype
     return row, at, _DONE
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _to_ns(high, low, resolution, offset_s):  # type: ignore[no-untyped-def]
     """`plain.Interface.time_ns`; sums in floating point first tell what would not fit."""
     ticks = np.uint64(high) << np.uint64(32) | np.uint64(low)
@@ -235,7 +235,7 @@ def _to_ns(high, low, resolution, offset_s):  # type: ignore[no-untyped-def]
     return max(whole + offset_s * 1_000_000_000, np.int64(0))
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _scan_pcapng(data, start, stop, big, interfaces, last_ns, rows, links, row):  # type: ignore[no-untyped-def]
     """The same for pcapng, and the last time. Stops before sections and interfaces: those are Python's."""
     end = np.int64(len(data))

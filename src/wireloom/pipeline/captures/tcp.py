@@ -10,10 +10,10 @@ into parts, and a batch and a stream give the same.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.pipeline.captures.headers import ACK, FIN, RST, SYN
 
 DATA, GAP, LATE = 0, 1, 2
@@ -72,7 +72,7 @@ def waiting_room() -> NDArray[np.int64]:
     return np.zeros((2, MOST_WAITING * 2, 4), np.int64)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def walk(  # type: ignore[no-untyped-def]
     order, first, last, side_of, flags, seq, ack, start, kept, size, time_us,
     streams, idle_us, connection, sides, waiting, pieces, made,
@@ -152,7 +152,7 @@ def walk(  # type: ignore[no-untyped-def]
     return last, END, made
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def give_up(sides, waiting, streams, now, pieces, made):  # type: ignore[no-untyped-def]
     """Nothing more will come: what waits goes out, with the holes between; how many pieces there are now."""
     for side in range(2):
@@ -165,12 +165,12 @@ def give_up(sides, waiting, streams, now, pieces, made):  # type: ignore[no-unty
     return made
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is_done(own):  # type: ignore[no-untyped-def]
     return own[FIN_AT] >= 0 and own[NEXT] >= own[FIN_AT]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _put(pieces, made, stream, kind, place, size, packet, now):  # type: ignore[no-untyped-def]
     pieces[made, 0] = stream
     pieces[made, 1] = kind
@@ -181,7 +181,7 @@ def _put(pieces, made, stream, kind, place, size, packet, now):  # type: ignore[
     return made + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _take_syn(own, isn, waiting):  # type: ignore[no-untyped-def]
     """Learn where a direction begins; False when that is another connection's beginning."""
     if own[ISN] >= 0:
@@ -203,14 +203,14 @@ def _take_syn(own, isn, waiting):  # type: ignore[no-untyped-def]
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _take_lowest(own, waiting):  # type: ignore[no-untyped-def]
     """Begin with the lowest byte there is: the start was not captured."""
     own[NEXT] = waiting[0, 0]
     own[KNOWN] = MIDSTREAM
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _insert(own, waiting, begin, end, place, packet):  # type: ignore[no-untyped-def]
     """Keep the parts of begin:end that are neither delivered nor waiting yet; `place` -1: not captured."""
     if own[KNOWN] != NOT_YET and begin < own[NEXT]:
@@ -240,7 +240,7 @@ def _insert(own, waiting, begin, end, place, packet):  # type: ignore[no-untyped
         begin = stop
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _moved(place, by):  # type: ignore[no-untyped-def]
     """A place further on; places in kept bytes of earlier parts count from -2 downwards."""
     if place >= 0:
@@ -248,7 +248,7 @@ def _moved(place, by):  # type: ignore[no-untyped-def]
     return place if place == -1 else place - by
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _drain(own, waiting, stream, now, pieces, made):  # type: ignore[no-untyped-def]
     """Deliver what waits and is next."""
     taken = 0
@@ -268,7 +268,7 @@ def _drain(own, waiting, stream, now, pieces, made):  # type: ignore[no-untyped-
     return made
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _skip_hole(own, waiting, stream, now, pieces, made):  # type: ignore[no-untyped-def]
     """Give up what is missing before the first piece that waits."""
     made = _put(pieces, made, stream, GAP, -1, waiting[0, 0] - own[NEXT], waiting[0, 3], now)

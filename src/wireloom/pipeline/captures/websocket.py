@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from wireloom.kernels import kernel
 
 UPGRADE = "websocket.upgrade"
 FRAME = "websocket.frame"
@@ -109,7 +110,7 @@ def _head_end(data: NDArray[np.uint8], start: int, end: int) -> int:
     return -1 if found < 0 else start + found + 4
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _unwrap(data, start, end, out, to_server, state, runs):  # type: ignore[no-untyped-def]
     """Unmask payloads to `out`: how far the stream was read, where the payloads end, how many runs, what is wrong."""
     at, made = np.int64(start), 0
@@ -175,7 +176,7 @@ def _unwrap(data, start, end, out, to_server, state, runs):  # type: ignore[no-u
         at += head
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _unmask(data, source, target, size, mask, phase):  # type: ignore[no-untyped-def]
     """Move bytes down and take their mask off, four a step."""
     if mask < 0:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.model import KINDS
 from wireloom.pipeline.ledger import Clock, name_hash
 from wireloom.pipeline.schemas import SESSIONS, arrow_schema
@@ -105,7 +105,7 @@ def _buckets(connections: Sequence[str | None]) -> list[int]:
     return [EVERY_BUCKET if name is None else name_hash(name) % BUCKETS for name in connections]
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _tally(connection, direction, time, size, sequence, count):  # type: ignore[no-untyped-def]
     """Per connection: first and last time, then per direction messages, bytes and the smallest sequence number."""
     first = np.full(count, np.iinfo(np.int64).max)

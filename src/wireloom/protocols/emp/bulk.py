@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import inlined, kernel
 from wireloom.model import Kind, Message
 from wireloom.protocols.contract import PUBLISH
 from wireloom.protocols.emp import frames
@@ -40,7 +40,7 @@ _LEAST = 19
 """Bytes of the smallest event with a topic."""
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def _u32(data: NDArray[np.uint8], at: np.int64) -> np.int64:
     return (
         (np.int64(data[at]) << 24)
@@ -50,7 +50,7 @@ def _u32(data: NDArray[np.uint8], at: np.int64) -> np.int64:
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _scan(data: NDArray[np.uint8], max_message: int, rows: NDArray[np.int64]) -> tuple[int, int | np.int64]:
     """Fill a row for each frame; returns how many, and where they end. -1 rows: there is something else in the read."""
     count, at, end, last_id = 0, np.int64(0), len(data), np.int64(0)
@@ -109,7 +109,7 @@ def _scan(data: NDArray[np.uint8], max_message: int, rows: NDArray[np.int64]) ->
     return count, at
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def _put_u32(out: NDArray[np.uint8], at: int, value: int) -> None:
     out[at] = (value >> 24) & 0xFF
     out[at + 1] = (value >> 16) & 0xFF
@@ -117,7 +117,7 @@ def _put_u32(out: NDArray[np.uint8], at: int, value: int) -> None:
     out[at + 3] = value & 0xFF
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_answers(rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
     """Responses that are done, with nothing in them; `out` is all zeros."""
     for row in range(rows.shape[1]):
@@ -130,7 +130,7 @@ def _write_answers(rows: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
         _put_u32(out, at + 24, rows[_ID, row])
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_events(data: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
     """Events as they are, publishes as events; returns how many bytes that are. `out` is all zeros."""
     at = 0

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import inlined, kernel
 from wireloom.model import Direction, Kind, Message, ProtocolViolation
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
@@ -52,7 +52,7 @@ _SPAN, _OFFSET, _SIZE, _KIND, _BODY, _BODY_SIZE, _ID, _TOPIC, _TOPIC_SIZE, _CONT
 _FIELDS = 11
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def _u32(data: NDArray[np.uint8], at: np.int64) -> np.int64:
     return (
         (np.int64(data[at]) << 24)
@@ -62,7 +62,7 @@ def _u32(data: NDArray[np.uint8], at: np.int64) -> np.int64:
     )
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def _message_size(
     data: NDArray[np.uint8], at: np.int64, end: np.int64, max_message: int, left_out: int
 ) -> np.int64 | int:
@@ -80,7 +80,7 @@ def _message_size(
     return size if left >= size else 0
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _count(
     data: NDArray[np.uint8],
     start: NDArray[np.int64],
@@ -111,7 +111,7 @@ def _count(
     return total
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def _string(data: NDArray[np.uint8], at: np.int64, end: np.int64) -> np.int64 | int:
     """Size of the character string at `at`, if it is in ASCII and ends before `end`; else -1."""
     if end - at < 2:
@@ -125,7 +125,7 @@ def _string(data: NDArray[np.uint8], at: np.int64, end: np.int64) -> np.int64 | 
     return size
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _read_hub(data: NDArray[np.uint8], at: np.int64, end: np.int64, row: NDArray[np.int64]) -> bool:
     """Topic and content type of a hub block; False when it says more, or is not plain."""
     if at >= end or data[at] & 0x84:
@@ -147,7 +147,7 @@ def _read_hub(data: NDArray[np.uint8], at: np.int64, end: np.int64, row: NDArray
     return bool(at == end)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _read_data(data: NDArray[np.uint8], at: np.int64, end: np.int64, left_out: int, row: NDArray[np.int64]) -> int:
     """Kind and fields of a data message with blocks, or `_DEEP`."""
     kind = _EVENT
@@ -180,7 +180,7 @@ def _read_data(data: NDArray[np.uint8], at: np.int64, end: np.int64, left_out: i
     return kind
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _fill(
     data: NDArray[np.uint8],
     start: NDArray[np.int64],

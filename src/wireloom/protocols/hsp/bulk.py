@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.model import Direction, Message, ProtocolViolation
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import LOGIN, Bulk
@@ -23,7 +23,7 @@ _PING, _PONG = int(frames.Command.PING), int(frames.Command.PONG)
 _ERROR_UNDEF = int(frames.Command.ERROR_UNDEF)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _ascending(ids: NDArray[np.int64]) -> bool:
     for row in range(1, ids.shape[0]):
         if ids[row] <= ids[row - 1]:
@@ -31,7 +31,7 @@ def _ascending(ids: NDArray[np.int64]) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_answers(
     ids: NDArray[np.int64], refused: NDArray[np.bool_], ack: int, error: int, out: NDArray[np.uint8]
 ) -> None:
@@ -46,7 +46,7 @@ def _write_answers(
         at += 5
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_data(
     data: NDArray[np.uint8],
     type_: NDArray[np.int32],

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import inlined, kernel
 from wireloom.model import Kind, ProtocolViolation
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
@@ -65,7 +65,7 @@ class Scan:
     bad: NDArray[np.int64]
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def _u32(data: NDArray[np.uint8], at: np.int64) -> np.int64:
     return (
         (np.int64(data[at]) << 24)
@@ -75,7 +75,7 @@ def _u32(data: NDArray[np.uint8], at: np.int64) -> np.int64:
     )
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def _frame_size(data: NDArray[np.uint8], at: np.int64, end: np.int64, max_payload: int) -> np.int64 | int:
     """Size of the frame at `at`; 0 when it is incomplete, -1 when it breaks a rule."""
     command = data[at]
@@ -101,7 +101,7 @@ def _frame_size(data: NDArray[np.uint8], at: np.int64, end: np.int64, max_payloa
     return -1
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _count(
     data: NDArray[np.uint8],
     start: NDArray[np.int64],
@@ -134,7 +134,7 @@ def _count(
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _fill(
     data: NDArray[np.uint8],
     start: NDArray[np.int64],
@@ -208,7 +208,7 @@ def violation_at(data: NDArray[np.uint8], at: int, max_payload: int) -> Protocol
     raise AssertionError(f"kernel and decoder disagree at byte {at}")
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _open_envelopes(
     data: NDArray[np.uint8], body: NDArray[np.int64], size: NDArray[np.int64], out: NDArray[np.int64]
 ) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.model import Authenticity, Direction, Kind, Message, ProtocolViolation
 from wireloom.protocols.audit import AUTHENTICITIES, AUTHENTICITY_CODES, Auditor, Packets
 from wireloom.protocols.columns import KIND_CODES, ColumnDecoder, Columns, Reject, Spans, Stream, gather
@@ -38,7 +38,7 @@ _NONE, _UNCHECKED = AUTHENTICITY_CODES[Authenticity.NONE], AUTHENTICITY_CODES[Au
 _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _digits(value: int) -> int:
     count = 1
     while value >= 10:
@@ -47,7 +47,7 @@ def _digits(value: int) -> int:
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _measure(table: NDArray[np.int64], hexes: NDArray[np.int64]) -> tuple[int, int]:
     """How many attributes there are in all, and how many bytes their values have."""
     entries, size = 0, 0
@@ -67,16 +67,16 @@ def _measure(table: NDArray[np.int64], hexes: NDArray[np.int64]) -> tuple[int, i
     return entries, size
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_number(value: int, out: NDArray[np.uint8], at: int) -> int:
-    size = _digits(value)
+    size: int = _digits(value)
     for index in range(size):
         out[at + size - 1 - index] = 48 + value % 10
         value //= 10
     return at + size
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_hex(
     data: NDArray[np.uint8], place: int, size: int, digits: NDArray[np.uint8], out: NDArray[np.uint8], at: int
 ) -> int:
@@ -87,7 +87,7 @@ def _write_hex(
     return at + 2 * size
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_attributes(
     data: NDArray[np.uint8],
     table: NDArray[np.int64],
@@ -130,7 +130,7 @@ def _write_attributes(
         rows[row + 1] = entry
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_ids(table: NDArray[np.int64], digits: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     for row in range(table.shape[0]):
         value = table[row, scan.MESSAGE_ID]

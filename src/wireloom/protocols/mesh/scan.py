@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from functools import cache
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import inlined, kernel
 from wireloom.protocols.mesh.frames import HEADER_SIZE, Limits
 
 PLAIN, NAME, NAME_SIZE, BODY, BODY_SIZE, BODY_TYPE = 0, 1, 2, 3, 4, 5
@@ -29,7 +29,7 @@ Timestamps above 2**62 are left to the readable code.
 _HEADER = HEADER_SIZE
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def count_packets(
     data: NDArray[np.uint8], start: NDArray[np.int64], end: NDArray[np.int64], runs: NDArray[np.int64]
 ) -> int:
@@ -54,7 +54,7 @@ def count_packets(
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def place_packets(
     data: NDArray[np.uint8],
     start: NDArray[np.int64],
@@ -79,7 +79,7 @@ def place_packets(
             row += 1
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@inlined
 def _big_endian(data: NDArray[np.uint8], at: np.int64, size: int) -> np.uint64:
     value = np.uint64(0)
     for index in range(size):
@@ -87,7 +87,7 @@ def _big_endian(data: NDArray[np.uint8], at: np.int64, size: int) -> np.uint64:
     return value
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def is_utf8(data: NDArray[np.uint8], at: np.int64, size: np.int64) -> bool:
     """Whether bytes are UTF-8 as Python reads it: no overlong forms, no surrogates, nothing past U+10FFFF."""
     position, last = at, at + size
@@ -124,7 +124,7 @@ def is_utf8(data: NDArray[np.uint8], at: np.int64, size: np.int64) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def take_apart(
     data: NDArray[np.uint8],
     offset: NDArray[np.int64],
@@ -138,7 +138,7 @@ def take_apart(
         _take_apart_one(data, offset[row], size[row], max_payload, max_fields, table[row])
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _take_apart_one(
     data: NDArray[np.uint8],
     start: np.int64,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.model import Kind, Message
 from wireloom.protocols.contract import PUBLISH
 from wireloom.protocols.publishes import (
@@ -37,7 +37,7 @@ _LEAST = 23
 """Bytes of the smallest event with a uri."""
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _scan(data: NDArray[np.uint8], max_body: int, rows: NDArray[np.int64]) -> tuple[int, int | np.int64]:
     """Fill a row for each frame; returns how many, and where they end. -1 rows: there is something else in the read."""
     count, at, end, last = 0, np.int64(0), len(data), np.int64(-1)
@@ -77,7 +77,7 @@ def _scan(data: NDArray[np.uint8], max_body: int, rows: NDArray[np.int64]) -> tu
     return count, at
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _ascends(data: NDArray[np.uint8], first: np.int64, second: np.int64) -> bool:
     """Whether the uid at `second` is larger than that at `first`."""
     for index in range(16):
@@ -86,7 +86,7 @@ def _ascends(data: NDArray[np.uint8], first: np.int64, second: np.int64) -> bool
     return False
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_answers(
     data: NDArray[np.uint8], rows: NDArray[np.int64], high: np.uint64, low: np.uint64, out: NDArray[np.uint8]
 ) -> int:
@@ -115,7 +115,7 @@ def _write_answers(
     return at
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_events(data: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
     """Events as they are, publishes as events; returns how many bytes that are."""
     at = 0

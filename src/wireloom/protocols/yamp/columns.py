@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.kernels import kernel
 from wireloom.model import Direction, Kind, ProtocolViolation
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
@@ -66,7 +66,7 @@ _FIELDS = 9
 _SPAN, _OFFSET, _SIZE, _TEXT, _TEXT_SIZE, _BODY, _BODY_SIZE, _FLAG, _NAMED = range(_FIELDS)
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _is_utf8(data: NDArray[np.uint8], at: int, end: int) -> bool:
     """Whether bytes are UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing past U+10FFFF."""
     while at < end:
@@ -102,7 +102,7 @@ def _is_utf8(data: NDArray[np.uint8], at: int, end: int) -> bool:
     return True
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _frame(data: NDArray[np.uint8], at: int, end: int, max_body: int, row: NDArray[np.int64]) -> int:
     """Read the frame at `at` into `row`; its size, 0 when it is incomplete, -1 when it breaks a rule.
 
@@ -170,7 +170,7 @@ def _frame(data: NDArray[np.uint8], at: int, end: int, max_body: int, row: NDArr
     return body + size - at
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _scan(
     data: NDArray[np.uint8],
     start: NDArray[np.int64],
@@ -218,7 +218,7 @@ def _scan(
     return total
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _write_uids(data: NDArray[np.uint8], at: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
     """Each uid as 36 characters: lowercase hexadecimal digits with hyphens."""
     for index in range(at.shape[0]):

@@ -1,0 +1,68 @@
+"""How a loop over many frames is compiled: one decorator for every kernel of the project.
+
+    >>> import numpy as np
+    >>> @kernel
+    ... def total(data):
+    ...     found = 0
+    ...     for each in data:
+    ...         found += each
+    ...     return found
+    >>> total(np.array([1, 2, 3]))
+    6
+
+Needs numba, so nothing imports it that the bare library needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numba
+from numba.core.caching import FunctionCache
+
+with contextlib.suppress(ImportError):  # a platform without such locks does without
+    import fcntl
+
+LOCK = "kernels.lock"
+
+
+class _SharedCache(FunctionCache):
+    """The compiled kernels on disk, safe to fill from several processes at once.
+
+    numba picks a file for a new signature and then writes index and file without a lock. Two processes that compile
+    one kernel for two signatures can pick the same file; the index then names machine code for other arguments,
+    and the next process that calls it crashes. Hubs, Spark workers and tests do start together.
+    """
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with _locked(Path(self.cache_path)):
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("wb") as lock:
+        if "fcntl" in globals():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function at its first call, keep the result on disk, and run it without the interpreter lock."""
+    return _compiled(function, "never")
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """A kernel that becomes part of each kernel that calls it; for the smallest ones."""
+    return _compiled(function, "always")
+
+
+def _compiled(function: Callable[..., Any], inline: Literal["never", "always"]) -> Any:
+    dispatcher: Any = numba.njit(nogil=True, inline=inline)(function)
+    if Path(function.__code__.co_filename).exists():  # what is typed at a prompt has no place to be kept at
+        dispatcher._cache = _SharedCache(function)  # type: ignore[no-untyped-call]
+    return dispatcher
