@@ -25,7 +25,7 @@ from wireloom.hub.screen import Screened, screen, screen_all
 from wireloom.journal.blocks import TopicMap
 from wireloom.journal.keys import Keys
 from wireloom.model import Kind, Message, WireloomError, type_of_json
-from wireloom.peers.driver import Driver
+from wireloom.peers.driver import Driver, fresh
 from wireloom.protocols.contract import CUT, Role, Run, Sessions
 from wireloom.transports.base import Pipe
 
@@ -259,14 +259,14 @@ class Connection(Outbox):
         if run.bulk is not None:
             hub.router.route_bulk(self, run.bulk, ticket)
         else:
-            for message in run.messages:
-                hub.router.route(self, message, ticket)
-        for message in requests:
-            hub.router.route(self, message, ticket)
+            hub.router.route_all(self, run.messages, ticket)
+        if requests:
+            hub.router.route_all(self, requests, ticket)
         for refused in run.refused:
             self._record_refused(refused.clause, refused.detail, refused.data)
         if self.session.violation is not None:
             self._record_violation()
+        hub.write_out()
         hub.watch_pending()
 
     def _guard(self, run: Run) -> tuple[Run, Sequence[Message]]:
@@ -391,6 +391,21 @@ class Connection(Outbox):
     def send(self, message: Message) -> Message:
         """Send a request, an answer or a control message; recorded in the journal."""
         return self.driver.send(message)
+
+    def ask(self, request: Message) -> str:
+        """Send a request; returns the id it got. Written, with what else this read brings, at the read's end."""
+        if self.driver.failure is not None:
+            raise fresh(self.driver.failure)
+        identifier = self.session.ask(request, self.hub.now())
+        self.hub.unwritten[self] = None
+        return identifier or ""
+
+    def respond(self, request: Message, body: bytes, content_type: str | None) -> None:
+        """Send the response to a request; written like `ask`."""
+        if self.driver.failure is not None:
+            raise fresh(self.driver.failure)
+        self.session.respond(request, body, content_type, self.hub.now())
+        self.hub.unwritten[self] = None
 
     def send_frames(self, encoded: bytes, count: int) -> None:
         """Send answers that are encoded already; recorded in the journal."""

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wireloom.hub.logs import about
-from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, WireloomError
+from wireloom.model import (
+    Authenticity,
+    Kind,
+    LimitExceeded,
+    Message,
+    NotSupported,
+    PeerClosed,
+    WireloomError,
+    message_of,
+)
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -24,7 +33,12 @@ UNKNOWN_TOKEN, FORBIDDEN, TOO_MANY = "401", "403", "429"
 """Statuses of errors that the hub itself answers with; numbers, because hsp's error codes are."""
 
 
-@dataclass(slots=True)
+# Looking up members of an enum takes as long as a call.
+_REQUEST, _RESPONSE, _PROGRESS, _NOBODY = Kind.REQUEST, Kind.RESPONSE, Kind.PROGRESS, Authenticity.NONE
+_DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
 class _Exchange:
     requester: Connection
     request: Message
@@ -39,64 +53,76 @@ class Exchanges:
     def __init__(self, hub: Hub, timeout: float) -> None:
         self._hub = hub
         self.timeout = timeout
-        self._by_provider: dict[tuple[Connection, str], _Exchange] = {}
-        self._by_requester: dict[tuple[Connection, str], _Exchange] = {}
+        self._by_provider: dict[Connection, dict[str, _Exchange]] = {}
+        """By provider, then by the id that a request has there; `_by_requester` likewise."""
+        self._by_requester: dict[Connection, dict[str, _Exchange]] = {}
 
     def __len__(self) -> int:
-        return len(self._by_provider)
+        return sum(map(len, self._by_provider.values()))
 
     def forward(self, requester: Connection, request: Message, provider: Connection, routed: Message) -> None:
         """Hand a request, as routes have left it, to its provider; failures are answered at once."""
-        asked = Message(
-            Kind.REQUEST,
-            routed.topic,
-            routed.body,
-            content_type=routed.content_type,
-            attributes={key: value for key, value in request.attributes.items() if key == "progressive"},
-        )
+        attributes = request.attributes
+        if attributes:
+            attributes = {key: value for key, value in attributes.items() if key == "progressive"}
+        asked = message_of((
+            _REQUEST, routed.topic, routed.body, None, None, None, routed.content_type, attributes,
+            "", None, None, None, _NOBODY,
+        ))  # fmt: skip
         try:
-            sent = provider.send(asked)
-        except (PeerClosed, NotSupported, WireloomError) as error:
+            provider_id = provider.ask(asked)
+        except WireloomError as error:
             status = UNAVAILABLE if isinstance(error, PeerClosed) else UNSUPPORTED
             self.fail(requester, request, status, str(error))
             return
-        exchange = _Exchange(requester, request, provider, sent.id or "", self._hub.now() + self.timeout)
-        self._by_provider[provider, exchange.provider_id] = exchange
-        self._by_requester[requester, request.id or ""] = exchange
+        exchange = _Exchange(requester, request, provider, provider_id, self._hub.now() + self.timeout)
+        try:
+            self._by_provider[provider][provider_id] = exchange
+        except KeyError:
+            self._by_provider[provider] = {provider_id: exchange}
+        try:
+            self._by_requester[requester][request.id or ""] = exchange
+        except KeyError:
+            self._by_requester[requester] = {request.id or "": exchange}
 
     def answer(self, provider: Connection, message: Message) -> None:
         """Progress, an answer or an error came from a provider."""
-        exchange = self._by_provider.get((provider, message.correlation_id or ""))
+        asked = self._by_provider.get(provider)
+        exchange = None if asked is None else asked.get(message.correlation_id or "")
         if exchange is None:
             return
-        if message.kind is not Kind.PROGRESS:
+        requester, request = exchange.requester, exchange.request
+        if message.kind is not _PROGRESS:
             self._forget(exchange)
-            self._hub.metrics.requests.add(1, exchange.requester.name, message.status or str(message.kind))
+            self._hub.metrics.requests.add(1, requester.name, message.status or str(message.kind))
         else:
             # A provider that tells of its progress has the time anew.
             exchange.deadline = self._hub.now() + self.timeout
-        back = Message(
-            message.kind,
-            exchange.request.topic,
-            message.body,
-            correlation_id=exchange.request.id,
-            status=message.status,
-            content_type=message.content_type,
-        )
         try:
-            exchange.requester.send(back)
+            if message.kind is _RESPONSE and message.status == _DONE:
+                requester.respond(request, message.body, message.content_type)
+            else:
+                back = Message(
+                    message.kind,
+                    request.topic,
+                    message.body,
+                    correlation_id=request.id,
+                    status=message.status,
+                    content_type=message.content_type,
+                )
+                requester.send(back)
         except (NotSupported, LimitExceeded) as error:
-            self._hub.metrics.undeliverable.add(1, exchange.requester.name)
+            self._hub.metrics.undeliverable.add(1, requester.name)
             # hsp and emp have no word for progress: the requester just waits. An answer must not get lost that way.
-            if message.kind is not Kind.PROGRESS:
-                self.fail(exchange.requester, exchange.request, UNSUPPORTED, f"there is an answer, but {error}")
+            if message.kind is not _PROGRESS:
+                self.fail(requester, request, UNSUPPORTED, f"there is an answer, but {error}")
         except WireloomError as error:
-            extra = about("answer.unsent", exchange.requester)
-            log.info("%r: an answer could not be sent: %s", exchange.requester, error, extra=extra)
+            extra = about("answer.unsent", requester)
+            log.info("%r: an answer could not be sent: %s", requester, error, extra=extra)
 
     def cancel(self, requester: Connection, message: Message) -> None:
         """The requester no longer wants the answer, or wants it cut short."""
-        exchange = self._by_requester.get((requester, message.correlation_id or ""))
+        exchange = self._by_requester.get(requester, {}).get(message.correlation_id or "")
         if exchange is None:
             return
         kill = message.attributes.get("kill") == "true"
@@ -143,22 +169,22 @@ class Exchanges:
             log.info("%r: an answer could not be sent: %s", connection, error, extra=extra)
 
     def _forget(self, exchange: _Exchange) -> None:
-        self._by_provider.pop((exchange.provider, exchange.provider_id), None)
-        self._by_requester.pop((exchange.requester, exchange.request.id or ""), None)
+        self._by_provider.get(exchange.provider, {}).pop(exchange.provider_id, None)
+        self._by_requester.get(exchange.requester, {}).pop(exchange.request.id or "", None)
 
     def drop(self, connection: Connection) -> None:
         """A connection is gone: its requests are forgotten, those it should have answered fail at once."""
-        for exchange in list(self._by_provider.values()):
-            if exchange.provider is connection:
-                self._forget(exchange)
-                self.fail(exchange.requester, exchange.request, UNAVAILABLE, "the provider's connection was lost")
-            elif exchange.requester is connection:
-                self._forget(exchange)
-                self._stop(exchange, kill=True)
+        for exchange in self._by_provider.pop(connection, {}).values():
+            self._forget(exchange)
+            self.fail(exchange.requester, exchange.request, UNAVAILABLE, "the provider's connection was lost")
+        for exchange in self._by_requester.pop(connection, {}).values():
+            self._forget(exchange)
+            self._stop(exchange, kill=True)
 
     def expire(self, now: float) -> None:
         """Fail what has waited too long."""
-        for exchange in [each for each in self._by_provider.values() if each.deadline <= now]:
+        late = [each for asked in self._by_provider.values() for each in asked.values() if each.deadline <= now]
+        for exchange in late:
             self._forget(exchange)
             self._stop(exchange, kill=True)
             self.fail(exchange.requester, exchange.request, TIMED_OUT, "the provider did not answer in time")

@@ -68,6 +68,8 @@ class Hub:
         self.connections: dict[int, Connection] = {}
         self.queued_bytes = 0
         """Of all queues."""
+        self.unwritten: dict[Connection, None] = {}
+        """Whose sessions have something to say that is written at the end of the read that is being handled."""
         self.urls: dict[str, str] = {}
         """Where each listener really listens, by the URL it was configured with."""
         self._listeners: list[Listener] = []
@@ -314,6 +316,11 @@ class Hub:
     def _high_water(self) -> int:
         limits = self.config.limits
         return min(limits.pending_bytes, limits.memory_bytes)
+
+    def write_out(self) -> None:
+        """Write what a read brought, once for each peer that it concerns."""
+        while self.unwritten:
+            self.unwritten.popitem()[0].driver.write_out()
 
     def watch_memory(self) -> None:
         """Something was queued: if that is too much in all, the longest queue is shortened."""

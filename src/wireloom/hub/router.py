@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.hub.access import Right
@@ -45,8 +45,13 @@ class Router:
         self._last = hub.last_values.tickets
         self.routes = Routes(hub.config.routes)
 
+    def route_all(self, source: Connection, messages: Sequence[Message], ticket: int) -> None:
+        """Act on the messages of a read; `ticket` is durable once the journal has them on disk."""
+        for message in messages:
+            self.route(source, message, ticket)
+
     def route(self, source: Connection, message: Message, ticket: int) -> None:
-        """Act on one message; `ticket` is durable once the journal has it on disk."""
+        """Act on one message."""
         kind = message.kind
         if kind is Kind.EVENT:
             if message.topic is not None and message.topic.startswith(HUB_PREFIX):

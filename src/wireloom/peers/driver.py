@@ -312,6 +312,18 @@ class Driver:
         self._loop.call_soon(self._flush_rest)
         self._after()
 
+    def write_out(self) -> None:
+        """Write what the session has to say now; inside a callback of the transport that is done at its end."""
+        session = self.session
+        if self._busy or self._finishing:
+            return
+        if self._is_plain and session.state is _OPEN and not session.offloads:
+            out = session.outgoing()
+            if out:
+                self._pipe.write(out)  # type: ignore[union-attr]
+        else:
+            self._after()
+
     @property
     def is_crowded(self) -> bool:
         """Whether a sender should `drain` before it sends more: too much is unsent, or others want a turn."""
