@@ -15,14 +15,14 @@ COUNT = 20_000
 BODY = b"x" * 64
 
 
-def sample(protocol: Protocol) -> bytes:
+def sample(protocol: Protocol, count: int = COUNT, body: bytes = BODY) -> bytes:
     """A stream as a client would send it: events of 64 bytes, after whatever opens the conversation."""
     session = protocol.session(Role.CLIENT, protocol.settings(), unique=1)
     session.connected(0.0)
     opening = session.outgoing()
     settings = protocol.settings()
-    event = Message(Kind.EVENT, "sensors/kitchen", BODY, id="018f0000-0000-7000-8000-000000000001", content_type=None)
-    return opening + protocol.encode(event, settings) * COUNT
+    event = Message(Kind.EVENT, "sensors/kitchen", body, id="018f0000-0000-7000-8000-000000000001", content_type=None)
+    return opening + protocol.encode(event, settings) * count
 
 
 def per_second(work: Callable[[], int]) -> float:

@@ -37,9 +37,9 @@ NOW = 1_700_000_000.0
 BODY = b"x" * 64
 
 
-def packets(identity: Identity, count: int) -> list[bytes]:
+def packets(identity: Identity, count: int, body: bytes = BODY) -> list[bytes]:
     author = Author(MeshSettings(), identity)
-    event = Message(Kind.EVENT, "sensors/kitchen", BODY)
+    event = Message(Kind.EVENT, "sensors/kitchen", body)
     return [author.write(event, NOW)[0] for _ in range(count)]
 
 

@@ -6,15 +6,13 @@ one Spark session and end with zstd-compressed Parquet. Ours commits to Delta ta
 
 from __future__ import annotations
 
-import json
-import resource
 import shutil
 import struct
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from benchmarks.harness import Result, compare
 from wireloom.journal import Journal
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 REQUESTS, RUN = 1_000_000, 3_000
+LINE_FILES = 16
 TOPICS = {7: "sensors/kitchen", 8: "sensors/cellar", 9: "doors/front", 10: "doors/back"}
 SCHEMA = (
     "time timestamp, protocol string, connection string, direction string, sequence bigint, kind string, "
@@ -34,30 +33,41 @@ SCHEMA = (
 
 
 def write_inputs(folder: Path, requests: int = REQUESTS) -> tuple[Path, Path]:
-    """The same messages as a journal and as JSON lines in eight files."""
-    journal_folder, lines_folder = folder / "journal", folder / "lines"
-    lines_folder.mkdir(parents=True)
+    """The same messages as a journal and as JSON lines."""
+    lines = folder / "lines"
+    lines.mkdir(parents=True)
+    files = [(lines / f"part-{n:02}.json").open("w") for n in range(LINE_FILES)]
+    journal = write_journal(folder, requests, files)
+    for file in files:
+        file.close()
+    return journal, lines
+
+
+def write_journal(folder: Path, requests: int, lines: Sequence[TextIO] = ()) -> Path:
+    """Requests and their answers as a journal; also as JSON lines where there are files for them."""
     start = time.time_ns()
-    files = [(lines_folder / f"part-{n}.json").open("w") for n in range(8)]
-    with Journal.open(journal_folder, sync=False) as journal:
+    ends = ("127.0.0.1:40000", "127.0.0.1:5042")
+    with Journal.open(folder / "journal", sync=False) as journal:
         connections = [journal.new_connection_id() for _ in range(16)]
         sent = [0] * len(connections)
         for run, first in enumerate(range(0, requests, RUN)):
             which, numbers = run % len(connections), range(first, min(first + RUN, requests))
             asked = start + first * 1000
-            common = {"protocol": "hsp", "connection": f"{connections[which]:016x}"}
             for direction, moment in ((Direction.C2S, asked), (Direction.S2C, asked + 500_000)):
                 back = direction is Direction.S2C
-                shown = {"time": iso_time(moment)[:26] + "Z", "direction": str(direction), **common}
-                for place, number in enumerate(numbers):
-                    row = {**shown, "sequence": sent[which] + place}
-                    row |= _answer(number) if back else _request(number)
-                    files[run % 8].write(json.dumps(row) + "\n")
+                if lines:
+                    rest = _answer if back else _request
+                    shown = (
+                        f'{{"time": "{iso_time(moment)[:26]}Z", "direction": "{direction}", "protocol": "hsp", '
+                        f'"connection": "{connections[which]:016x}", "sequence": '
+                    )
+                    lines[run % len(lines)].writelines(
+                        f"{shown}{sent[which] + place}, {rest(number)}}}\n" for place, number in enumerate(numbers)
+                    )
                 frames = [
                     struct.pack(">BI", 2, n) if back else struct.pack(">BIHI", 1, n, 7 + n % 4, 64) + b"%064d" % n
                     for n in numbers
                 ]
-                ends = ("127.0.0.1:40000", "127.0.0.1:5042")
                 journal.append(
                     "hsp", connections[which], direction, sent[which], b"".join(frames),
                     source=ends[back], destination=ends[not back], topics=TOPICS, time_ns=moment,
@@ -65,20 +75,19 @@ def write_inputs(folder: Path, requests: int = REQUESTS) -> tuple[Path, Path]:
             sent[which] += len(numbers)
             if run % 100 == 0:
                 journal.commit()
-    for file in files:
-        file.close()
-    return journal_folder, lines_folder
+    return folder / "journal"
 
 
-def _request(number: int) -> dict[str, object]:
-    return {
-        "kind": "request", "topic": TOPICS[7 + number % 4], "message_id": str(number), "body": f"{number:064d}",
-        "wire_size": 75, "attributes": {"type": str(7 + number % 4)},
-    }  # fmt: skip
+def _request(number: int) -> str:
+    kind = 7 + number % 4
+    return (
+        f'"kind": "request", "topic": "{TOPICS[kind]}", "message_id": "{number}", "body": "{number:064d}", '
+        f'"wire_size": 75, "attributes": {{"type": "{kind}"}}'
+    )
 
 
-def _answer(number: int) -> dict[str, object]:
-    return {"kind": "response", "correlation_id": str(number), "status": "done", "body": "", "wire_size": 5}
+def _answer(number: int) -> str:
+    return f'"kind": "response", "correlation_id": "{number}", "status": "done", "body": "", "wire_size": 5'
 
 
 def from_json(spark: SparkSession, lines: Path, out: Path) -> None:
@@ -144,12 +153,14 @@ def run() -> list[Result]:
         ours, theirs = folder / "warehouse", folder / "parquet"
         spark = start_session("local[2]", {"spark.driver.memory": "4g"}, "benchmark")
 
-        def rows(**options: object) -> float:
-            made = lambda: Pipeline([journal], ours, spark=spark, **options).run(once=True)  # type: ignore[arg-type] # noqa: E731
-            return timed(made, ours, 2 * REQUESTS)
+        def rows(*, only_messages: bool) -> float:
+            def work() -> None:
+                Pipeline([journal], ours, spark=spark, only_messages=only_messages).run(once=True)
+
+            return timed(work, ours, 2 * REQUESTS)
 
         try:
-            results = [
+            return [
                 compare(
                     "journal → committed `messages`, batch",
                     "Spark `from_json`, JSON lines → Parquet",
@@ -161,39 +172,11 @@ def run() -> list[Result]:
                 compare(
                     "journal → all seven tables, batch",
                     "Spark `from_json` and the same joins and aggregates",
-                    lambda: rows(),
+                    lambda: rows(only_messages=False),
                     lambda: timed(lambda: from_json_all(spark, lines, theirs), theirs, 2 * REQUESTS),
                     goal=3,
-                    rounds=3,
+                    rounds=2,
                 ),
             ]
         finally:
             spark.stop()
-        return [*results, *scaling(folder, journal)]
-
-
-def scaling(folder: Path, journal: Path) -> list[Result]:
-    """Two cores against one, and ten times the input against one times, per message."""
-    out = folder / "warehouse"
-
-    def on(cores: int, inputs: Path, messages: int) -> float:
-        spark = start_session(f"local[{cores}]", {"spark.driver.memory": "2g"}, "benchmark")
-        try:
-            Pipeline([journal], folder / "warm", spark=spark).run(once=True)
-            shutil.rmtree(folder / "warm")
-            return timed(lambda: Pipeline([inputs], out, spark=spark).run(once=True), out, messages)
-        finally:
-            spark.stop()
-
-    large, _ = write_inputs(folder / "large", 10 * REQUESTS)
-    shutil.rmtree(folder / "large" / "lines")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    results = [
-        compare("all tables on local[2]", "the same on local[1]", lambda: on(2, journal, 2 * REQUESTS),
-                lambda: on(1, journal, 2 * REQUESTS), goal=1.5, rounds=1),
-        compare("all tables of ten times the input", "of the input, per message", lambda: on(2, large, 20 * REQUESTS),
-                lambda: on(2, journal, 2 * REQUESTS), goal=0.95, rounds=1),
-    ]  # fmt: skip
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"the driver's memory grew by {grown // 1024} MiB meanwhile", flush=True)
-    return results

@@ -59,8 +59,8 @@ def running(command: list[str], **options: object) -> Iterator[subprocess.Popen[
 
 
 @contextlib.contextmanager
-def hub(*, sync: bool = True, extra: str = "") -> Iterator[dict[str, int]]:
-    """Our hub; gives the ports of its listeners by scheme."""
+def hub(*, sync: bool = True, extra: str = "", data: Path | None = None) -> Iterator[dict[str, int]]:
+    """Our hub; gives the ports of its listeners by scheme. It keeps its data in a folder for the time, or in `data`."""
     with tempfile.TemporaryDirectory(prefix="wireloom-bench-") as folder:
         config = Path(folder) / "hub.toml"
         config.write_text(
@@ -68,7 +68,7 @@ def hub(*, sync: bool = True, extra: str = "") -> Iterator[dict[str, int]]:
             '[[listener]]\nurl = "emp://127.0.0.1:0"\n[[listener]]\nurl = "yamp://127.0.0.1:0"\n'
             f'[http]\nurl = "off"\n[journal]\nsync = {str(sync).lower()}\n{extra}'
         )
-        command = [sys.executable, "-m", "wireloom", "hub", "--config", str(config), "--data", folder]
+        command = [sys.executable, "-m", "wireloom", "hub", "--config", str(config), "--data", str(data or folder)]
         with running(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             ports: dict[str, int] = {}
             assert process.stdout is not None

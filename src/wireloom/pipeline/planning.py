@@ -10,7 +10,6 @@ Each capture is a lane of its own, taken as a whole: see `captures/planning.py`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,8 @@ from wireloom.pipeline.captures import planning as captures
 
 Offsets = dict[str, dict[str, str | int]]
 """Position by lane, in the form that goes into Spark's checkpoint."""
+_LEAST_BYTES = 1 << 20
+"""Fewer bytes are not worth a task of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,27 +152,30 @@ def plan_lane(
     return found
 
 
-def pack(ranges: Sequence[Range], target: int) -> list[tuple[Range, ...]]:
-    """Ranges cut and put together so that each group has about `target` bytes: one group, one task.
+def pack(ranges: Sequence[Range], most: int, cores: int = 1) -> list[tuple[Range, ...]]:
+    """Ranges cut and put together into groups of the same size, at most `most` bytes each: one group, one task.
+
+    There are as many groups for every core, so that all cores are done at the same time; input that is too small to be
+    worth that stays in one piece.
 
     >>> [sum(r.size for r in group) for group in pack([Range("a", 0, 50), Range("b", 0, 3)], 20)]
-    [16, 17, 20]
+    [17, 18, 18]
     """
-    groups: list[tuple[Range, ...]] = []
-    current: list[Range] = []
-    filled = 0
+    total = sum(part.size for part in ranges)
+    groups = -(-total // most)
+    if total >= cores * _LEAST_BYTES:
+        groups = -(-groups // cores) * cores
+    found: list[list[Range]] = [[] for _ in range(groups)]
+    before = 0
     for whole in ranges:
-        pieces = -(-whole.size // target)
-        cuts = [whole.start + whole.size * i // pieces for i in range(pieces + 1)]
-        for begin, stop in itertools.pairwise(cuts):
-            if current and filled + stop - begin > target:
-                groups.append(tuple(current))
-                current, filled = [], 0
-            current.append(Range(whole.file, begin, stop, whole.refused))
-            filled += stop - begin
-    if current:
-        groups.append(tuple(current))
-    return groups
+        at = whole.start
+        while at < whole.end:
+            number = ((before + 1) * groups - 1) // total
+            stop = min(whole.end, at + total * (number + 1) // groups - before)
+            found[number].append(Range(whole.file, at, stop, whole.refused))
+            before += stop - at
+            at = stop
+    return [tuple(group) for group in found if group]
 
 
 def _position(extent: Extent, position: int) -> dict[str, str | int]:

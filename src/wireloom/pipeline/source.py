@@ -10,6 +10,7 @@ Planning lists files and nothing more; the workers map them, decode and hand ove
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -191,7 +192,8 @@ def partitions(
     ranges = planning.plan(options.inputs, start, end)
     if not (options.table == REJECTS if refused is None else refused):
         ranges = [part for part in ranges if not part.refused]
-    found: list[InputPartition] = [Ranges(group) for group in planning.pack(ranges, options.partition_bytes)]
+    groups = planning.pack(ranges, options.partition_bytes, os.cpu_count() or 1)
+    found: list[InputPartition] = [Ranges(group) for group in groups]
     return found + flow_groups(options, start, end, stream)
 
 
