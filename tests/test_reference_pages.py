@@ -68,6 +68,7 @@ def defaults(kind: type[Settings]) -> list[list[str]]:
     [
         ("[journal]", config.JournalSettings),
         ("[limits]", Limits),
+        ("[tracing]", config.TracingSettings),
         *((name, protocol.settings_type) for name, protocol in protocols().items()),
     ],
 )

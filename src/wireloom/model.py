@@ -134,7 +134,7 @@ class Message(NamedTuple):
         }
         event.update({name: str(value) for name, value in optional.items() if value is not None})
         if self.body:
-            event["data_base64"] = base64.b64encode(self.body).decode()
+            event |= to_event_data(self.body)
         return event
 
     @classmethod
@@ -151,16 +151,7 @@ class Message(NamedTuple):
         ours = source.startswith("wireloom:")
         time_text = text("time")
         direction = text("wireloomdirection")
-        content_type = text("datacontenttype")
-        if "data_base64" in event:
-            body = base64.b64decode(text("data_base64") or "")
-        elif "data" in event:
-            data = event["data"]
-            as_text = isinstance(data, str) and content_type is not None and not _is_json(content_type)
-            body = str(data).encode() if as_text else json.dumps(data).encode()
-            content_type = content_type or "application/json"
-        else:
-            body = b""
+        body, content_type = from_event_data(event)
         return cls(
             kind=Kind(kind_name) if not named and kind_name in KINDS else Kind.EVENT,
             topic=text("subject") if ours else text("subject") or text("type"),
@@ -176,6 +167,38 @@ class Message(NamedTuple):
             direction=None if direction is None else Direction(direction),
             authenticity=Authenticity(text("wireloomauthenticity") or "none"),
         )
+
+
+def to_event_data(body: bytes, content_type: str | None = None) -> dict[str, type_of_json]:
+    """A body as the data of a CloudEvent in JSON form: in base64, but where its type is named and it is JSON or text.
+
+    >>> to_event_data(b"[1]", "application/json"), to_event_data(b"hi", "text/plain"), to_event_data(b"hi")
+    ({'data': [1]}, {'data': 'hi'}, {'data_base64': 'aGk='})
+    """
+    with contextlib.suppress(ValueError, RecursionError):
+        if content_type is not None and _is_json(content_type):
+            return {"data": json.loads(body)}
+        if content_type is not None and content_type.lower().startswith("text/"):
+            return {"data": body.decode()}
+    return {"data_base64": base64.b64encode(body).decode()}
+
+
+def from_event_data(event: Mapping[str, type_of_json]) -> tuple[bytes, str | None]:
+    """The body and the content type of a CloudEvent in JSON form; ValueError for what is no base64.
+
+    >>> from_event_data({"data": [1]})
+    (b'[1]', 'application/json')
+    """
+    named = event.get("datacontenttype")
+    content_type = None if named is None else str(named)
+    if "data_base64" in event:
+        return base64.b64decode(str(event["data_base64"]), validate=True), content_type
+    if "data" not in event:
+        return b"", content_type
+    data = event["data"]
+    is_text = isinstance(data, str) and content_type is not None and not _is_json(content_type)
+    text = str(data) if is_text else json.dumps(data, ensure_ascii=False)
+    return text.encode(), content_type or "application/json"
 
 
 def _is_json(content_type: str) -> bool:

@@ -34,6 +34,7 @@ EXTRAS = {
     "websocket": ("websockets",),
     "mesh": ("cryptography", "aioquic"),
     "wolpertinger": ("lxml", "slixmpp"),
+    "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "spark": ("pyspark", "pyarrow", "pandas", "deltalake", "duckdb"),
 }
 _TRY_SPARK = """\

@@ -46,6 +46,7 @@ EXTRAS = {
     "cryptography": "mesh",
     "aioquic": "mesh",
     "aiohttp": "http",
+    "opentelemetry": "tracing",
 }
 """Packages that may be missing, and the extra that brings them; all others come with `spark`."""
 

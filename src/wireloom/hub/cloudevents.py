@@ -5,7 +5,6 @@ An event is a dictionary in the JSON form of CloudEvents, with its data as bytes
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Mapping
@@ -13,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import quote, unquote
 
-from wireloom.model import Message, WireloomError, iso_time, type_of_json
+from wireloom.model import Message, WireloomError, from_event_data, iso_time, to_event_data, type_of_json
+from wireloom.protocols.contract import TRACE
 
 STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 CONTEXT = "extension.129"
@@ -68,27 +68,29 @@ def from_message(message: Message, offset: str) -> CloudEvent:
     >>> event.context["id"], event.context["source"], event.topic
     ('12.0', 'wireloom:hsp/7f', 'a/b')
     """
-    context: dict[str, type_of_json] = {}
-    kept = message.attributes.get(CONTEXT)
-    if kept is not None:
-        try:
-            found = json.loads(bytes.fromhex(kept))
-            context = found if all(found.get(name) for name in REQUIRED) else {}
-        except (ValueError, AttributeError):
-            context = {}
-    if not context:
-        context = {
-            "specversion": "1.0",
-            "id": offset,
-            "source": f"wireloom:{message.protocol}/{message.connection or ''}",
-            "type": f"wireloom.{message.kind}",
-        }
+    context: dict[str, type_of_json] = {
+        "specversion": "1.0",
+        "id": offset,
+        "source": f"wireloom:{message.protocol}/{message.connection or ''}",
+        "type": f"wireloom.{message.kind}",
+    }
+    context |= _context(message)
     if message.time is not None:
         context.setdefault("time", iso_time(message.time))
     context["subject"] = message.topic
     if message.content_type is not None:
         context["datacontenttype"] = message.content_type
     return CloudEvent(context, message.body)
+
+
+def _context(message: Message) -> dict[str, type_of_json]:
+    """What a message brought of the context of a CloudEvent; at the least, of its trace."""
+    trace: dict[str, type_of_json] = {name: message.attributes[name] for name in TRACE if name in message.attributes}
+    try:
+        found = json.loads(bytes.fromhex(message.attributes[CONTEXT]))
+        return found if all(found.get(name) for name in REQUIRED) else trace
+    except (KeyError, ValueError, AttributeError):
+        return trace
 
 
 def to_http(event: CloudEvent, mode: Mode) -> tuple[dict[str, str], bytes]:
@@ -109,20 +111,8 @@ def to_http(event: CloudEvent, mode: Mode) -> tuple[dict[str, str], bytes]:
         return headers, event.data
     whole = dict(event.context)
     if event.data:
-        whole |= _data(event)
+        whole |= to_event_data(event.data, event.content_type or "application/json")
     return {"Content-Type": f"{STRUCTURED}; charset=utf-8"}, json.dumps(whole, ensure_ascii=False).encode()
-
-
-def _data(event: CloudEvent) -> dict[str, type_of_json]:
-    kind = (event.content_type or "application/json").partition(";")[0].strip().lower()
-    try:
-        if kind == "application/json" or kind.endswith("+json"):
-            return {"data": json.loads(event.data)}
-        if kind.startswith("text/"):
-            return {"data": event.data.decode()}
-    except ValueError:
-        pass
-    return {"data_base64": base64.b64encode(event.data).decode()}
 
 
 def from_http(headers: Mapping[str, str], body: bytes) -> list[CloudEvent]:
@@ -138,32 +128,30 @@ def from_http(headers: Mapping[str, str], body: bytes) -> list[CloudEvent]:
             raise NoCloudEvent("the body is no JSON") from None
         if kind == BATCH and not isinstance(found, list):
             raise NoCloudEvent("a batch is a JSON array of events")
-        return [_structured(each) for each in (found if kind == BATCH else [found])]
+        return [_structured(each, _trace(lower)) for each in (found if kind == BATCH else [found])]
     context: dict[str, type_of_json] = {
         name[3:]: unquote(value, errors="replace") for name, value in lower.items() if name.startswith("ce-")
     }
     if "content-type" in lower:
         context["datacontenttype"] = lower["content-type"]
-    return [CloudEvent(_checked(context), body)]
+    return [CloudEvent(_checked(_trace(lower) | context), body)]
 
 
-def _structured(found: object) -> CloudEvent:
+def _trace(headers: Mapping[str, str]) -> dict[str, type_of_json]:
+    """The trace that a request belongs to; an event may name another."""
+    return {name: headers[name] for name in TRACE if name in headers}
+
+
+def _structured(found: object, trace: dict[str, type_of_json]) -> CloudEvent:
     if not isinstance(found, dict):
         raise NoCloudEvent("an event is a JSON object")
-    context = _checked({name: value for name, value in found.items() if name not in ("data", "data_base64")})
-    if "data_base64" in found:
-        try:
-            return CloudEvent(context, base64.b64decode(str(found["data_base64"]), validate=True))
-        except ValueError:
-            raise NoCloudEvent("data_base64 is no base64") from None
-    if "data" not in found:
-        return CloudEvent(context)
-    data, kind = found["data"], str(context.get("datacontenttype") or "application/json").lower()
-    is_json = kind.partition(";")[0].strip() == "application/json" or "+json" in kind
-    text = data if isinstance(data, str) and not is_json else json.dumps(data, ensure_ascii=False)
-    return CloudEvent(
-        dict(context) | {"datacontenttype": context.get("datacontenttype") or "application/json"}, text.encode()
-    )
+    own = {name: value for name, value in found.items() if name not in ("data", "data_base64")}
+    context = _checked(trace | own)
+    try:
+        data, content_type = from_event_data(found)
+    except ValueError as error:
+        raise NoCloudEvent(f"the data is no base64, or no text: {error}") from None
+    return CloudEvent(context if content_type is None else context | {"datacontenttype": content_type}, data)
 
 
 def _checked(context: dict[str, type_of_json]) -> dict[str, type_of_json]:

@@ -29,6 +29,7 @@ publish = ["sensors/#"]
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import ssl
 import tomllib
@@ -78,6 +79,32 @@ class JournalSettings(Settings):
 
     def __post_init__(self) -> None:
         check_positive(self, "keep_days", "keep_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class TracingSettings(Settings):
+    """The table `[tracing]`."""
+
+    url: str = "http://127.0.0.1:4318"
+    """Where spans are sent to, by OTLP over HTTP. Empty: nowhere; who embeds the hub adds a processor of their own."""
+    service: str = "wireloom"
+    """The name of this hub in the traces."""
+    sample: float = 1.0
+    """The part of the traces begun here that is kept; senders who bring a context have decided themselves."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "sample")
+        if self.sample > 1:
+            raise ConfigError(f"setting 'sample' is {self.sample}; it must be from 0 to 1")
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"setting 'url' is {self.url!r}; it must be like http://127.0.0.1:4318")
+        for package in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
+            try:
+                found = importlib.util.find_spec(package)
+            except ModuleNotFoundError:
+                found = None
+            if found is None:
+                raise ConfigError(f"the package {package} is not installed: pip install 'wireloom[tracing]'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +161,7 @@ class HubConfig:
     access: AccessConfig = field(default_factory=AccessConfig)
     webhooks: tuple[WebhookConfig, ...] = ()
     routes: tuple[Route, ...] = ()
+    tracing: TracingSettings | None = None
     warnings: tuple[str, ...] = ()
     """What is allowed, but hardly meant."""
 
@@ -308,7 +336,7 @@ def load_config(path: Path, data: Path | None = None) -> HubConfig:
     return parse_config(table, text, str(path), data)
 
 
-_SECTIONS = ("data", "listener", "journal", "http", "webhook", "route", "limits", "access")
+_SECTIONS = ("data", "listener", "journal", "http", "webhook", "route", "limits", "access", "tracing")
 
 
 def parse_config(table: Mapping[str, object], text: str, name: str, data: Path | None = None) -> HubConfig:
@@ -343,6 +371,8 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     journal, limits = section(JournalSettings, "journal"), section(Limits, "limits")
     assert isinstance(journal, JournalSettings)
     assert isinstance(limits, Limits)
+    tracing = section(TracingSettings, "tracing") if "tracing" in table else None
+    assert tracing is None or isinstance(tracing, TracingSettings)
     access = _access(table.get("access", {}), wrong)
     http_table = table.get("http", {})
     if not isinstance(http_table, dict):
@@ -369,7 +399,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
         for number, listener in enumerate(listeners)
         for each in _warnings(listener, access)
     )
-    return HubConfig(folder, tuple(listeners), journal, limits, http, access, webhooks, routes, warnings)
+    return HubConfig(folder, tuple(listeners), journal, limits, http, access, webhooks, routes, tracing, warnings)
 
 
 def _each(

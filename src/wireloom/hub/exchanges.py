@@ -21,6 +21,7 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
+from wireloom.protocols.contract import TRACE
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -36,10 +37,14 @@ UNKNOWN_TOKEN, FORBIDDEN, TOO_MANY = "401", "403", "429"
 # Looking up members of an enum takes as long as a call.
 _REQUEST, _RESPONSE, _PROGRESS, _NOBODY = Kind.REQUEST, Kind.RESPONSE, Kind.PROGRESS, Authenticity.NONE
 _DONE = "done"
+_PASSED_ON = ("progressive", *TRACE)
+"""Attributes of a request that its provider learns."""
 
 
 @dataclass(slots=True, eq=False)
-class _Exchange:
+class Exchange:
+    """A request that waits for its answer."""
+
     requester: Connection
     request: Message
     provider: Connection
@@ -53,9 +58,9 @@ class Exchanges:
     def __init__(self, hub: Hub, timeout: float) -> None:
         self._hub = hub
         self.timeout = timeout
-        self._by_provider: dict[Connection, dict[str, _Exchange]] = {}
+        self._by_provider: dict[Connection, dict[str, Exchange]] = {}
         """By provider, then by the id that a request has there; `_by_requester` likewise."""
-        self._by_requester: dict[Connection, dict[str, _Exchange]] = {}
+        self._by_requester: dict[Connection, dict[str, Exchange]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_provider.values()))
@@ -64,7 +69,7 @@ class Exchanges:
         """Hand a request, as routes have left it, to its provider; failures are answered at once."""
         attributes = request.attributes
         if attributes:
-            attributes = {key: value for key, value in attributes.items() if key == "progressive"}
+            attributes = {key: value for key, value in attributes.items() if key in _PASSED_ON}
         asked = message_of((
             _REQUEST, routed.topic, routed.body, None, None, None, routed.content_type, attributes,
             "", None, None, None, _NOBODY,
@@ -75,7 +80,7 @@ class Exchanges:
             status = UNAVAILABLE if isinstance(error, PeerClosed) else UNSUPPORTED
             self.fail(requester, request, status, str(error))
             return
-        exchange = _Exchange(requester, request, provider, provider_id, self._hub.now() + self.timeout)
+        exchange = Exchange(requester, request, provider, provider_id, self._hub.now() + self.timeout)
         try:
             self._by_provider[provider][provider_id] = exchange
         except KeyError:
@@ -135,7 +140,7 @@ class Exchanges:
             text = f"the provider speaks {exchange.provider.name}, which has no cancel; its answer will be ignored"
             self.fail(requester, exchange.request, UNSUPPORTED, text)
 
-    def _stop(self, exchange: _Exchange, *, kill: bool) -> bool:
+    def _stop(self, exchange: Exchange, *, kill: bool) -> bool:
         """Tell a provider that its answer is no longer wanted; False where its protocol has no way to say so."""
         attributes = {"kill": "true"} if kill else {}
         cancel = Message(
@@ -168,7 +173,7 @@ class Exchanges:
             extra = about("answer.unsent", connection)
             log.info("%r: an answer could not be sent: %s", connection, error, extra=extra)
 
-    def _forget(self, exchange: _Exchange) -> None:
+    def _forget(self, exchange: Exchange) -> None:
         self._by_provider.get(exchange.provider, {}).pop(exchange.provider_id, None)
         self._by_requester.get(exchange.requester, {}).pop(exchange.request.id or "", None)
 

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from wireloom import peers
 from wireloom.hub.access import TOKEN_PREFIX, Access
@@ -37,6 +37,9 @@ from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner
 from wireloom.transports.registry import transport
 
+if TYPE_CHECKING:
+    from wireloom.hub.tracing import Tracing
+
 log = logging.getLogger("wireloom.hub")
 
 _TICK = 0.5
@@ -61,7 +64,8 @@ class Hub:
         self.metrics = Metrics()
         self.last_values = LastValues(self)
         self.replays = Replays(self)
-        self.router = Router(self, config.limits.request_timeout)
+        self.tracing: Tracing | None = None
+        self.router = self._router()
         self.access = Access(config.access)
         self.doorkeeper = Doorkeeper(config.limits, config.access.attempts_per_minute)
         self.watch = Watch(self)
@@ -86,6 +90,15 @@ class Hub:
         self._draining = False
         self._empty = asyncio.Event()
         self._disk = DiskWatch()
+
+    def _router(self) -> Router:
+        timeout = self.config.limits.request_timeout
+        if self.config.tracing is None:
+            return Router(self, timeout)
+        from wireloom.hub.tracing import TracedRouter, Tracing
+
+        self.tracing = Tracing(self.config.tracing)
+        return TracedRouter(self, timeout, self.tracing)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -399,6 +412,8 @@ class Hub:
             extra = about("journal.unwritten")
             log.error("stopped while the journal could not be written: %s", self.commit.last_error, extra=extra)
         self.journal.close()
+        if self.tracing is not None:
+            await self._loop.run_in_executor(None, self.tracing.close)
 
     async def _settle(self) -> None:
         """Wait for what was accepted to be durable, and so acknowledged."""

@@ -17,7 +17,7 @@ from wireloom.hub.limits import SlowConsumer
 from wireloom.hub.logs import about
 from wireloom.model import Kind, Message, PeerClosed
 from wireloom.peers.driver import Driver
-from wireloom.protocols.contract import URGENT, Session
+from wireloom.protocols.contract import TRACE, URGENT, Session
 from wireloom.transports.base import Pipe
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wireloom.hub")
 
+_PASSED_ON = (URGENT, *TRACE)
+"""Attributes of an event that go on to its subscribers."""
 _EMPTY: deque[tuple[bytes, int]] = deque()
 """The queue of all those for whom nothing waits: ten thousand empty ones would take much memory."""
 
@@ -178,8 +180,8 @@ class Outbox(abc.ABC):
 
     def _event_frames(self, message: Message) -> Sequence[bytes]:
         event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
-        if message.attributes.get(URGENT) == "1":
-            event = event.with_(attributes={URGENT: "1"})
+        if message.attributes:
+            event = event.with_(attributes={k: v for k, v in message.attributes.items() if k in _PASSED_ON})
         self.driver.write_pending()
         before = self.session.sent
         self.session.send(event, self.hub.now())

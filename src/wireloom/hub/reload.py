@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wireloom.hub")
 
+_AT_START = ("data", "journal", "http", "webhooks", "tracing")
+"""Sections that are read when the hub starts, and not again."""
+
 
 def reload_from(hub: Hub, load: Callable[[], HubConfig]) -> bool:
     """Take what `load` returns. If something is wrong with it, everything stays as it is, and the log says why."""
@@ -38,7 +41,9 @@ def reload(hub: Hub, config: HubConfig) -> list[str]:
     """Take routes, rules, limits and certificates; returns what only a restart can change."""
     old = hub.config
     later = [
-        f"[{name}]" for name in ("data", "journal", "http", "webhooks") if getattr(old, name) != getattr(config, name)
+        f"[{name}]"
+        for name in ("data", "journal", "http", "webhooks", "tracing")
+        if getattr(old, name) != getattr(config, name)
     ]
     known = {listener.url: listener for listener in old.listeners}
     for listener in config.listeners:

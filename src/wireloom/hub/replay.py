@@ -44,7 +44,6 @@ class Replays:
         self._running: dict[tuple[Connection, str], asyncio.Task[None]] = {}
         self._patterns: dict[tuple[Connection, str], str] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="replay")
-        self._waiting: list[asyncio.Future[None]] = []
 
     def __len__(self) -> int:
         return len(self._running)
@@ -61,8 +60,6 @@ class Replays:
             raise ConfigError(f"a subscription named {name!r} is there already; name this one otherwise")
         if sum(owner is connection for owner, _ in self._running) >= MAX_PER_CONNECTION:
             raise ConfigError(f"a connection may have {MAX_PER_CONNECTION} subscriptions with since")
-        if not self._hub.commit.on_commit:
-            self._hub.commit.on_commit.append(self._committed)
         task = asyncio.get_running_loop().create_task(self._run(connection, pattern, point, name))
         self._running[connection, name] = task
         self._patterns[connection, name] = pattern
@@ -100,15 +97,8 @@ class Replays:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown()
 
-    def _committed(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
     async def _run(self, connection: Connection, pattern: str, since: Since, name: str) -> None:
         hub = self._hub
-        loop = asyncio.get_running_loop()
         tail, publications = Tail(hub.config.journal_folder, since), Publications()
         head = f"{SINCE}{name}/"
         reading: Future[tuple[list[Published], Offset | None] | None] | None = None
@@ -121,10 +111,7 @@ class Replays:
                 if tail.missed:
                     self._tell_missed(connection, tail)
                 if found is None:
-                    if commits == hub.commit.commits:
-                        waiter = loop.create_future()
-                        self._waiting.append(waiter)
-                        await waiter
+                    await hub.commit.after(commits)
                     continue
                 for number, (offset, message) in enumerate(found[0]):
                     if number % _SLICE == _SLICE - 1:

@@ -29,6 +29,7 @@ from wireloom.journal.retention import CURSORS
 from wireloom.journal.tail import Tail
 from wireloom.model import ConfigError, JournalError, Message
 from wireloom.peers.backoff import Backoff
+from wireloom.protocols.contract import TRACE
 from wireloom.topics import validate_pattern
 from wireloom.transports.address import parse_url
 
@@ -40,7 +41,6 @@ log = logging.getLogger("wireloom.hub")
 PIECE = 64 * 1024
 LONGEST_WAIT = 300.0
 SAVE_EVERY = 1.0
-IDLE = 0.2
 _KEYS = ("name", "url", "topic", "mode", "token_file", "timeout")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _GONE = 410
@@ -122,14 +122,14 @@ class Webhook:
         try:
             async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
                 while True:
-                    place = tail.position
+                    place, commits = tail.position, self._hub.commit.commits
                     reading = threads.submit(publications.read, tail, self.config.topic, PIECE)
                     read = await asyncio.wrap_future(reading)
                     if tail.missed:
                         tail.missed = 0
                         log.warning("webhook %s: retention has removed what was not posted yet", self.config.name)
                     if read is None:
-                        await asyncio.sleep(IDLE)
+                        await self._hub.commit.after(commits)
                         continue
                     wanted, last = read
                     for offset, message in wanted:
@@ -163,8 +163,21 @@ class Webhook:
 
     async def _post(self, session: aiohttp.ClientSession, offset: Offset, message: Message) -> bool:
         """Post one event until it is taken or refused for good; False if nobody wants any more."""
-        name, metrics = self.config.name, self._hub.metrics
         headers, body = to_http(from_message(message, str(offset)), self.config.mode)
+        tracing = self._hub.tracing
+        if tracing is None:
+            headers |= {name: message.attributes[name] for name in TRACE if name in message.attributes}
+            return await self._insist(session, offset, headers, body)
+        span = tracing.posted(message, self.config.name, self.config.url)
+        try:
+            return await self._insist(session, offset, headers | tracing.carried(span), body)
+        finally:
+            span.end()
+
+    async def _insist(
+        self, session: aiohttp.ClientSession, offset: Offset, headers: Mapping[str, str], body: bytes
+    ) -> bool:
+        name, metrics = self.config.name, self._hub.metrics
         told = False
         for wait in self._backoff.delays():
             try:

@@ -41,8 +41,8 @@ class GroupCommit:
         """What the disk said when the last attempt failed; None while it works."""
         self.commits = 0
         """Commits that succeeded."""
-        self.on_commit: list[Callable[[], None]] = []
-        """Called after every commit that made something durable."""
+        self._next: asyncio.Future[None] | None = None
+        """Done with the next commit; there while somebody waits for it."""
         self._loop = loop
         self.high_water = high_water
         self._waiting: list[tuple[int, int, Callable[[], None]]] = []
@@ -104,6 +104,14 @@ class GroupCommit:
             durable: asyncio.Future[None] = self._loop.create_future()
             self.when_durable(ticket, lambda: None if durable.done() else durable.set_result(None))
             await durable
+
+    async def after(self, commits: int) -> None:
+        """Return once there were more commits than this; for who reads what is committed and found nothing new."""
+        if self.commits <= commits:
+            if self._next is None:
+                self._next = self._loop.create_future()
+            # One future for all: whoever is cancelled must not cancel it for the others.
+            await asyncio.shield(self._next)
 
     async def close(self) -> None:
         """Wait until everything appended so far is durable, then stop. The journal stays open.
@@ -179,8 +187,10 @@ class GroupCommit:
         else:
             self.last_error = None
             self.commits += 1
-            for committed in self.on_commit:
-                committed()
+            if self._next is not None:
+                if not self._next.done():
+                    self._next.set_result(None)
+                self._next = None
         self._tell_durable()
         self._tell_room()
         if self.healthy and self.journal.has_pending:

@@ -47,6 +47,10 @@ LOGIN = HUB_PREFIX + "login"
 URGENT = "urgent"
 """The attribute, `1`, of a message that goes ahead of others in every queue."""
 
+TRACE = ("traceparent", "tracestate")
+"""Attributes with the context of a trace (W3C Trace Context) in which a message is sent. A protocol whose messages
+have a place that peers may ignore carries them there; the others leave them out."""
+
 _NO_SECRETS: Mapping[str, str] = types.MappingProxyType({})
 
 CUT = "stream.cut"

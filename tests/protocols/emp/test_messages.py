@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -338,3 +340,37 @@ def test_what_a_higher_limit_accepted_before_can_still_be_read() -> None:
     decoder = EMP.decoder(Direction.C2S, EMP.lenient())
     decoder.feed(data + packed)
     assert [len(found.message.body) for found in decoder] == [17 * 1024 * 1024] * 2
+
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_a_trace_travels_in_extension_129() -> None:
+    message = Message(Kind.EVENT, "a", b"1", attributes={"traceparent": TRACEPARENT, "tracestate": "x=1"})
+    frame = to_frame(message, EmpSettings())
+    assert json.loads(frame.blocks[-1].content) == {"traceparent": TRACEPARENT, "tracestate": "x=1"}
+    found = to_message(frame, EmpSettings())
+    assert (found.attributes["traceparent"], found.attributes["tracestate"]) == (TRACEPARENT, "x=1")
+    # What was read is written again byte for byte, also when the block says more.
+    assert to_frame(found, EmpSettings()) == frame
+    more = Frame(Type.DATA, b"", (Block(129, json.dumps({"id": "7", "traceparent": TRACEPARENT}).encode()),))
+    assert to_frame(to_message(more, EmpSettings()), EmpSettings()) == more
+
+
+def test_another_trace_takes_the_place_of_the_one_in_the_block() -> None:
+    block = Block(129, json.dumps({"id": "7", "traceparent": TRACEPARENT}).encode())
+    message = to_message(Frame(Type.DATA, b"", (block,)), EmpSettings())
+    later = TRACEPARENT.replace("b7ad", "0000")
+    frame = to_frame(message.with_(attributes={**message.attributes, "traceparent": later}), EmpSettings())
+    assert json.loads(frame.blocks[0].content) == {"id": "7", "traceparent": later}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff", b"[]", b"[" * 5000, b'{"traceparent": 7}', b'{"traceparent": "00-x"}', b'{"tracestate": "\\u0000"}'],
+)
+def test_a_block_129_that_is_no_context_means_nothing(content: bytes) -> None:
+    frame = Frame(Type.DATA, b"x", (Block(129, content),))
+    message = to_message(frame, EmpSettings())
+    assert set(message.attributes) == {"extension.129"}
+    assert to_frame(message, EmpSettings()) == frame

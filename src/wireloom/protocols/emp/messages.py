@@ -13,7 +13,8 @@
 Attribute `compression` names the scheme of a body that came with one; the body is decompressed. Blocks of unknown
 extensions are attributes `extension.<id>`: content in hex, blocks of the same id separated by commas. The hub's
 block gives data and application messages their topic, content type and status; on other messages it
-means nothing and is kept like an unknown one.
+means nothing and is kept like an unknown one. The trace in which a message is sent (attributes `traceparent` and
+`tracestate`) travels in extension 129, see `context`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import cast
 
 from wireloom.model import Direction, Kind, LimitExceeded, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.contract import Decoder
-from wireloom.protocols.emp import extensions, frames
+from wireloom.protocols.emp import context, extensions, frames
 from wireloom.protocols.emp.extensions import Hub, Known, RequestResponse, Scheme
 from wireloom.protocols.emp.frames import Block, Extension, Frame, Type
 from wireloom.protocols.emp.settings import EmpSettings
@@ -116,6 +117,8 @@ def _keep_blocks(attributes: dict[str, str], blocks: tuple[Block, ...] | list[Bl
     for block in blocks:
         name, content = f"{BLOCK}{block.extension}", block.content.hex()
         attributes[name] = f"{attributes[name]},{content}" if name in attributes else content
+        if block.extension == context.EXTENSION:
+            attributes.update(context.trace_of(block.content))
 
 
 def to_frame(message: Message, settings: EmpSettings) -> Frame:
@@ -244,9 +247,16 @@ def _kept_blocks(message: Message) -> Iterator[Block]:
             continue
         extension = _number(tail, f"attribute {name!r}", 0, 255)
         try:
-            yield from [Block(extension, bytes.fromhex(content)) for content in contents.split(",")]
+            blocks = [Block(extension, bytes.fromhex(content)) for content in contents.split(",")]
         except ValueError:
             raise NotSupported(f"attribute {name!r} is {contents!r}; a block's content is written in hex") from None
+        if extension == context.EXTENSION and len(blocks) == 1:
+            blocks = [Block(extension, context.with_trace(blocks[0].content, message.attributes))]
+        yield from blocks
+    if message.attributes and f"{BLOCK}{context.EXTENSION}" not in _attributes(message):
+        content = context.with_trace(b"", message.attributes)
+        if content:
+            yield Block(context.EXTENSION, content)
 
 
 def _number(text: str | None, what: str, low: int, high: int) -> int:

@@ -1,0 +1,289 @@
+"""Traces in the OpenTelemetry sense: what the hub did with a message, whatever protocols it came and went by.
+
+Only a hub whose configuration has `[tracing]` uses this module: its router and its exchanges are then the subclasses
+here, so that a hub without traces pays nothing for them. For each message there is a span `receive`, with a child
+`journal` until it is on disk and a child for everybody it goes to: `deliver` to a subscriber, `request` to a provider.
+Of a large read, each topic has these spans once, with the number of messages.
+
+The context in which a sender sends (W3C Trace Context) is in attributes of its message (`TRACE`): protocols that have
+a place for it carry it there, HTTP in headers. A message without one begins a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from wireloom.hub.exchanges import Exchange, Exchanges
+from wireloom.hub.router import Router
+from wireloom.model import Kind, Message
+from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Bulk
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span
+
+    from wireloom.hub.config import TracingSettings
+    from wireloom.hub.connection import Connection
+    from wireloom.hub.hub import Hub
+
+PATH = "/v1/traces"
+_TRACED = (Kind.EVENT, Kind.REQUEST)
+_FLUSH = 5000
+"""Milliseconds that the last spans may take to be sent when the hub stops."""
+
+
+class Tracing:
+    """Makes the hub's spans, and sends them."""
+
+    def __init__(self, settings: TracingSettings) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self.provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(settings.sample)),
+            resource=Resource.create({"service.name": settings.service}),
+            shutdown_on_exit=False,
+        )
+        if settings.url:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+            exporter = OTLPSpanExporter(endpoint=settings.url.rstrip("/") + PATH)
+            self.provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self.provider.get_tracer("wireloom.hub")
+        self._propagator = TraceContextTextMapPropagator()
+        self._kinds, self._codes, self._in_context = SpanKind, StatusCode, set_span_in_context
+
+    def close(self) -> None:
+        """Send what is left; for a thread."""
+        self.provider.force_flush(_FLUSH)
+        self.provider.shutdown()
+
+    def received(self, source: Connection, topic: str | None, kind: Kind, brought: Mapping[str, str]) -> Span:
+        """A message came, with what it brought of its sender's context."""
+        span_kind = self._kinds.SERVER if kind is Kind.REQUEST else self._kinds.CONSUMER
+        parent = self._propagator.extract(brought)
+        return self._start(f"receive {topic or source.name}", span_kind, source, topic, "receive", parent)
+
+    def journal(self, parent: Span) -> Span:
+        """What was received goes to the journal."""
+        return self._tracer.start_span("journal", self._in_context(parent))
+
+    def sent(self, parent: Span, target: Connection, topic: str | None, kind: Kind) -> Span:
+        """A message goes to somebody."""
+        asks = kind is Kind.REQUEST
+        return self._start(
+            f"{'request' if asks else 'deliver'} {topic}",
+            self._kinds.CLIENT if asks else self._kinds.PRODUCER,
+            target,
+            topic,
+            "send",
+            self._in_context(parent),
+        )
+
+    def posted(self, message: Message, webhook: str, url: str) -> Span:
+        """An event goes to a webhook, in the trace of whoever published it."""
+        parent = self._propagator.extract(message.attributes)
+        attributes = {"messaging.destination.name": message.topic or "", "wireloom.webhook": webhook, "url.full": url}
+        return self._tracer.start_span(f"deliver {message.topic}", parent, self._kinds.PRODUCER, attributes)
+
+    def _start(self, name: str, kind: object, peer: Connection, topic: str | None, type_: str, parent: Context) -> Span:
+        span = self._tracer.start_span(name, parent, kind)  # type: ignore[arg-type]
+        if span.is_recording():
+            span.set_attributes(
+                {
+                    "messaging.system": "wireloom",
+                    "messaging.operation.type": type_,
+                    "messaging.destination.name": topic or "",
+                    "network.protocol.name": peer.name,
+                    "wireloom.connection": f"{peer.id:016x}",
+                    "wireloom.principal": peer.principal,
+                }
+            )
+        return span
+
+    def failed(self, span: Span, text: str) -> None:
+        """Mark a span as failed."""
+        span.set_status(self._codes.ERROR, text)
+
+    def carried(self, span: Span) -> dict[str, str]:
+        """What goes with a message that is sent in a span."""
+        found: dict[str, str] = {}
+        self._propagator.inject(found, self._in_context(span))
+        return found
+
+
+class TracedExchanges(Exchanges):
+    """Exchanges that end their spans: that of the request with the provider, and that in which it was received."""
+
+    def __init__(self, hub: Hub, timeout: float, tracing: Tracing) -> None:
+        super().__init__(hub, timeout)
+        self._tracing = tracing
+        self.received: dict[tuple[Connection, str], Span] = {}
+        """Requests, and publishes that wait for their acknowledgement, by who asked and the id."""
+        self._asked: dict[Exchange, Span] = {}
+        """Requests that were sent to their providers."""
+
+    def forward(self, requester: Connection, request: Message, provider: Connection, routed: Message) -> None:
+        """Hand a request to its provider, in a span of its own."""
+        received = self.received.get((requester, request.id or ""))
+        if received is None:
+            super().forward(requester, request, provider, routed)
+            return
+        span = self._tracing.sent(received, provider, routed.topic, Kind.REQUEST)
+        inside = request.with_(attributes={**request.attributes, **self._tracing.carried(span)})
+        super().forward(requester, inside, provider, routed)
+        exchange = self._by_requester.get(requester, {}).get(request.id or "")
+        if exchange is None:
+            self._tracing.failed(span, "not sent")
+            span.end()
+        else:
+            self._asked[exchange] = span
+
+    def answer(self, provider: Connection, message: Message) -> None:
+        """An answer came from a provider: both spans end with it."""
+        exchange = self._by_provider.get(provider, {}).get(message.correlation_id or "")
+        error = (message.status or "error") if message.kind is Kind.ERROR else None
+        if exchange in self._asked:
+            if message.kind is Kind.PROGRESS:
+                self._asked[exchange].add_event("progress")
+            elif error is not None:
+                self._tracing.failed(self._asked[exchange], error)
+        super().answer(provider, message)
+        if exchange is not None and message.kind is not Kind.PROGRESS:
+            self.answered(exchange.requester, exchange.request, error)
+
+    def answered(self, requester: Connection, request: Message, error: str | None = None) -> None:
+        """The requester has its answer."""
+        span = self.received.pop((requester, request.id or ""), None)
+        if span is not None:
+            if error is not None:
+                self._tracing.failed(span, error)
+            span.end()
+
+    def fail(self, requester: Connection, request: Message, status: str, text: str) -> None:
+        """Answer a request with an error of the hub."""
+        super().fail(requester, request, status, text)
+        self.answered(requester, request, f"{status}: {text}")
+
+    def cancel(self, requester: Connection, message: Message) -> None:
+        """The requester no longer wants the answer."""
+        asked = self._by_requester.get(requester, {})
+        exchange = asked.get(message.correlation_id or "")
+        super().cancel(requester, message)
+        if exchange is not None and (message.correlation_id or "") not in asked:
+            self.answered(requester, exchange.request, "cancelled")
+
+    def expire(self, now: float) -> None:
+        """Fail what has waited too long."""
+        for exchange, span in self._asked.items():
+            if exchange.deadline <= now:
+                self._tracing.failed(span, "no answer in time")
+        super().expire(now)
+
+    def _forget(self, exchange: Exchange) -> None:
+        super()._forget(exchange)
+        span = self._asked.pop(exchange, None)
+        if span is not None:
+            span.end()
+
+    def drop(self, connection: Connection) -> None:
+        """A connection is gone, and with it what it asked, and what it should have answered."""
+        for exchange, span in self._asked.items():
+            if exchange.provider is connection:
+                self._tracing.failed(span, "the provider's connection was lost")
+        super().drop(connection)
+        for key in [key for key in self.received if key[0] is connection]:
+            span = self.received.pop(key)
+            self._tracing.failed(span, "the requester's connection was lost")
+            span.end()
+
+
+class TracedRouter(Router):
+    """A router that tells what it does in spans."""
+
+    exchanges: TracedExchanges
+
+    def __init__(self, hub: Hub, request_timeout: float, tracing: Tracing) -> None:
+        super().__init__(hub, request_timeout)
+        self.exchanges = TracedExchanges(hub, request_timeout, tracing)
+        self._tracing = tracing
+        self._now: Span | None = None
+        """In which everything happens that the hub does for the message at hand."""
+        self._of_read: dict[str, Span] = {}
+        """Likewise for a whole read, by topic."""
+
+    def route(self, source: Connection, message: Message, ticket: int) -> None:
+        """Act on one message, in a span."""
+        topic = (message.topic or "").removeprefix(PUBLISH)
+        if message.kind not in _TRACED or topic.startswith(HUB_PREFIX):
+            super().route(source, message, ticket)
+            return
+        span = self._tracing.received(source, topic, message.kind, message.attributes)
+        if span.is_recording():
+            span.set_attribute("messaging.message.body.size", len(message.body))
+            span.set_attribute("messaging.message.id", message.id or "")
+        self._journal(span, ticket, ends=message.kind is Kind.EVENT)
+        if message.kind is Kind.REQUEST:
+            self.exchanges.received[source, message.id or ""] = span
+        self._now = span
+        try:
+            super().route(source, message, ticket)
+        finally:
+            self._now = None
+
+    def _journal(self, span: Span, ticket: int, *, ends: bool) -> None:
+        """A span until what was received is on disk, and the end of that in which it was received."""
+        child = self._tracing.journal(span)
+
+        def stored() -> None:
+            child.end()
+            if ends:
+                span.end()
+
+        self._hub.commit.when_durable(ticket, stored)
+
+    def route_bulk(self, source: Connection, bulk: Bulk, ticket: int) -> None:
+        """Act on a whole read: a span for each of its topics."""
+        for topic in bulk.topics():
+            # What goes to a provider is routed, and traced, one by one.
+            if not topic.startswith(HUB_PREFIX) and not (bulk.unanswered and self.providers.lookup(topic)):
+                span = self._of_read[topic] = self._tracing.received(source, topic, Kind.EVENT, {})
+                if span.is_recording():
+                    span.set_attribute("messaging.batch.message_count", bulk.count_of(topic))
+                self._journal(span, ticket, ends=True)
+        try:
+            super().route_bulk(source, bulk, ticket)
+        finally:
+            self._of_read.clear()
+
+    def _fan_out(self, source: Connection, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
+        for subscriber in subscribers:
+            sending = self._tracing.sent(self._of_read[topic], subscriber, topic, Kind.EVENT)
+            super()._fan_out(source, bulk, topic, (subscriber,))
+            sending.end()
+
+    def _publish_routed(self, source: Connection, message: Message, ticket: int) -> bool:
+        before = self._now
+        self._now = before or self._of_read.get(message.topic or "")
+        try:
+            return super()._publish_routed(source, message, ticket)
+        finally:
+            self._now = before
+
+    def _deliver(self, subscriber: Connection, message: Message) -> None:
+        if self._now is None:
+            super()._deliver(subscriber, message)
+            return
+        sending = self._tracing.sent(self._now, subscriber, message.topic, Kind.EVENT)
+        attributes = {**message.attributes, **self._tracing.carried(sending)}
+        super()._deliver(subscriber, message.with_(attributes=attributes))
+        sending.end()
+
+    def _answer(self, source: Connection, request: Message, body: bytes = b"") -> None:
+        super()._answer(source, request, body)
+        self.exchanges.answered(source, request)
