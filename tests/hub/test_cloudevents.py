@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wireloom
-from tests.hub.running import hub_on, url_of
+from tests.hub.running import config, hub_on, url_of
 from wireloom.hub.cloudevents import BATCH, CloudEvent, Mode, NoCloudEvent, from_http, to_http
+from wireloom.hub.reload import reload_from
 from wireloom.journal import read_messages
 from wireloom.model import Kind
 
@@ -279,3 +280,32 @@ async def settled(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+async def test_webhooks_change_while_the_hub_runs_and_go_on_where_they_were(tmp_path: Path) -> None:
+    async with receiver() as old, receiver() as new, hub_on(tmp_path, with_webhook(old.url)) as hub:
+        async with wireloom.connect(url_of(hub, "yamp")) as peer:
+            await peer.publish("alerts/fire", {"n": 0}, ack=True)
+            await old.until(1)
+            # What the old receiver has not taken goes to the new one.
+            old.answers = [web.Response(status=503) for _ in range(1000)]
+            await peer.publish("alerts/fire", {"n": 1}, ack=True)
+            await settled(lambda: hub.metrics.webhooks.value("test", "again") >= 1)
+            assert reload_from(hub, lambda: config(tmp_path, with_webhook(new.url)))
+            await new.until(1)
+            assert [json.loads(each.data)["n"] for each in new.got] == [1]
+            second = f'[[webhook]]\nname = "second"\nurl = "{old.url}"\ntopic = "alerts/#"\n'
+            old.answers, old.got = [], []
+            assert reload_from(hub, lambda: config(tmp_path, HUB + second))
+            await peer.publish("alerts/fire", {"n": 2}, ack=True)
+            await old.until(1)
+            assert [json.loads(each.data)["n"] for each in old.got] == [2], "it begins when it comes"
+            assert len(new.got) == 1, "the other one has ended"
+            assert peer.reconnects == 0
+
+
+async def test_an_event_larger_than_the_limit_is_refused_with_its_name(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, HUB + "[limits]\nmessage_bytes = 1024\n") as hub:
+        assert (await post(hub, "/events/a", bytes(900), HEADERS))[0] == 204
+        status, said = await post(hub, "/events/a", bytes(1025), HEADERS)
+        assert (status, "1024 bytes (message_bytes in [limits])" in said) == (413, True)

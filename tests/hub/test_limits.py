@@ -11,7 +11,20 @@ from pathlib import Path
 import pytest
 
 import wireloom
-from tests.hub.running import HSP, ack, data, data_ack, eventually, get, hub_on, journaled, records, stream_to, url_of
+from tests.hub.running import (
+    HSP,
+    ack,
+    config,
+    data,
+    data_ack,
+    eventually,
+    get,
+    hub_on,
+    journaled,
+    records,
+    stream_to,
+    url_of,
+)
 from wireloom.model import Kind
 from wireloom.protocols.registry import protocol
 
@@ -85,6 +98,85 @@ async def test_a_body_that_decompresses_to_too_much_is_refused(tmp_path: Path) -
             peer.send(event)
             await eventually(lambda: hub.metrics.refused.samples())
         assert [clause for _, clause in hub.metrics.refused.samples()] == ["emp.compression.too-large"]
+
+
+OVERALL = """
+[[listener]]
+url = "hsp://127.0.0.1:0"
+topics = { 7 = "sensors/kitchen" }
+[[listener]]
+url = "emp://127.0.0.1:0"
+settings = { max_message = 4000000 }
+[[listener]]
+url = "yamp://127.0.0.1:0"
+[[listener]]
+url = "wolpertinger://127.0.0.1:0"
+[[listener]]
+url = "mesh://127.0.0.1:0"
+settings = { require = "any", max_payload = 4000 }
+[http]
+url = "off"
+[limits]
+message_bytes = 2000
+decompressed_bytes = 1500
+"""
+MESH = protocol("mesh")
+LARGE = MESH.settings({"max_payload": 4000})
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sent", "clause"),
+    [
+        ("hsp", struct.pack(">BHI", 0, 7, 2001), "hsp.payload.too-large"),
+        ("emp", HELLO + struct.pack(">IBBxx", 2001, 5, 0), "emp.envelope.too-large"),
+        ("yamp", bytes.fromhex("00 0001 04") + b"json" + b"\x05" + bytes(16) + b"\x01a" + struct.pack(">I", 2001), "yamp.body.too-large"),
+        ("wolpertinger", b"x" * 20_000 + b"\n", "wolpertinger.line.too-long"),
+        ("mesh", MESH.encode(wireloom.Message(Kind.EVENT, "a", bytes(2000)), LARGE), "mesh.payload.too-large"),
+    ],
+)  # fmt: skip
+async def test_one_limit_holds_down_the_size_of_messages_in_every_protocol(
+    scheme: str, sent: bytes, clause: str, tmp_path: Path
+) -> None:
+    async with hub_on(tmp_path, OVERALL) as hub:
+        if scheme == "mesh":
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                host, _, port = url_of(hub, scheme).rpartition("://")[2].rpartition(":")
+                sock.sendto(sent, (host, int(port)))
+        else:
+            _, writer = await open_to(url_of(hub, scheme))
+            writer.write(sent)
+        await eventually(lambda: hub.metrics.refused.value(scheme, clause) >= 1)
+        if scheme != "mesh":
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "clause"),
+    [("emp", "emp.compression.too-large"), ("wolpertinger", "wolpertinger.message.too-large")],
+)
+async def test_one_limit_holds_down_what_messages_become_when_they_are_decompressed(
+    scheme: str, clause: str, tmp_path: Path
+) -> None:
+    settings = {"compress_above": 10} if scheme == "emp" else {"gzip_from": 10}
+    async with hub_on(tmp_path, OVERALL) as hub:
+        async with wireloom.connect(url_of(hub, scheme), settings=settings, reconnect=False) as peer:
+            peer.send(wireloom.Message(Kind.EVENT, "a", b"z" * 1600))
+            await eventually(lambda: hub.metrics.refused.value(scheme, clause) >= 1)
+
+
+async def test_a_mesh_payload_that_decompresses_to_too_much_is_refused(tmp_path: Path) -> None:
+    settings = {"max_payload": 4000, "compress": True, "keep_name": False}
+    async with hub_on(tmp_path, OVERALL) as hub:
+        async with wireloom.connect(url_of(hub, "mesh"), settings=settings) as node:
+            await node.publish("a", b"z" * 3000)
+            await eventually(lambda: hub.metrics.refused.value("mesh", "mesh.compression.too-large") >= 1)
+
+
+def test_a_listener_that_wants_more_than_the_limits_allow_is_warned_of(tmp_path: Path) -> None:
+    warned = config(tmp_path, OVERALL).warnings
+    assert [text for text in warned if "emp" in text or "max_message" in text] == [
+        "hub.toml:6: listener: max_message = 4000000 is more than [limits] allows to any message: 2000 holds"
+    ]
 
 
 # Connections

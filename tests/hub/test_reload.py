@@ -67,6 +67,26 @@ async def test_what_needs_a_restart_is_named(tmp_path: Path, caplog: pytest.LogC
     assert "changes of [journal], yamp://127.0.0.1:0 wait for a restart" in caplog.text
 
 
+async def test_everything_that_is_read_at_the_start_only_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with hub_on(tmp_path, BASE) as hub:
+        text = BASE.replace("http://127.0.0.1:0", "off") + '[[listener]]\nurl = "hsp://127.0.0.1:0"\n[tracing]\n'
+        assert reload_from(hub, lambda: config(tmp_path / "elsewhere", text))
+    assert "changes of [data], [http], [tracing], hsp://127.0.0.1:0 wait for a restart" in caplog.text
+
+
+async def test_a_new_size_of_messages_holds_for_connections_that_come_then(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, BASE) as hub, wireloom.connect(url_of(hub, "yamp")) as before:
+        assert reload(hub, tmp_path, BASE + "[limits]\nmessage_bytes = 2000\n")
+        await before.publish("a", bytes(3000), ack=True)
+        async with wireloom.connect(url_of(hub, "yamp"), reconnect=False) as after:
+            await after.publish("a", bytes(1500), ack=True)
+            with pytest.raises(wireloom.WireloomError):
+                await after.publish("a", bytes(3000), ack=True)
+        assert hub.metrics.refused.value("yamp", "yamp.body.too-large") == 1
+
+
 @pytest.mark.parametrize("scheme", ["hsps", "yamp+wss", "meshs"])
 async def test_certificates_are_renewed_for_new_connections(scheme: str, tmp_path: Path) -> None:
     """The file stays, its content changes, as with certificates that are renewed by a robot."""

@@ -34,7 +34,7 @@ import re
 import ssl
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -397,7 +397,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     warnings = tuple(
         f"{name}:{_line(text, 'listener', number, 'url')}: listener: {each}"
         for number, listener in enumerate(listeners)
-        for each in _warnings(listener, access)
+        for each in (*_warnings(listener, access), *_held_down(listener, limits))
     )
     return HubConfig(folder, tuple(listeners), journal, limits, http, access, webhooks, routes, tracing, warnings)
 
@@ -446,6 +446,15 @@ def _warnings(listener: ListenerConfig, access: AccessConfig) -> Iterator[str]:
     elif len(access.tokens) and not listener.scheme.secure and listener.protocol.takes_tokens:
         secure = next((each.name for each in listener.protocol.schemes if each.secure), None)
         yield f"{listener.url} carries tokens that others on the way can read; use {secure or 'TLS'} instead"
+
+
+def _held_down(listener: ListenerConfig, limits: Limits) -> Iterator[str]:
+    """Sizes that a listener's settings name and the limits do not allow."""
+    usual, held = listener.protocol.settings({}), limits.hold_down(listener.protocol, listener.settings)
+    for each in fields(listener.settings):
+        wanted, most = getattr(listener.settings, each.name), getattr(held, each.name)
+        if wanted not in (most, getattr(usual, each.name)):
+            yield f"{each.name} = {wanted} is more than [limits] allows to any message: {most} holds"
 
 
 def _line(text: str, section: str, number: int, key: str | None) -> int:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from wireloom.hub.hub import Hub
     from wireloom.peers.client import Client
 
-MAX_BODY = 16 * 1024 * 1024
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
@@ -58,7 +57,7 @@ class HttpServer:
         self._local = local
         self._peer: Client | None = None
         self._connecting = asyncio.Lock()
-        application = web.Application(client_max_size=MAX_BODY, middlewares=[self._plainly])
+        application = web.Application(middlewares=[self._plainly])
         for path in pages:
             application.router.add_get(path, self._page)
         if connect is not None:
@@ -90,6 +89,10 @@ class HttpServer:
             with contextlib.suppress(WireloomError):
                 await self._peer.close()
 
+    @property
+    def _most(self) -> int:
+        return self._hub.config.limits.message_bytes
+
     @web.middleware
     async def _plainly(self, request: web.Request, handler: Callable[..., object]) -> web.StreamResponse:
         """What goes wrong is said in one line."""
@@ -101,7 +104,7 @@ class HttpServer:
         except web.HTTPMethodNotAllowed as error:
             response = _said(405, f"{request.path} takes {', '.join(sorted(error.allowed_methods))}")
         except web.HTTPRequestEntityTooLarge:
-            response = _said(413, f"the body is larger than {MAX_BODY} bytes")
+            response = _said(413, f"the body is larger than {self._most} bytes (message_bytes in [limits])")
         except web.HTTPException as error:
             response = _said(error.status, error.text or error.reason)
         response.headers.update(_HEADERS)
@@ -118,7 +121,7 @@ class HttpServer:
         topic = request.match_info.get("topic")
         # Before anything is read or parsed: a stranger costs nothing.
         grants_may = self._rights_of(request)
-        body = await request.read()
+        body = await request.clone(client_max_size=self._most).read()
         try:
             events = from_http(request.headers, body)
             if topic is not None and len(events) != 1:
@@ -133,7 +136,7 @@ class HttpServer:
             peer = await self._connected()
             await asyncio.gather(*(self._publish(peer, name, event) for name, event in wanted))
         except LimitExceeded as error:
-            raise web.HTTPRequestEntityTooLarge(MAX_BODY, len(body), text=str(error)) from None
+            raise web.HTTPRequestEntityTooLarge(self._most, len(body), text=str(error)) from None
         except RequestFailed as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         except (RequestTimeout, WireloomError, OSError) as error:

@@ -27,11 +27,11 @@ from wireloom.hub.retention import DiskWatch, Retention
 from wireloom.hub.router import Router
 from wireloom.hub.status import status
 from wireloom.hub.watch import Watch
-from wireloom.hub.webhooks import Webhook
+from wireloom.hub.webhooks import Webhooks
 from wireloom.journal.commit import GroupCommit
 from wireloom.journal.writer import Journal
 from wireloom.model import ConfigError, Direction
-from wireloom.protocols.contract import Role, Scheme, Sessions
+from wireloom.protocols.contract import Role, Scheme, Sessions, Settings
 from wireloom.protocols.registry import protocol as find_protocol
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner
@@ -79,10 +79,11 @@ class Hub:
         self._listeners: list[Listener] = []
         self._by_url: dict[str, Listener] = {}
         self._sessions: list[Sessions] = []
-        """One for each listener."""
+        """One for each listener, in the order of `_configured`."""
+        self._configured: list[ListenerConfig] = []
         self._contacts: list[asyncio.Task[None]] = []
         self._http: HttpServer | None = None
-        self._webhooks: list[asyncio.Task[None]] = []
+        self.webhooks = Webhooks(self)
         self._ticker: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
         self._paused = False
@@ -130,7 +131,7 @@ class Hub:
         self.retention = Retention(settings, self.config.journal_folder, self.metrics)
         self.last_values.start()
         self._gauges()
-        webhooks = [Webhook(self, each) for each in self.config.webhooks]
+        self.webhooks.prepare(self.config.webhooks)
         try:
             for listener in self.config.listeners:
                 await self._listen(listener)
@@ -139,7 +140,7 @@ class Hub:
         except BaseException:
             await self.stop()
             raise
-        self._webhooks = [self._loop.create_task(each.run()) for each in webhooks]
+        self.webhooks.start()
         self._ticker = self._loop.create_task(self._tick())
 
     async def _serve_http(self, config: HttpConfig) -> None:
@@ -159,9 +160,10 @@ class Hub:
         self.urls["http"] = f"{'https' if config.tls else 'http'}://{config.address.with_port(port)}"
 
     async def _listen(self, listener: ListenerConfig) -> None:
-        sessions = listener.protocol.sessions(listener.settings, listener.topics)
+        sessions = listener.protocol.sessions(self._held_down(listener), listener.topics)
         sessions.join([each for each in self._sessions if each.protocol is listener.protocol])
         self._sessions.append(sessions)
+        self._configured.append(listener)
         # Kernels are compiled or loaded here, not while the first peer waits.
         sessions.new(Role.SERVER).enable_bulk()
         strangers = self.journal.new_connection_id()
@@ -218,8 +220,16 @@ class Hub:
         """The listener that was configured with a URL."""
         return self._by_url[url]
 
+    def _held_down(self, listener: ListenerConfig) -> Settings:
+        """What a listener allows, but no larger messages than are allowed at all."""
+        if listener.internal:
+            return listener.settings
+        return self.config.limits.hold_down(listener.protocol, listener.settings)
+
     def apply_limits(self) -> None:
         """Hand new limits to whoever keeps them."""
+        for listener, sessions in zip(self._configured, self._sessions, strict=True):
+            sessions.renew(self._held_down(listener))
         self.commit.high_water = self._high_water
         self.router.exchanges.timeout = self.config.limits.request_timeout
 
@@ -378,9 +388,9 @@ class Hub:
             return
         self._draining = True
         log.info("draining: %d connections", len(self.connections), extra=about("hub.draining"))
-        for task in (*self._contacts, *self._webhooks):
+        for task in self._contacts:
             task.cancel()
-        await asyncio.gather(*self._webhooks, return_exceptions=True)
+        await self.webhooks.stop()
         if self._http is not None:
             await self._http.disconnect()
         for listener in self._listeners:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from wireloom.model import ConfigError
-from wireloom.protocols.contract import Settings
+from wireloom.protocols.contract import Protocol, Settings
 
+LEAST_MESSAGE = 1024
+"""The hub's own operations must fit into a message."""
 KEPT = 10_000
 """Addresses and principals remembered; beyond, those that are forgotten start anew."""
 
@@ -51,6 +53,10 @@ class OverRate(StrEnum):
 class Limits(Settings):
     """The table `[limits]`."""
 
+    message_bytes: int = 16 * 1024 * 1024
+    """Of one message, on every listener; a listener's own settings may only allow less."""
+    decompressed_bytes: int = 16 * 1024 * 1024
+    """Of what one message becomes when it is decompressed, likewise."""
     queue_bytes: int = 4 * 1024 * 1024
     """Unsent bytes of events per subscriber."""
     slow_consumer: SlowConsumer = SlowConsumer.DROP_OLDEST
@@ -74,6 +80,26 @@ class Limits(Settings):
 
     def __post_init__(self) -> None:
         check_positive(self)
+        for name in ("message_bytes", "decompressed_bytes"):
+            if getattr(self, name) < LEAST_MESSAGE:
+                raise ConfigError(f"setting {name!r} is {getattr(self, name)}; it must be {LEAST_MESSAGE} or more")
+
+    def hold_down(self, protocol: Protocol, settings: Settings) -> Settings:
+        """A listener's settings, with messages no larger than is allowed everywhere.
+
+        >>> from wireloom.protocols.registry import protocol
+        >>> hsp = protocol("hsp")
+        >>> Limits(message_bytes=2048).hold_down(hsp, hsp.settings()).max_payload
+        2048
+        """
+        sizes: dict[str, int] = {}
+        for name, most in (
+            (protocol.message_size, self.message_bytes),
+            (protocol.decompressed_size, self.decompressed_bytes),
+        ):
+            if name is not None:
+                sizes[name] = min(most, sizes.get(name, getattr(settings, name)))
+        return replace(settings, **sizes) if sizes else settings
 
 
 class Bucket:

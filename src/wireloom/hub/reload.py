@@ -1,4 +1,4 @@
-"""A new configuration for a running hub: routes, rules, limits and certificates, without dropping a connection."""
+"""A new configuration for a running hub: routes, rules, limits, webhooks and certificates; no connection is dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wireloom.hub")
 
-_AT_START = ("data", "journal", "http", "webhooks", "tracing")
+_AT_START = ("data", "journal", "http", "tracing")
 """Sections that are read when the hub starts, and not again."""
 
 
@@ -38,7 +38,7 @@ def reload_from(hub: Hub, load: Callable[[], HubConfig]) -> bool:
 
 
 def reload(hub: Hub, config: HubConfig) -> list[str]:
-    """Take routes, rules, limits and certificates; returns what only a restart can change."""
+    """Take routes, rules, limits, webhooks and certificates; returns what only a restart can change."""
     old = hub.config
     later = [
         f"[{name}]"
@@ -57,11 +57,14 @@ def reload(hub: Hub, config: HubConfig) -> list[str]:
                 later.append(f"the certificates of {listener.url}")
     later += known
     # Listeners, journal and pages go on as they were started.
-    hub.config = dataclasses.replace(old, limits=config.limits, access=config.access, routes=config.routes)
+    hub.config = dataclasses.replace(
+        old, limits=config.limits, access=config.access, routes=config.routes, webhooks=config.webhooks
+    )
     hub.router.routes = Routes(config.routes)
     hub.access = Access(config.access)
     hub.doorkeeper.configure(config.limits, config.access.attempts_per_minute)
     hub.apply_limits()
+    hub.webhooks.change(config.webhooks)
     for connection in list(hub.connections.values()):
         connection.authorise()
         hub.router.revoke(connection)

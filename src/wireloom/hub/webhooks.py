@@ -102,7 +102,7 @@ class Webhook:
         self._hub = hub
         self.config = config
         self._journal = hub.config.journal_folder
-        self._cursor = self._journal / CURSORS / f"webhook-{config.name}.json"
+        self._cursor = self._journal / CURSORS / _cursor_name(config.name)
         self._backoff = Backoff(minimum=0.2, maximum=LONGEST_WAIT)
         self._saved = 0.0
         self._since = 0
@@ -117,7 +117,7 @@ class Webhook:
         if self.config.token is not None:
             headers["Authorization"] = f"Bearer {self.config.token}"
         tail, publications = self._tail, Publications()
-        done: Offset | None = None
+        place, done = tail.position, None
         threads, reading = ThreadPoolExecutor(1, thread_name_prefix="webhook"), None
         try:
             async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
@@ -138,8 +138,12 @@ class Webhook:
                         done = offset
                         if time.monotonic() - self._saved > SAVE_EVERY:
                             self._save(place, done)
-                    done = last or done
-                    self._save(tail.position, done)
+                    place, done = tail.position, last or done
+                    self._save(place, done)
+        except asyncio.CancelledError:
+            if done is not None:
+                self._save(place, done)
+            raise
         except JournalError as error:
             log.error("webhook %s: cannot go on reading the journal: %s", self.config.name, error)
         finally:
@@ -216,3 +220,54 @@ class Webhook:
             fresh.replace(self._cursor)
         except OSError as error:
             log.error("webhook %s: cannot note how far it is: %s", self.config.name, error)
+
+
+class Webhooks:
+    """All webhooks of a hub; they may change while it runs."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._running: dict[str, tuple[WebhookConfig, asyncio.Task[None]]] = {}
+        self._prepared: list[Webhook] = []
+
+    def prepare(self, configs: tuple[WebhookConfig, ...]) -> None:
+        """Note where each begins; `start` lets them go."""
+        self._prepared = [Webhook(self._hub, each) for each in configs]
+
+    def start(self) -> None:
+        """Post from now on."""
+        for webhook in self._prepared:
+            self._running[webhook.config.name] = webhook.config, asyncio.get_running_loop().create_task(webhook.run())
+        self._prepared = []
+
+    def change(self, configs: tuple[WebhookConfig, ...]) -> None:
+        """Stop those that are gone, start those that are new; one that is changed goes on where it was."""
+        wanted = {each.name: each for each in configs}
+        for name in [each for each in self._running if each not in wanted]:
+            self._running.pop(name)[1].cancel()
+            cursor = f"{CURSORS}/{_cursor_name(name)}"
+            log.info("webhook %s has ended; retention waits for it until %s is removed", name, cursor)
+        for name, config in wanted.items():
+            if name not in self._running:
+                run = Webhook(self._hub, config).run()
+            elif self._running[name][0] != config:
+                run = self._go_on(self._running[name][1], config)
+            else:
+                continue
+            self._running[name] = config, asyncio.get_running_loop().create_task(run)
+
+    async def _go_on(self, before: asyncio.Task[None], config: WebhookConfig) -> None:
+        before.cancel()
+        await asyncio.wait((before,))
+        await Webhook(self._hub, config).run()
+
+    async def stop(self) -> None:
+        """Stop all of them; how far they are is noted."""
+        tasks = [task for _, task in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _cursor_name(name: str) -> str:
+    return f"webhook-{name}.json"

@@ -602,6 +602,10 @@ class Sessions:
         """A session at the start of its life."""
         return self.protocol.session(role, self.settings, unique=unique, topics=self.topics)
 
+    def renew(self, settings: Settings) -> None:
+        """Other sizes from now on, for sessions that are not there yet."""
+        self.settings = settings
+
     def contact(self, *, unique: int = 0) -> Session:
         """A listener's session with one of `Settings.contacts`: the listener speaks first."""
         raise NotSupported(f"listeners of {self.protocol.name} wait to be spoken to")
@@ -651,6 +655,10 @@ class Protocol(abc.ABC):
     """Whether a request for a topic that nobody provides is an acknowledged publish (no answer has a body)."""
     hub_settings: ClassVar[Mapping[str, object]] = types.MappingProxyType({})
     """Settings that a listener of the hub has unless its configuration says otherwise."""
+    message_size: ClassVar[str | None] = None
+    """The setting that says how large a message may be; the hub's limit on all messages holds it down."""
+    decompressed_size: ClassVar[str | None] = None
+    """Likewise for what a message may become when it is decompressed."""
     loopback_settings: ClassVar[Mapping[str, object]] = types.MappingProxyType({})
     """Settings of the listener on loopback that a hub without any configuration opens."""
     takes_tokens: ClassVar[bool] = True

@@ -127,6 +127,12 @@ class MeshSessions(Sessions):
                 if other.author.identity.node_id == self.author.identity.node_id:
                     self.author.ids = other.author.ids
 
+    def renew(self, settings: Settings) -> None:
+        """Other sizes from now on; also for packets of sources that have no session yet."""
+        super().renew(settings)
+        self.gate.settings = cast(MeshSettings, settings)
+        self._limits = self.gate.settings.limits
+
     def admit(self, datagram: bytes, source: str, time: float) -> ProtocolViolation | None:
         """Strangers are heard once what they say is acceptable."""
         try:
@@ -166,6 +172,8 @@ class Mesh(Protocol):
     schemes: ClassVar[tuple[Scheme, ...]] = (Scheme("mesh", "udp", 5041), Scheme("meshs", "quic", 5041, secure=True))
     framing: ClassVar[Framing] = Framing.DATAGRAM
     settings_type: ClassVar[type[Settings]] = MeshSettings
+    message_size: ClassVar[str | None] = "max_payload"
+    decompressed_size: ClassVar[str | None] = "max_plain"
     clauses: ClassVar[Mapping[str, str]] = MappingProxyType(
         {**frames.CLAUSES, **WRAPPING_CLAUSES, **SECURITY_CLAUSES, **GATE_CLAUSES}
     )

@@ -152,6 +152,8 @@ class Wolpertinger(Protocol):
     )
     framing: ClassVar[Framing] = Framing.LINES
     settings_type: ClassVar[type[Settings]] = WolpertingerSettings
+    message_size: ClassVar[str | None] = "max_message"
+    decompressed_size: ClassVar[str | None] = "max_message"
     clauses: ClassVar[Mapping[str, str]] = CLAUSES
     conversation: ClassVar[Conversation] = CONVERSATION
     identity_kinds: ClassVar[Mapping[str, str]] = MappingProxyType(

@@ -235,6 +235,7 @@ class Yamp(Protocol):
         Scheme("yamp+wss", "wss", 5044, secure=True),
     )
     settings_type: ClassVar[type[Settings]] = YampSettings
+    message_size: ClassVar[str | None] = "max_body"
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
     conversation: ClassVar[Conversation] = CONVERSATION
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"format": "serializer"})
