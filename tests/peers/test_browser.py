@@ -14,6 +14,7 @@ import pytest
 
 import wireloom
 from tests.certificates import Authority
+from tests.hub.running import hub_on, url_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -73,3 +74,23 @@ async def test_a_page_of_another_origin_is_turned_away(page_url: str) -> None:
     async with wireloom.serve("yamp+ws://127.0.0.1:0", add, origins=("https://example.org",)) as server:
         with pytest.raises(Exception, match="closed 1006"):
             await asyncio.wait_for(ask_from_page(page_url, server.url.removeprefix("yamp+")), 60)
+
+
+@pytest.mark.parametrize("scheme", ["yamp+ws", "yamp+wss"])
+async def test_the_hub_admits_pages_of_listed_origins_and_no_others(page_url: str, scheme: str, tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path).issue("localhost")
+    tls = f'tls = {{ certificate = "{certificate}", key = "{key}" }}\n' if scheme == "yamp+wss" else ""
+    # The same page under another name is of another origin.
+    other = page_url.replace("127.0.0.1", "localhost")
+    text = (
+        f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\norigins = ["{page_url}"]\n{tls}'
+        '[[listener]]\nurl = "emp://127.0.0.1:0"\n[http]\nurl = "off"\n'
+    )
+    async with hub_on(tmp_path, text) as hub:
+        async with wireloom.connect(url_of(hub, "emp"), handler=add) as provider:
+            await provider.provide("math/add")
+            url = url_of(hub, scheme).removeprefix("yamp+")
+            answer = await asyncio.wait_for(ask_from_page(page_url, url), 60)
+            assert answer == {"handshake": "json", "answersUs": True, "type": 0, "value": {"sum": 6}}
+            with pytest.raises(Exception, match="closed 1006"):
+                await asyncio.wait_for(ask_from_page(other, url), 60)

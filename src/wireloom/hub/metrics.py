@@ -110,7 +110,10 @@ class Metrics:
         self.removed_segments = Counter("wireloom_journal_segments_removed_total", "Segments removed by retention.")
         self.removed_bytes = Counter("wireloom_journal_bytes_removed_total", "Bytes of segments removed by retention.")
         self.listeners = Listened(
-            "wireloom_listener_total", "What listeners had to drop or to forget too early.", "protocol", "what"
+            "wireloom_listener_total",
+            "What listeners had to drop, to refuse or to forget too early.",
+            "protocol",
+            "what",
         )
         self.webhooks = Counter("wireloom_webhooks_total", "Events posted to webhooks.", "webhook", "outcome")
         self._gauges: list[Gauge] = []

@@ -20,12 +20,15 @@ from aioquic.quic.connection import QuicConnection
 from wireloom.model import ConfigError
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, TLSInfo, Transport
+from wireloom.transports.quic_identity import CIPHER, VERSION, NotAdmitted, ask_for_certificate, client_of
 from wireloom.transports.tls import TLS
 
 ALPN = "emm/1"
 LARGEST = 65_535
 MAX_PENDING = 1024
 """Datagrams that wait for the network before more are dropped, and counted."""
+_ACCESS_DENIED = 0x131
+"""QUIC's error for a TLS alert (0x100), `access_denied` (49)."""
 MAX_HELD = 256 * 1024
 """Bytes kept for an owner that does not want to read at the moment; more is dropped, and counted."""
 
@@ -46,10 +49,11 @@ class QuicPipe(Pipe):
         self.dropped = 0
         """Datagrams dropped in either direction because somebody did not take them in time."""
 
-    def open(self, here: str, there: str) -> None:
+    def open(self, here: str, there: str, tls: TLSInfo) -> None:
         """The handshake is done: tell the owner."""
         self.sockname, self.peername = here, there
-        self.tls = TLSInfo("TLSv1.3", "QUIC")
+        self.tls = tls
+        self.identities = tuple(f"certificate:{name}" for name in tls.peer_names)
         self._owner.opened(self)
 
     def arrived(self, data: bytes) -> None:
@@ -126,9 +130,10 @@ class _Connection(QuicConnectionProtocol):
     def quic_event_received(self, event: events.QuicEvent) -> None:
         """QUIC: something happened."""
         if isinstance(event, events.HandshakeCompleted):
-            self.pipe = self._home.connected(self)
-            if self.pipe is not None:
-                self.pipe.open(str(self._home.address), _name(self._peer))
+            found = self._home.connected(self)
+            if found is not None:
+                self.pipe, tls = found
+                self.pipe.open(str(self._home.address), _name(self._peer), tls)
         elif isinstance(event, events.DatagramFrameReceived):
             if self.pipe is not None:
                 self.pipe.arrived(event.data)
@@ -210,9 +215,9 @@ class _Client:
         assert connection.pipe is not None
         return connection.pipe
 
-    def connected(self, protocol: _Connection) -> QuicPipe:
+    def connected(self, protocol: _Connection) -> tuple[QuicPipe, TLSInfo]:
         """The handshake is done."""
-        return QuicPipe(self._owner, protocol)
+        return QuicPipe(self._owner, protocol), TLSInfo(VERSION, CIPHER)
 
     def terminated(self, protocol: _Connection) -> None:
         """The connection is gone, and its socket with it."""
@@ -230,6 +235,9 @@ class QuicListener(Listener):
         self._closing = False
         self.dropped = 0
         """Datagrams of all connections that were dropped."""
+        self.refused = 0
+        """Clients that were sent away for their certificates."""
+        self._certificates = options.certificates or TLS()
 
     async def open(self, address: Address) -> QuicListener:
         """Take the address."""
@@ -237,7 +245,7 @@ class QuicListener(Listener):
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(
             lambda: QuicServer(
-                configuration=configuration, create_protocol=lambda quic, stream_handler: _Connection(quic, self)
+                configuration=configuration, create_protocol=lambda quic, stream_handler: self._accept(quic)
             ),
             local_addr=(address.host, address.port),
         )
@@ -250,22 +258,36 @@ class QuicListener(Listener):
         certificates.server_context()  # complains before anything is changed
         assert certificates.certificate is not None
         self._configuration.load_cert_chain(certificates.certificate, certificates.key, certificates.password)
+        self._certificates = certificates
 
-    def connected(self, protocol: _Connection) -> QuicPipe | None:
+    def _accept(self, quic: QuicConnection) -> _Connection:
+        if self._certificates.ca is not None:
+            ask_for_certificate(quic)
+        return _Connection(quic, self)
+
+    def connected(self, protocol: _Connection) -> tuple[QuicPipe, TLSInfo] | None:
         """A handshake is done."""
         if self._closing or len(self._open) >= self._options.max_sources:
             protocol.close()
             return None
+        tls = TLSInfo(VERSION, CIPHER)
+        if self._certificates.ca is not None:
+            try:
+                tls = client_of(protocol._quic, self._certificates)
+            except NotAdmitted as refusal:
+                self.refused += 1
+                protocol.close(error_code=_ACCESS_DENIED, reason_phrase=str(refusal))
+                return None
         self._open.add(protocol)
-        return QuicPipe(self._owner(), protocol, self._count_drop)
+        return QuicPipe(self._owner(), protocol, self._count_drop), tls
 
     def _count_drop(self) -> None:
         self.dropped += 1
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """What was dropped because somebody did not take it in time."""
-        return {"quic.dropped": self.dropped}
+        """What was dropped because somebody did not take it in time, and who was sent away."""
+        return {"quic.dropped": self.dropped, "quic.certificate.refused": self.refused}
 
     def terminated(self, protocol: _Connection) -> None:
         """A connection is gone."""
@@ -298,6 +320,8 @@ def _client_configuration(address: Address, options: Options) -> QuicConfigurati
         configuration.verify_mode = ssl.CERT_NONE
     if tls.ca is not None:
         configuration.load_verify_locations(cafile=str(tls.ca))
+    if tls.certificate is not None:
+        configuration.load_cert_chain(tls.certificate, tls.key, tls.password)
     return configuration
 
 
