@@ -23,6 +23,6 @@ def test_examples_give_what_they_say(name: str) -> None:
     assert outcome.failed == 0
 
 
-@pytest.mark.parametrize("name", ["model", "protocols.contract", "protocols.registry", "protocols.hsp.frames"])
+@pytest.mark.parametrize("name", ["model", "protocols.settings", "protocols.registry", "protocols.hsp.frames"])
 def test_there_are_examples(name: str) -> None:
     assert doctest.testmod(importlib.import_module(f"wireloom.{name}"), optionflags=doctest.ELLIPSIS).attempted > 0

@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -64,7 +63,7 @@ class Demo:
         self.warehouse = folder / "warehouse"
         self.readings = readings
         self.ports = {name: free_port() for name in ("hsp", "emp", "yamp", "wolpertinger", "mesh", "http")}
-        self.console = f"http://127.0.0.1:{CONSOLE if _is_free(CONSOLE) else free_port()}"
+        self.console = f"http://127.0.0.1:{free_port(CONSOLE)}"
         self.up: Program | None = None
         self.meters: list[Program] = []
         self.seen = 0
@@ -244,16 +243,6 @@ class Demo:
         for program in (*self.meters, self.up):
             if program is not None:
                 program.stop()
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def main() -> int:

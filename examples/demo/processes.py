@@ -10,10 +10,14 @@ import threading
 from pathlib import Path
 
 
-def free_port() -> int:
-    """A port nobody listens on."""
+def free_port(preferred: int = 0) -> int:
+    """A port nobody listens on: the preferred one, if it is free."""
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", preferred))
+        except OSError:
+            sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 

@@ -22,6 +22,24 @@ topics = { 7 = "sensors/kitchen", 8 = "sensors/cellar" }
 [http]
 url = "http://127.0.0.1:0"
 """
+ALL = """
+[[listener]]
+url = "hsp://127.0.0.1:0"
+profile = true
+topics = { 7 = "sensors/kitchen", 8 = "doors/front" }
+[[listener]]
+url = "emp://127.0.0.1:0"
+[[listener]]
+url = "yamp://127.0.0.1:0"
+[[listener]]
+url = "yamp+ws://127.0.0.1:0"
+[[listener]]
+url = "wolpertinger://127.0.0.1:0"
+profile = true
+[http]
+url = "http://127.0.0.1:0"
+"""
+"""A listener of every protocol that has connections."""
 
 
 def config(folder: Path, text: str = HSP) -> HubConfig:
@@ -42,8 +60,13 @@ def port_of(hub: Hub, scheme: str = "hsp") -> int:
     return int(url_of(hub, scheme).rpartition(":")[2])
 
 
+async def open_to(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = url.rpartition("://")[2].rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
 async def stream_to(hub: Hub) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", port_of(hub))
+    return await open_to(url_of(hub))
 
 
 def data_ack(message_id: int, payload: bytes, type_: int = 7) -> bytes:

@@ -12,28 +12,11 @@ import pytest
 
 import wireloom
 from tests.certificates import Authority
-from tests.hub.running import ack, data, data_ack, eventually, get, hub_on, journaled, records, stream_to, url_of
+from tests.hub.running import ALL, ack, data, data_ack, eventually, get, hub_on, journaled, records, stream_to, url_of
 from wireloom.hub.access import Tokens
 from wireloom.model import Kind
 
 TOKEN = "wlt_correct-horse-battery-staple"
-ALL = """
-[[listener]]
-url = "hsp://127.0.0.1:0"
-profile = true
-topics = { 7 = "sensors/kitchen", 8 = "doors/front" }
-[[listener]]
-url = "emp://127.0.0.1:0"
-[[listener]]
-url = "yamp://127.0.0.1:0"
-[[listener]]
-url = "yamp+ws://127.0.0.1:0"
-[[listener]]
-url = "wolpertinger://127.0.0.1:0"
-profile = true
-[http]
-url = "http://127.0.0.1:0"
-"""
 RULES = """
 [[access.rule]]
 who = ["token:dashboard"]

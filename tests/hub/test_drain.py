@@ -9,36 +9,16 @@ from pathlib import Path
 import pytest
 
 import wireloom
-from tests.hub.running import ack, config, data_ack, eventually, get, hub_on, journaled, url_of
+from tests.hub.running import ALL, ack, config, data_ack, eventually, get, hub_on, journaled, open_to, url_of
 from wireloom.hub import Hub
 from wireloom.model import Kind
 from wireloom.protocols.registry import protocol
 
-ALL = """
-[[listener]]
-url = "hsp://127.0.0.1:0"
-profile = true
-topics = { 7 = "a" }
-[[listener]]
-url = "emp://127.0.0.1:0"
-[[listener]]
-url = "yamp://127.0.0.1:0"
-[[listener]]
-url = "yamp+ws://127.0.0.1:0"
-[[listener]]
-url = "wolpertinger://127.0.0.1:0"
-profile = true
+MESH = """
 [[listener]]
 url = "mesh://127.0.0.1:0"
 settings = { require = "any" }
-[http]
-url = "http://127.0.0.1:0"
 """
-
-
-async def open_to(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = url.rpartition("://")[2].rpartition(":")
-    return await asyncio.open_connection(host, int(port))
 
 
 async def last_words(scheme: str, hub: Hub, hello: bytes) -> bytes:
@@ -99,7 +79,7 @@ async def test_a_web_socket_hears_system_close_and_a_closing_frame(tmp_path: Pat
 
 
 async def test_mesh_has_no_goodbye_and_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    async with hub_on(tmp_path, ALL) as hub:
+    async with hub_on(tmp_path, ALL + MESH) as hub:
         async with wireloom.connect(url_of(hub, "mesh")) as node:
             await node.publish("a", b"1")
             await eventually(lambda: hub.metrics.received.value("mesh") >= 2)

@@ -21,6 +21,7 @@ from tests.hub.running import (
     get,
     hub_on,
     journaled,
+    open_to,
     records,
     stream_to,
     url_of,
@@ -49,11 +50,6 @@ url = "http://127.0.0.1:0"
 
 
 HELLO = protocol("emp").encode(wireloom.Message(Kind.OPEN), protocol("emp").settings())
-
-
-async def open_to(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = url.rpartition("://")[2].rpartition(":")
-    return await asyncio.open_connection(host, int(port))
 
 
 def limited(text: str) -> str:

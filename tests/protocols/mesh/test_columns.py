@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.agreement import assert_columns_agree, rows_of_columns, rows_of_decoder
 from tests.protocols.mesh.strategies import BOTH, NODE, TRUST, WITH_HMAC, WITH_SIGNATURE, datagrams, mutated
 from wireloom.model import Direction
+from wireloom.protocols.buffers import is_utf8
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.mesh import MESH, frames, scan
 from wireloom.protocols.mesh.encryption import Cipher, compress, encrypt
@@ -157,7 +158,7 @@ def test_the_kernels_utf8_is_pythons(data: bytes) -> None:
         good = True
     except UnicodeDecodeError:
         good = False
-    assert scan.is_utf8(np.frombuffer(data, np.uint8), 0, len(data)) == good
+    assert is_utf8(np.frombuffer(data, np.uint8), 0, len(data)) == good
 
 
 def test_an_empty_input_has_no_rows(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 
@@ -261,3 +264,13 @@ def test_every_clause_has_a_sentence() -> None:
 def test_lenient_settings_read_whatever_somebody_accepted_and_captures_keep_the_usual_limit() -> None:
     assert YAMP.lenient() == YampSettings(max_body=2**32 - 1)
     assert YAMP.observing() == YampSettings()
+
+
+def test_the_example_of_the_hub_profile_is_a_subscription() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "hub-profile.md").read_text()
+    block = re.search(r"^## yamp$.*?^```\n(.*?)^```$", page, re.M | re.S)
+    assert block is not None
+    digits = "".join(re.findall(r"\b(?:[0-9a-f]{2})+\b", re.sub(r"  +[a-z$].*", "", block[1])))
+    frame, size = frames.decode(bytes.fromhex(digits)) or (None, 0)
+    assert isinstance(frame, frames.Request)
+    assert (frame.uri, frame.body, size) == ("$hub/subscribe", b'{"topic":"sensors/#"}', len(digits) // 2)

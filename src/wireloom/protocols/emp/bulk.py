@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import Kind, Message
+from wireloom.protocols.buffers import u32
 from wireloom.protocols.contract import PUBLISH
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.extensions import Hub, RequestResponse, encode_hub, encode_request_response
@@ -40,36 +41,26 @@ _LEAST = 19
 """Bytes of the smallest event with a topic."""
 
 
-@inlined
-def _u32(data: NDArray[np.uint8], at: np.int64) -> np.int64:
-    return (
-        (np.int64(data[at]) << 24)
-        | (np.int64(data[at + 1]) << 16)
-        | (np.int64(data[at + 2]) << 8)
-        | np.int64(data[at + 3])
-    )
-
-
 @kernel
 def _scan(data: NDArray[np.uint8], max_message: int, rows: NDArray[np.int64]) -> tuple[int, int | np.int64]:
     """Fill a row for each frame; returns how many, and where they end. -1 rows: there is something else in the read."""
     count, at, end, last_id = 0, np.int64(0), len(data), np.int64(0)
     while end - at >= 8:
-        size = _u32(data, at)
+        size = u32(data, at)
         if size < _LEAST or size > max_message or data[at + 4] != _DATA or data[at + 5] < 0x80:
             return -1, 0
         if size > end - at:
             break
         stop, block, number = at + size, at + 8, np.int64(0)
         if data[block + 4] == _REQUEST_RESPONSE:
-            if size < 28 + 11 or _u32(data, block) != 20 or data[block + 5] < 0x80 or data[block + 8] < 0x80:
+            if size < 28 + 11 or u32(data, block) != 20 or data[block + 5] < 0x80 or data[block + 8] < 0x80:
                 return -1, 0
-            number = (_u32(data, block + 12) << 32) | _u32(data, block + 16)
+            number = (u32(data, block + 12) << 32) | u32(data, block + 16)
             if number <= last_id:
                 return -1, 0
             last_id = number
             block += 20
-        length = _u32(data, block)
+        length = u32(data, block)
         if (
             length < 11
             or length > stop - block

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import Direction, Kind, Message, ProtocolViolation
+from wireloom.protocols.buffers import u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -53,16 +54,6 @@ _FIELDS = 11
 
 
 @inlined
-def _u32(data: NDArray[np.uint8], at: np.int64) -> np.int64:
-    return (
-        (np.int64(data[at]) << 24)
-        | (np.int64(data[at + 1]) << 16)
-        | (np.int64(data[at + 2]) << 8)
-        | np.int64(data[at + 3])
-    )
-
-
-@inlined
 def _message_size(
     data: NDArray[np.uint8], at: np.int64, end: np.int64, max_message: int, left_out: int
 ) -> np.int64 | int:
@@ -70,7 +61,7 @@ def _message_size(
     left = end - at
     if left < 4:
         return 0
-    size = _u32(data, at) + left_out
+    size = u32(data, at) + left_out
     if size < 8 or size > max_message:
         return -1
     if left < 8:
@@ -156,7 +147,7 @@ def _read_data(data: NDArray[np.uint8], at: np.int64, end: np.int64, left_out: i
     while more:
         if end - at < 8:
             return _DEEP
-        size = _u32(data, at) + left_out
+        size = u32(data, at) + left_out
         if size < 8 or size > end - at:
             return _DEEP
         extension = data[at + 4]
@@ -164,7 +155,7 @@ def _read_data(data: NDArray[np.uint8], at: np.int64, end: np.int64, left_out: i
         if extension == _REQUEST_RESPONSE:
             if size != 20 or kind != _EVENT:
                 return _DEEP
-            number = (_u32(data, at + 12) << 32) | _u32(data, at + 16)
+            number = (u32(data, at + 12) << 32) | u32(data, at + 16)
             if number == 0:
                 return _DEEP
             row[_ID] = number
@@ -194,7 +185,7 @@ def _fill(
         at = start[span]
         while at < consumed[span]:
             row = rows[:, index]
-            size = _u32(data, at) + left_out
+            size = u32(data, at) + left_out
             row[_SPAN], row[_OFFSET], row[_SIZE] = span, at, size
             row[_BODY], row[_BODY_SIZE], row[_ID] = at + size, 0, 0
             row[_TOPIC], row[_TOPIC_SIZE], row[_CONTENT], row[_CONTENT_SIZE] = -1, 0, -1, 0

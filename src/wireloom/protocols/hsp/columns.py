@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import Kind, ProtocolViolation
+from wireloom.protocols.buffers import u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -66,16 +67,6 @@ class Scan:
 
 
 @inlined
-def _u32(data: NDArray[np.uint8], at: np.int64) -> np.int64:
-    return (
-        (np.int64(data[at]) << 24)
-        | (np.int64(data[at + 1]) << 16)
-        | (np.int64(data[at + 2]) << 8)
-        | np.int64(data[at + 3])
-    )
-
-
-@inlined
 def _frame_size(data: NDArray[np.uint8], at: np.int64, end: np.int64, max_payload: int) -> np.int64 | int:
     """Size of the frame at `at`; 0 when it is incomplete, -1 when it breaks a rule."""
     command = data[at]
@@ -83,14 +74,14 @@ def _frame_size(data: NDArray[np.uint8], at: np.int64, end: np.int64, max_payloa
     if command == _DATA:
         if left < 7:
             return 0
-        length = _u32(data, at + 3)
+        length = u32(data, at + 3)
         if length > max_payload:
             return -1
         return 7 + length if left >= 7 + length else 0
     if command in (_DATA_ACK, _ERROR):
         if left < 11:
             return 0
-        length = _u32(data, at + 7)
+        length = u32(data, at + 7)
         if length > max_payload:
             return -1
         return 11 + length if left >= 11 + length else 0
@@ -157,15 +148,15 @@ def _fill(
             kind, number, payload, length = np.int32(-1), np.int64(-1), at, np.int64(0)
             if code == _DATA:
                 kind = (np.int32(data[at + 1]) << 8) | np.int32(data[at + 2])
-                length = _u32(data, at + 3)
+                length = u32(data, at + 3)
                 payload = at + 7
             elif code in (_DATA_ACK, _ERROR):
-                number = _u32(data, at + 1)
+                number = u32(data, at + 1)
                 kind = (np.int32(data[at + 5]) << 8) | np.int32(data[at + 6])
-                length = _u32(data, at + 7)
+                length = u32(data, at + 7)
                 payload = at + 11
             elif code in (_ACK, _ERROR_UNDEF):
-                number = _u32(data, at + 1)
+                number = u32(data, at + 1)
                 payload = at + 5
             else:
                 payload = at + 1

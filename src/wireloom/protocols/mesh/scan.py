@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
+from wireloom.protocols.buffers import is_utf8
 from wireloom.protocols.mesh.frames import HEADER_SIZE, Limits
 
 PLAIN, NAME, NAME_SIZE, BODY, BODY_SIZE, BODY_TYPE = 0, 1, 2, 3, 4, 5
@@ -88,43 +89,6 @@ def _big_endian(data: NDArray[np.uint8], at: np.int64, size: int) -> np.uint64:
 
 
 @kernel
-def is_utf8(data: NDArray[np.uint8], at: np.int64, size: np.int64) -> bool:
-    """Whether bytes are UTF-8 as Python reads it: no overlong forms, no surrogates, nothing past U+10FFFF."""
-    position, last = at, at + size
-    while position < last:
-        byte = data[position]
-        if byte < 0x80:
-            position += 1
-            continue
-        low, high, more = 0x80, 0xBF, 0
-        if 0xC2 <= byte <= 0xDF:
-            more = 1
-        elif 0xE0 <= byte <= 0xEF:
-            more = 2
-            if byte == 0xE0:
-                low = 0xA0
-            elif byte == 0xED:
-                high = 0x9F
-        elif 0xF0 <= byte <= 0xF4:
-            more = 3
-            if byte == 0xF0:
-                low = 0x90
-            elif byte == 0xF4:
-                high = 0x8F
-        else:
-            return False
-        if last - position <= more:
-            return False
-        if not low <= data[position + 1] <= high:
-            return False
-        for step in range(2, more + 1):
-            if not 0x80 <= data[position + step] <= 0xBF:
-                return False
-        position += more + 1
-    return True
-
-
-@kernel
 def take_apart(
     data: NDArray[np.uint8],
     offset: NDArray[np.int64],
@@ -174,7 +138,7 @@ def _take_apart_one(
         if kind in (1, 4, 5):
             if content == 255 or row[HMAC] >= 0:
                 return
-            if kind != 4 and not is_utf8(data, place, content):
+            if kind != 4 and not is_utf8(data, place, place + content):
                 return
             if kind == 1 and event_type == 3 and row[NAME] < 0:
                 row[NAME] = place

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import Kind, Message
+from wireloom.protocols.buffers import u32
 from wireloom.protocols.contract import PUBLISH
 from wireloom.protocols.publishes import (
     ASKS,
@@ -52,12 +53,7 @@ def _scan(data: NDArray[np.uint8], max_body: int, rows: NDArray[np.int64]) -> tu
             break
         if asks and data[after]:
             return -1, 0
-        size = (
-            (np.int64(data[body - 4]) << 24)
-            | (np.int64(data[body - 3]) << 16)
-            | (np.int64(data[body - 2]) << 8)
-            | np.int64(data[body - 1])
-        )
+        size = u32(data, body - 4)
         if size > max_body:
             return -1, 0
         if body + size > end:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import Direction, Kind, ProtocolViolation
+from wireloom.protocols.buffers import is_utf8, u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -67,42 +68,6 @@ _SPAN, _OFFSET, _SIZE, _TEXT, _TEXT_SIZE, _BODY, _BODY_SIZE, _FLAG, _NAMED = ran
 
 
 @kernel
-def _is_utf8(data: NDArray[np.uint8], at: int, end: int) -> bool:
-    """Whether bytes are UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing past U+10FFFF."""
-    while at < end:
-        lead = data[at]
-        if lead < 0x80:
-            at += 1
-            continue
-        low, high = 0x80, 0xBF
-        if 0xC2 <= lead <= 0xDF:
-            more = 1
-        elif 0xE0 <= lead <= 0xEF:
-            more = 2
-            if lead == 0xE0:
-                low = 0xA0
-            elif lead == 0xED:
-                high = 0x9F
-        elif 0xF0 <= lead <= 0xF4:
-            more = 3
-            if lead == 0xF0:
-                low = 0x90
-            elif lead == 0xF4:
-                high = 0x8F
-        else:
-            return False
-        if at + more >= end:
-            return False
-        if not low <= data[at + 1] <= high:
-            return False
-        for position in range(at + 2, at + more + 1):
-            if not 0x80 <= data[position] <= 0xBF:
-                return False
-        at += more + 1
-    return True
-
-
-@kernel
 def _frame(data: NDArray[np.uint8], at: int, end: int, max_body: int, row: NDArray[np.int64]) -> int:
     """Read the frame at `at` into `row`; its size, 0 when it is incomplete, -1 when it breaks a rule.
 
@@ -136,7 +101,7 @@ def _frame(data: NDArray[np.uint8], at: int, end: int, max_body: int, row: NDArr
     position = text + size
     if end < position:
         return 0
-    if not _is_utf8(data, text, position):
+    if not is_utf8(data, text, position):
         return -1
     row[_TEXT], row[_TEXT_SIZE] = text, size
     if type_ < _EVENT:
@@ -155,12 +120,7 @@ def _frame(data: NDArray[np.uint8], at: int, end: int, max_body: int, row: NDArr
             return position - at
     if end < position + 4:
         return 0
-    size = (
-        (int(data[position]) << 24)
-        | (int(data[position + 1]) << 16)
-        | (int(data[position + 2]) << 8)
-        | int(data[position + 3])
-    )
+    size = int(u32(data, position))
     if size > max_body:
         return -1
     body = position + 4
