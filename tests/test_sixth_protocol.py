@@ -195,6 +195,12 @@ def test_the_command_line_reads_and_writes_it(ticker: Installed) -> None:
 # Hub, journal, pipeline, console
 
 
+def test_its_cases_are_run_against_the_hub(ticker: Installed, hub: RunningHub) -> None:
+    told = ticker.wireloom("conformance", hub.urls["ticker"], "--timeout", "30").splitlines()
+    assert len(told) == 9
+    assert told[-1] == "8 passed, 0 failed, 0 skipped: the server conforms to Ticker"
+
+
 def test_events_pass_between_it_and_another_protocol(ticker: Installed, hub: RunningHub) -> None:
     for number, (publisher, subscriber) in enumerate((("ticker", "yamp"), ("yamp", "ticker"))):
         topic, body = f"prices/from-{publisher}", json.dumps({"tea": 3.2, "n": number})

@@ -20,6 +20,8 @@ from wireloom.model import ConfigError, ProtocolViolation
 from wireloom.protocols.cases import Case, Level, Probe
 from wireloom.protocols.contract import Role
 from wireloom.protocols.hsp import frames as hsp
+from wireloom.protocols.mesh.identity import Identity
+from wireloom.protocols.mesh.trust import TrustStore
 from wireloom.protocols.registry import protocol
 
 QUICK = 1.0
@@ -201,14 +203,30 @@ async def node(*, answers: bool) -> AsyncIterator[str]:
     transport.close()
 
 
-async def test_a_mesh_node_that_answers_everything_fails_wherever_a_packet_must_be_dropped() -> None:
+@pytest.mark.parametrize("signing", [False, True])
+async def test_a_mesh_node_that_answers_everything_fails_wherever_a_packet_must_be_dropped(
+    signing: bool, tmp_path: Path
+) -> None:
+    Identity.generate().save(tmp_path / "key.json")
+    settings = {"key": str(tmp_path / "key.json")} if signing else {}
     async with node(answers=True) as url:
-        outcome = await check_server(url, patience=SLOW)
+        outcome = await check_server(url, settings=settings, patience=SLOW)
     assert {each.case.name for each in outcome.results} - failed(outcome) == {
         "Hello is answered with Hello",
         "Hello names the node and its capabilities",
         "an unknown field is ignored",
         "an unknown event type does no harm",
+    }
+
+
+async def test_a_mesh_node_whose_hello_no_key_verifies_fails_where_a_trust_file_is_named(tmp_path: Path) -> None:
+    TrustStore([Identity.generate().trusted_key()]).save(tmp_path / "trust.json")
+    async with node(answers=True) as url:
+        outcome = await check_server(
+            url, settings={"trust": str(tmp_path / "trust.json")}, patience=SLOW, only="Hello*"
+        )
+    assert {each.detail for each in outcome.results} == {
+        "no key of the trust file verifies the Hello of the node (none)"
     }
 
 
@@ -237,6 +255,15 @@ async def test_a_client_that_says_nothing_fails_and_cases_without_a_client_are_s
 async def test_cases_that_nothing_matches_are_an_error_in_words() -> None:
     with pytest.raises(ConfigError, match="no case of hsp for a server is called 'nothing'"):
         choose(protocol("hsp"), Role.SERVER, "nothing")
+
+
+async def test_a_setting_that_the_cases_make_nothing_of_is_an_error_in_words() -> None:
+    with pytest.raises(
+        ConfigError, match="the cases of emp make nothing of the setting 'max_message'; they know: size_"
+    ):
+        await check_server("emp://127.0.0.1:1", settings={"max_message": 5000})
+    with pytest.raises(ConfigError, match="unknown setting 'colour'"):
+        await check_server("emp://127.0.0.1:1", settings={"colour": "blue"})
 
 
 class Reader(HTMLParser):

@@ -14,6 +14,8 @@ from tests.hub.running import hub_on, url_of
 from wireloom.conformance.run import Outcome, Result, Verdict, check_clients, check_server, choose
 from wireloom.protocols.cases import Level
 from wireloom.protocols.contract import Role
+from wireloom.protocols.mesh.identity import Identity
+from wireloom.protocols.mesh.trust import TrustStore
 from wireloom.protocols.registry import BUILT_IN as BUILT_IN_PROTOCOLS
 from wireloom.protocols.registry import protocol
 from wireloom.transports import TLS
@@ -58,6 +60,50 @@ async def test_our_hub_passes_every_case_for_servers(scheme: str, tmp_path: Path
     assert outcome.conforms
 
 
+def trusting(folder: Path, probe: Identity) -> dict[str, object]:
+    """Key files of the probe and of a node, and a trust file with both; returns the settings of the probe."""
+    node = Identity.generate()
+    probe.save(folder / "probe.json")
+    node.save(folder / "node.json")
+    TrustStore([probe.trusted_key(), node.trusted_key()]).save(folder / "trust.json")
+    return {"key": str(folder / "probe.json"), "trust": str(folder / "trust.json")}
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [Identity.generate(), Identity.generate(hmac=True), Identity.generate(hmac=True, signature=False)],
+    ids=["signature", "both", "hmac"],
+)
+async def test_our_hub_passes_for_a_mesh_node_that_it_trusts(probe: Identity, tmp_path: Path) -> None:
+    settings = trusting(tmp_path, probe)
+    own = f'settings = {{ key = "{tmp_path}/node.json", trust = "{tmp_path}/trust.json" }}'
+    async with hub_on(tmp_path / "data", LISTENER.format(url="mesh://127.0.0.1:0", settings=own)) as hub:
+        outcome = await check_server(url_of(hub, "mesh"), settings=settings, patience=PATIENCE)
+        unsigned = await check_server(url_of(hub, "mesh"), patience=0.5, only="reserved flags*")
+    assert failures(outcome) == []
+    assert [each.verdict for each in unsigned.results] == [Verdict.SKIPPED]
+    assert "--set key=FILE" in unsigned.results[0].detail
+
+
+@pytest.mark.parametrize(
+    ("scheme", "theirs", "ours"),
+    [
+        ("emp", 'size_mode = "exclusive"', {"size_mode": "exclusive"}),
+        ("yamp", 'serializers = ["msgpack"]', {"serializer": "msgpack"}),
+        ("yamp", 'serializers = ["raw"]', {"serializer": "raw"}),
+    ],
+)
+async def test_settings_tell_how_to_talk_to_a_peer(
+    scheme: str, theirs: str, ours: dict[str, object], tmp_path: Path
+) -> None:
+    text = LISTENER.format(url=f"{scheme}://127.0.0.1:0", settings=f"settings = {{ {theirs} }}")
+    async with hub_on(tmp_path, text) as hub:
+        outcome = await check_server(url_of(hub, scheme), settings=ours, patience=PATIENCE)
+        untold = await check_server(url_of(hub, scheme), patience=1.0, only="*ping is answered*")
+    assert failures(outcome) == []
+    assert untold.count(Verdict.FAILED) == len(untold.results) > 0
+
+
 async def test_our_hub_passes_over_a_unix_socket(tmp_path: Path) -> None:
     async with hub_on(tmp_path, hub_text(f"hsp+unix://{tmp_path}/hub.sock")):
         outcome = await check_server(f"hsp+unix://{tmp_path}/hub.sock", patience=PATIENCE, only="*PING*")
@@ -75,13 +121,17 @@ async def test_a_server_is_checked_over_tls(tmp_path: Path) -> None:
     assert len(outcome.results) == 4
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-async def test_our_client_passes_every_case_for_clients(name: str) -> None:
+@pytest.mark.parametrize("name", [*BUILT_IN, "mesh with keys"])
+async def test_our_client_passes_every_case_for_clients(name: str, tmp_path: Path) -> None:
+    name, _, keys = name.partition(" with ")
+    settings = trusting(tmp_path, Identity.generate(hmac=True)) if keys else {}
+    theirs: dict[str, object] = {**settings, "key": str(tmp_path / "node.json")} if keys else {}
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     settled: asyncio.Queue[Result] = asyncio.Queue()
     check = asyncio.create_task(
         check_clients(
             f"{name}://127.0.0.1:0",
+            settings=settings,
             patience=PATIENCE,
             wait=2 * PATIENCE,
             tell=settled.put_nowait,
@@ -90,7 +140,7 @@ async def test_our_client_passes_every_case_for_clients(name: str) -> None:
     )
     place = await url
     for _ in choose(protocol(name), Role.CLIENT):
-        client = wireloom.connect(place, reconnect=False, timeout=PATIENCE)
+        client = wireloom.connect(place, settings=theirs, reconnect=False, timeout=PATIENCE)
         # Some cases refuse the client's handshake; that it then fails is what they ask for.
         with contextlib.suppress(wireloom.WireloomError):
             await client.open()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -14,6 +14,7 @@ from wireloom_ticker import frames
 from wireloom_ticker.frames import Frame
 
 if TYPE_CHECKING:
+    from wireloom.protocols.cases import Case
     from wireloom_ticker.session import TickerSession
 
 
@@ -154,6 +155,12 @@ class Ticker(Protocol):
         from wireloom_ticker.session import TickerSession
 
         return TickerSession(role, cast(TickerSettings, settings), unique=unique)
+
+    def cases(self) -> Sequence[Case]:
+        """What `wireloom conformance` asks of every implementation."""
+        from wireloom_ticker.cases import CASES
+
+        return CASES
 
     def recognise(self, head: bytes, direction: Direction) -> bool:
         """Whether a stream begins with a verb of ticker.

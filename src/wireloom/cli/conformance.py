@@ -16,6 +16,7 @@ EXAMPLE = """\
 examples:
   wireloom conformance hsp://127.0.0.1                      check the server that listens there
   wireloom conformance yamp://127.0.0.1 --html report.html  and write a page about it
+  wireloom conformance mesh://127.0.0.1 --set key=node.json a node that takes signed packets only
   wireloom conformance --listen emp://127.0.0.1:5040        check the client that connects
 """
 
@@ -41,6 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--wait", type=float, default=WAIT, metavar="SECONDS", help=f"with --listen: for the next client ({WAIT:g})"
     )
+    options.add_settings(parser, topics=False)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON")
     options.add_tls(parser, server=False, token=False)
@@ -52,10 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("timeout", "wait"):
         if not getattr(arguments, name) > 0:
             raise ConfigError(f"--{name} is {getattr(arguments, name)}; it must be more than 0 seconds")
-    tls = options.tls(arguments)
+    settings, tls = options.settings(arguments), options.tls(arguments)
     outcome = asyncio.run(
         check_clients(
             arguments.url,
+            settings=settings,
             tls=tls,
             patience=arguments.timeout,
             wait=arguments.wait,
@@ -64,7 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
             listening=lambda url: print("listening on", url, flush=True),
         )
         if arguments.listen
-        else check_server(arguments.url, tls=tls, patience=arguments.timeout, only=arguments.only, tell=_tell)
+        else check_server(
+            arguments.url,
+            settings=settings,
+            tls=tls,
+            patience=arguments.timeout,
+            only=arguments.only,
+            tell=_tell,
+        )
     )
     print(report.summary(outcome))
     if arguments.html is not None:

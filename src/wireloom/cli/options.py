@@ -13,7 +13,7 @@ from wireloom.protocols.contract import Protocol
 from wireloom.transports import TLS
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
+def add_settings(parser: argparse.ArgumentParser, *, topics: bool = True) -> None:
     """`--set` and `--topics`."""
     parser.add_argument(
         "--set",
@@ -23,12 +23,13 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a setting of the protocol, such as max_payload=65536; may be repeated",
     )
-    parser.add_argument(
-        "--topics",
-        type=Path,
-        metavar="FILE",
-        help='numbers that stand for topics (hsp types), as JSON such as {"7": "sensors/kitchen"}, or TOML',
-    )
+    if topics:
+        parser.add_argument(
+            "--topics",
+            type=Path,
+            metavar="FILE",
+            help='numbers that stand for topics (hsp types), as JSON such as {"7": "sensors/kitchen"}, or TOML',
+        )
 
 
 def add_tls(parser: argparse.ArgumentParser, *, server: bool, token: bool = True) -> None:

@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 from wireloom.model import Direction, Message, ProtocolViolation
-from wireloom.protocols.cases import CaseFailed, Probe
-from wireloom.protocols.contract import Framing, Protocol, Role
+from wireloom.protocols.cases import CaseFailed, CaseSkipped, Probe
+from wireloom.protocols.contract import Framing, Protocol, Role, Settings
 from wireloom.transports import Pipe
 
 MOMENT = 0.3
 """Seconds after which a peer that said nothing is taken to be silent."""
 
 
-class PipeProbe(Probe):
-    """Owns a pipe. `timeout` is how long the peer may take for anything; `role` is the end that the peer is."""
+Dial = Callable[["PipeProbe"], Awaitable[object]]
 
-    def __init__(self, protocol: Protocol, role: Role, timeout: float, moment: float = MOMENT) -> None:
+
+class PipeProbe(Probe):
+    """Owns a pipe. `timeout` is how long the peer may take for anything; `role` is the end that the peer is.
+
+    `dial` connects another probe to the same server.
+    """
+
+    def __init__(
+        self, protocol: Protocol, role: Role, settings: Settings, timeout: float, dial: Dial | None = None
+    ) -> None:
         self.role = role
+        self._protocol = protocol
+        self._dial = dial
+        self._others: list[PipeProbe] = []
+        self.settings = settings
         self.pipe: Pipe | None = None
         self._timeout = timeout
-        self._moment = min(moment, timeout)
+        self._moment = min(MOMENT, timeout)
         datagrams = protocol.framing is Framing.DATAGRAM
         self._lingers = datagrams and role is Role.CLIENT
         direction = Direction.DGRAM if datagrams else role.sends
-        self._decoder = protocol.decoder(direction, protocol.observing())
+        self._decoder = protocol.decoder(direction, settings)
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         """What was read; None at the end."""
         self._over = False
@@ -33,6 +46,20 @@ class PipeProbe(Probe):
         self._gone = asyncio.Event()
 
     # The case's side
+
+    async def another(self) -> PipeProbe:
+        """One more connection to the same server."""
+        if self._dial is None:
+            raise CaseSkipped("a client connects when it wants to")
+        other = PipeProbe(self._protocol, self.role, self.settings, self._timeout, self._dial)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._dial(other)
+        except OSError as error:
+            reason = str(error) or f"no answer in {self._timeout:g} seconds"
+            raise CaseFailed(f"cannot connect any more: {reason}") from None
+        self._others.append(other)
+        return other
 
     async def send(self, *pieces: bytes) -> None:
         """Write each piece by itself; what the peer no longer hears is lost, as on any wire."""
@@ -76,6 +103,8 @@ class PipeProbe(Probe):
 
     async def leave(self) -> None:
         """Close, and wait until the pipe is gone."""
+        for other in self._others:
+            await other.leave()
         if self.pipe is None or self._gone.is_set():
             return
         if self._lingers:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from wireloom.conformance.probe import PipeProbe
 from wireloom.model import ConfigError
 from wireloom.peers.endpoint import endpoint
 from wireloom.protocols.cases import Case, CaseFailed, CaseSkipped, Level
-from wireloom.protocols.contract import Protocol, Role
+from wireloom.protocols.contract import Protocol, Role, Settings
 from wireloom.transports import TLS, Options
 from wireloom.transports.tls import client_context, server_context
 
@@ -81,9 +81,26 @@ def choose(protocol: Protocol, role: Role, only: str | None = None) -> list[Case
     return chosen
 
 
+def settings_for(protocol: Protocol, values: Mapping[str, object] | None = None) -> Settings:
+    """The settings of our side of the conversations. What the cases would not act on is refused.
+
+    >>> from wireloom.protocols import registry
+    >>> settings_for(registry.protocol("emp"), {"size_mode": "exclusive"}).size_mode
+    <SizeMode.EXCLUSIVE: 'exclusive'>
+    """
+    values = values or {}
+    parsed = protocol.settings(values)
+    for name in values:
+        if name not in protocol.case_settings:
+            known = ", ".join(protocol.case_settings) or "none"
+            raise ConfigError(f"the cases of {protocol.name} make nothing of the setting {name!r}; they know: {known}")
+    return replace(protocol.observing(), **{name: getattr(parsed, name) for name in values})
+
+
 async def check_server(
     url: str,
     *,
+    settings: Mapping[str, object] | None = None,
     tls: TLS | None = None,
     patience: float = TIMEOUT,
     only: str | None = None,
@@ -91,19 +108,24 @@ async def check_server(
 ) -> Outcome:
     """Run the cases for servers against the one at a URL, each on a connection of its own.
 
-    `patience` is how many seconds the server may take for anything.
+    `settings` are those of our side, see `settings_for`; `patience` is how many seconds the server may take.
     Raises OSError when there is nobody at all; who stops to listen later on fails what is left.
     """
     place = endpoint(url)
     cases = choose(place.protocol, Role.SERVER, only)
+    own = settings_for(place.protocol, settings)
     context = client_context(tls) if place.secure else None
     options = Options(tls=context, certificates=tls, server_hostname=tls.server_hostname if tls is not None else None)
     results: list[Result] = []
+
+    async def dial(probe: PipeProbe) -> None:
+        await place.transport.connect(place.address, probe, options)
+
     for case in cases:
-        probe = PipeProbe(place.protocol, Role.SERVER, patience)
+        probe = PipeProbe(place.protocol, Role.SERVER, own, patience, dial)
         try:
             async with asyncio.timeout(patience):
-                await place.transport.connect(place.address, probe, options)
+                await dial(probe)
         except OSError as error:
             if not results:
                 raise
@@ -120,6 +142,7 @@ async def check_server(
 async def check_clients(
     url: str,
     *,
+    settings: Mapping[str, object] | None = None,
     tls: TLS | None = None,
     patience: float = TIMEOUT,
     wait: float = WAIT,
@@ -134,7 +157,7 @@ async def check_clients(
     """
     place = endpoint(url)
     cases = choose(place.protocol, Role.CLIENT, only)
-    door = _Door(place.protocol, cases, patience, tell)
+    door = _Door(place.protocol, cases, settings_for(place.protocol, settings), patience, tell)
     context = None
     if place.secure:
         context = client_context(tls) if place.transport.listens_as_client else server_context(tls)
@@ -153,11 +176,14 @@ async def check_clients(
 class _Door:
     """Hands the next case to whoever comes in; who comes when none is left is sent away."""
 
-    def __init__(self, protocol: Protocol, cases: Sequence[Case], timeout: float, tell: Tell | None) -> None:
+    def __init__(
+        self, protocol: Protocol, cases: Sequence[Case], settings: Settings, timeout: float, tell: Tell | None
+    ) -> None:
         self.results: dict[str, Result] = {}
         self._protocol = protocol
         self._cases = cases
         self._left = list(cases)
+        self._settings = settings
         self._timeout = timeout
         self._tell = tell
         self._tasks: set[asyncio.Task[None]] = set()
@@ -165,7 +191,7 @@ class _Door:
 
     def welcome(self) -> PipeProbe:
         """The owner of a new connection, led through its case once it is open."""
-        probe = PipeProbe(self._protocol, Role.CLIENT, self._timeout)
+        probe = PipeProbe(self._protocol, Role.CLIENT, self._settings, self._timeout)
         task = asyncio.get_running_loop().create_task(self._serve(probe))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from wireloom.model import Kind, Message, WireloomError
-from wireloom.protocols.contract import Role
+from wireloom.protocols.contract import Role, Settings
 
 
 class CaseFailed(WireloomError):
@@ -41,8 +41,14 @@ class Probe(abc.ABC):
 
     role: Role
     """The end that the peer is."""
+    settings: Settings
+    """The settings of our side; only those that `Protocol.case_settings` names can differ from the usual."""
     carries_messages: bool = False
     """Whether the transport hands each piece over as one message, instead of a stream of bytes."""
+
+    @abc.abstractmethod
+    async def another(self) -> Probe:
+        """One more connection to the same server; it ends with the case. Clients come by themselves."""
 
     @abc.abstractmethod
     async def send(self, *pieces: bytes) -> None:

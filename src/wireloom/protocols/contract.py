@@ -188,6 +188,8 @@ class Protocol(abc.ABC):
     """What peers can prove to be by means of the protocol: the words before the colon, and what follows it."""
     decode_options: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
     """Options of `wireloom decode` that only this protocol has, and the setting each of them gives."""
+    case_settings: ClassVar[Sequence[str]] = ()
+    """Settings that the conformance cases act on: what a peer may need to be talked to at all."""
     conversation: ClassVar[Conversation] = Conversation()
     """Which messages belong together, and what can be found when a conversation is read afterwards."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from wireloom.model import Kind
 from wireloom.protocols.cases import Cases, Level, Probe, describe, require, single_bytes
 from wireloom.protocols.emp.extensions import (
@@ -24,22 +26,34 @@ from wireloom.protocols.emp.frames import (
     encode_error,
     encode_hello,
 )
+from wireloom.protocols.emp.settings import EmpSettings
 
 CASES = Cases()
-HELLO = encode(Frame(Type.HELLO, encode_hello(Hello())))
-PING = encode(Frame(Type.PING))
+HELLO = Frame(Type.HELLO, encode_hello(Hello()))
+PING = Frame(Type.PING)
 UNKNOWN = Block(250, b"?")
 """A block of an extension that nobody knows."""
 
 
-def _request(number: int, *blocks: Block, body: bytes = b"{}") -> bytes:
+def _request(number: int, *blocks: Block, body: bytes = b"{}") -> Frame:
     block = Block(Extension.REQUEST_RESPONSE, encode_request_response(RequestResponse(True, number)))
-    return encode(Frame(Type.DATA, body, (block, *blocks)))
+    return Frame(Type.DATA, body, (block, *blocks))
+
+
+def _bytes(probe: Probe, *frames: Frame) -> bytes:
+    """Frames with sizes as the peer understands them."""
+    mode = cast(EmpSettings, probe.settings).size_mode
+    return b"".join(encode(frame, mode) for frame in frames)
+
+
+async def _say(probe: Probe, *frames: Frame) -> None:
+    """Send frames by one write."""
+    await probe.send(_bytes(probe, *frames))
 
 
 async def _open(probe: Probe) -> None:
     """Exchange hellos."""
-    await probe.send(HELLO)
+    await _say(probe, HELLO)
     found = await probe.expect(Kind.OPEN, unasked=())
     version = found.attributes["version"]
     require(version == str(VERSION), f"the hello of the peer names version {version}, not {VERSION}")
@@ -47,7 +61,7 @@ async def _open(probe: Probe) -> None:
 
 async def alive(probe: Probe) -> None:
     """The peer still answers a ping."""
-    await probe.send(PING)
+    await _say(probe, PING)
     await probe.expect(Kind.PONG)
 
 
@@ -69,26 +83,26 @@ async def _hello(probe: Probe) -> None:
 
 @CASES.both("another version is refused", "Close if the version of a hello is not supported (Handshake)")
 async def _version(probe: Probe) -> None:
-    await probe.send(encode(Frame(Type.HELLO, encode_hello(Hello(2)))))
+    await _say(probe, Frame(Type.HELLO, encode_hello(Hello(2))))
     await _refused(probe, ErrorCode.PROTOCOL)
 
 
 @CASES.both("data before hello is refused", "Exchanges must not begin during the handshake (Handshake)")
 async def _data_first(probe: Probe) -> None:
-    await probe.send(encode(Frame(Type.DATA, b"{}")))
+    await _say(probe, Frame(Type.DATA, b"{}"))
     await _refused(probe, ErrorCode.PROTOCOL)
 
 
 @CASES.both("bye instead of hello closes", "Close on a bye or an error during the handshake (Handshake)")
 async def _bye_first(probe: Probe) -> None:
-    await probe.send(encode(Frame(Type.BYE)))
+    await _say(probe, Frame(Type.BYE))
     await _refused(probe)
 
 
 @CASES.both("a second hello is refused", "hello is sent once (decision)")
 async def _second_hello(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(HELLO)
+    await _say(probe, HELLO)
     await _refused(probe, ErrorCode.PROTOCOL)
 
 
@@ -101,7 +115,7 @@ async def _ping(probe: Probe) -> None:
 
 @CASES.both("messages may come byte by byte", "A message ends where its size says, however it arrives (Envelope)")
 async def _split(probe: Probe) -> None:
-    await probe.send(*single_bytes(HELLO + PING))
+    await probe.send(*single_bytes(_bytes(probe, HELLO, PING)))
     await probe.expect(Kind.OPEN, unasked=())
     await probe.expect(Kind.PONG)
 
@@ -109,21 +123,21 @@ async def _split(probe: Probe) -> None:
 @CASES.both("unused bits mean nothing", "Unused bits are ignored on receipt (decision)", Level.SHOULD)
 async def _unused_bits(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(PING[:5] + b"\x7f\xff\xff")
+    await probe.send(_bytes(probe, PING)[:5] + b"\x7f\xff\xff")
     await probe.expect(Kind.PONG)
 
 
 @CASES.both("bye closes", "After a bye the connection is closed (Termination)")
 async def _bye(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(encode(Frame(Type.BYE)))
+    await _say(probe, Frame(Type.BYE))
     await _refused(probe)
 
 
 @CASES.both("error closes", "Who receives an error closes the connection (Error)")
 async def _error(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(encode(Frame(Type.ERROR, encode_error(Error(ErrorCode.UNSPECIFIED, "enough")))))
+    await _say(probe, Frame(Type.ERROR, encode_error(Error(ErrorCode.UNSPECIFIED, "enough"))))
     await _refused(probe)
 
 
@@ -132,7 +146,7 @@ async def _error(probe: Probe) -> None:
 )
 async def _request_answered(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(_request(7))
+    await _say(probe, _request(7))
     found = await probe.expect(Kind.RESPONSE, Kind.ERROR)
     require(found.correlation_id == "7", f"the peer sent {describe(found)}, not the response to 7")
 
@@ -141,7 +155,7 @@ async def _request_answered(probe: Probe) -> None:
 async def _requests(probe: Probe) -> None:
     await _open(probe)
     numbers = (1, 2, 2**64 - 1)
-    await probe.send(b"".join(map(_request, numbers)))
+    await _say(probe, *map(_request, numbers))
     found = [(await probe.expect(Kind.RESPONSE, Kind.ERROR)).correlation_id for _ in numbers]
     require(sorted(map(str, found)) == sorted(map(str, numbers)), f"the responses were to {found}, not to {numbers}")
 
@@ -149,7 +163,7 @@ async def _requests(probe: Probe) -> None:
 @CASES.both("request identifier 0 is refused", "The zero identifier must not be used (Request-response)")
 async def _zero(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(_request(0))
+    await _say(probe, _request(0))
     await _refused(probe, ErrorCode.PROTOCOL, ErrorCode.EXTENSION)
 
 
@@ -159,35 +173,36 @@ async def _zero(probe: Probe) -> None:
 async def _unknown_response(probe: Probe) -> None:
     await _open(probe)
     block = Block(Extension.REQUEST_RESPONSE, encode_request_response(RequestResponse(False, 2**63)))
-    await probe.send(encode(Frame(Type.DATA, b"", (block,))))
+    await _say(probe, Frame(Type.DATA, b"", (block,)))
     await _refused(probe, ErrorCode.PROTOCOL)
 
 
 @CASES.both("reserved types are refused", "Types 6 to 127 are reserved (Message types)")
 async def _reserved_type(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(encode(Frame(6)))
+    await _say(probe, Frame(6))
     await _refused(probe, ErrorCode.PROTOCOL)
 
 
 @CASES.both("a size too small for its header is refused", "The size covers the whole message (Envelope)")
 async def _small_size(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(b"\x00\x00\x00\x07" + PING[4:])
+    ping = _bytes(probe, PING)
+    await probe.send((int.from_bytes(ping[:4]) - 1).to_bytes(4) + ping[4:])
     await _refused(probe, ErrorCode.PROTOCOL)
 
 
 @CASES.both("the E bit without a block is refused", "E: at least one block follows the header (Header)")
 async def _no_block(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(PING[:5] + b"\x80\x00\x00")
+    await probe.send(_bytes(probe, PING)[:5] + b"\x80\x00\x00")
     await _refused(probe, ErrorCode.PROTOCOL, ErrorCode.EXTENSION)
 
 
 @CASES.both("a block larger than its message is refused", "The size covers the block, inside its message (Extensions)")
 async def _large_block(probe: Probe) -> None:
     await _open(probe)
-    data = bytearray(encode(Frame(Type.DATA, b"", (UNKNOWN,))))
+    data = bytearray(_bytes(probe, Frame(Type.DATA, b"", (UNKNOWN,))))
     data[8:12] = b"\x00\x00\x01\x00"
     await probe.send(bytes(data))
     await _refused(probe, ErrorCode.PROTOCOL, ErrorCode.EXTENSION)
@@ -196,7 +211,7 @@ async def _large_block(probe: Probe) -> None:
 @CASES.both("an unknown extension is ignored", "A block of an unknown extension is ignored (decision)")
 async def _unknown_extension(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(_request(1, UNKNOWN))
+    await _say(probe, _request(1, UNKNOWN))
     found = await probe.expect(Kind.RESPONSE, Kind.ERROR)
     require(found.correlation_id == "1", f"the peer sent {describe(found)}, not the response to 1")
     await alive(probe)
@@ -206,7 +221,7 @@ async def _unknown_extension(probe: Probe) -> None:
 async def _compressed(probe: Probe) -> None:
     await _open(probe)
     block = Block(Extension.COMPRESSION, encode_compression(Scheme.GZIP))
-    await probe.send(_request(3, block, body=gzip(b'{"hello": "world"}')))
+    await _say(probe, _request(3, block, body=gzip(b'{"hello": "world"}')))
     found = await probe.expect(Kind.RESPONSE, Kind.ERROR)
     require(found.correlation_id == "3", f"the peer sent {describe(found)}, not the response to 3")
 
@@ -215,20 +230,20 @@ async def _compressed(probe: Probe) -> None:
 async def _bad_gzip(probe: Probe) -> None:
     await _open(probe)
     block = Block(Extension.COMPRESSION, encode_compression(Scheme.GZIP))
-    await probe.send(_request(4, block, body=b"this is not GZIP data"))
+    await _say(probe, _request(4, block, body=b"this is not GZIP data"))
     await _refused(probe, ErrorCode.EXTENSION)
 
 
 @CASES.both("an unknown compression scheme is refused", "The scheme is 0 or 1; else error 4 (Compression, decision)")
 async def _scheme(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(_request(5, Block(Extension.COMPRESSION, b"\x09\x00\x00\x00")))
+    await _say(probe, _request(5, Block(Extension.COMPRESSION, b"\x09\x00\x00\x00")))
     await _refused(probe, ErrorCode.EXTENSION)
 
 
 @CASES.both("who refuses says why", "Closing without bye or error is the last resort (Termination)", Level.SHOULD)
 async def _says_why(probe: Probe) -> None:
     await _open(probe)
-    await probe.send(encode(Frame(6)))
+    await _say(probe, Frame(6))
     said = await probe.closed()
     require(any(found.kind is Kind.ERROR for found in said), "the peer closed without an error message")

@@ -40,6 +40,7 @@ class Emp(Protocol):
     decompressed_size: ClassVar[str | None] = "max_decompressed"
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
     conversation: ClassVar[Conversation] = CONVERSATION
+    case_settings: ClassVar[Sequence[str]] = ("size_mode",)
 
     def lenient(self) -> Settings:
         """No limit on messages but the size field's own; bombs are still refused."""

@@ -185,6 +185,7 @@ class Mesh(Protocol):
         {"mesh": "the NODE ID, in hex, of a packet's author whose key the trust file verifies"}
     )
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"trust": "trust"})
+    case_settings: ClassVar[Sequence[str]] = ("key", "trust")
 
     def lenient(self) -> Settings:
         """No limit but those of the length fields, and reserved flags as a listener may have been told to take them.

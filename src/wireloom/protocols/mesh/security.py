@@ -42,7 +42,11 @@ def sign_packet(packet: Packet, identity: Identity, *, with_public_key: bool = F
         fields.append(Field(Type.HMAC, bytes(32)))
     if identity.ed25519_private is not None:
         fields.append(Field(Type.SIGNATURE, bytes(64)))
-    packet = replace(packet, fields=arrange(fields))
+    return prove(replace(packet, fields=arrange(fields)), identity)
+
+
+def prove(packet: Packet, identity: Identity) -> Packet:
+    """The packet with the values of its HMAC and Signature fields computed, and nothing else changed."""
     if not identity.signs:
         return packet
     covered = canonical_packet(packet)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from typing import cast
 from uuid import UUID
 
 from wireloom.model import Kind
 from wireloom.protocols.cases import CaseFailed, Cases, Level, Probe, describe, require, single_bytes
+from wireloom.protocols.yamp import formats
 from wireloom.protocols.yamp.frames import (
     VERSION,
     Cancel,
@@ -20,9 +22,9 @@ from wireloom.protocols.yamp.frames import (
     ResponseType,
     encode,
 )
+from wireloom.protocols.yamp.protocol import YampSettings
 
 CASES = Cases()
-SERIALIZER = "json"
 URI = "wireloom/conformance/nobody-handles-this"
 
 
@@ -31,12 +33,26 @@ def _uid() -> bytes:
     return UUID(bytes=secrets.token_bytes(16), version=4).bytes
 
 
+def _named(probe: Probe) -> str:
+    """The one to talk in."""
+    return cast(YampSettings, probe.settings).serializer
+
+
+def _body(probe: Probe) -> bytes:
+    """An empty object, where the serializer has one."""
+    serializer = _named(probe)
+    if serializer not in formats.CONVERTIBLE:
+        return b""
+    return formats.body_format(serializer).dumps({})
+
+
 async def _greet(probe: Probe) -> None:
     """The handshake of a client, echoed by the server that is looked at."""
-    await probe.send(encode(Handshake(VERSION, SERIALIZER)))
+    ours = (str(VERSION), _named(probe))
+    await probe.send(encode(Handshake(VERSION, ours[1])))
     found = await probe.expect(Kind.OPEN, unasked=())
     named = (found.attributes["version"], found.attributes["serializer"])
-    require(named == (str(VERSION), SERIALIZER), f"the echo names {named}, not {(str(VERSION), SERIALIZER)}")
+    require(named == ours, f"the echo names {named}, not {ours}")
 
 
 async def _greeted(probe: Probe) -> None:
@@ -72,7 +88,7 @@ async def _handshake(probe: Probe) -> None:
 
 @CASES.server("the handshake may come byte by byte", "A frame is what its bytes say, however they arrive (Frame)")
 async def _split_handshake(probe: Probe) -> None:
-    await probe.send(*single_bytes(encode(Handshake(VERSION, SERIALIZER)) + encode(Ping(b"split"))))
+    await probe.send(*single_bytes(encode(Handshake(VERSION, _named(probe))) + encode(Ping(b"split"))))
     await probe.expect(Kind.OPEN, unasked=())
     found = await probe.expect(Kind.PONG)
     require(found.body == b"split", "the pong does not carry the payload of the ping")
@@ -80,7 +96,7 @@ async def _split_handshake(probe: Probe) -> None:
 
 @CASES.server("another version is closed with a reason", "The server answers by an echo or a close (system.handshake)")
 async def _version(probe: Probe) -> None:
-    await probe.send(encode(Handshake(VERSION + 1, SERIALIZER)))
+    await probe.send(encode(Handshake(VERSION + 1, _named(probe))))
     await _says_why(probe)
 
 
@@ -112,7 +128,7 @@ async def _ping(probe: Probe) -> None:
 async def _unhandled(probe: Probe) -> None:
     await _greet(probe)
     uid = _uid()
-    await probe.send(encode(Request(uid, URI, False, b"{}")))
+    await probe.send(encode(Request(uid, URI, False, _body(probe))))
     found = await probe.expect(Kind.ERROR)
     require(found.correlation_id == str(UUID(bytes=uid)), f"the peer sent {describe(found)}, not to {UUID(bytes=uid)}")
 
@@ -122,7 +138,7 @@ async def _unhandled(probe: Probe) -> None:
 )
 async def _uri(probe: Probe) -> None:
     await _greet(probe)
-    await probe.send(encode(Request(_uid(), URI, False, b"{}")))
+    await probe.send(encode(Request(_uid(), URI, False, _body(probe))))
     found = await probe.expect(Kind.ERROR, Kind.RESPONSE)
     require(found.topic == URI, f"the response is for {found.topic!r}, not {URI!r}")
 
@@ -131,7 +147,7 @@ async def _uri(probe: Probe) -> None:
 async def _requests(probe: Probe) -> None:
     await _greet(probe)
     uids = [_uid() for _ in range(4)]
-    await probe.send(b"".join(encode(Request(uid, URI, False, b"{}")) for uid in uids))
+    await probe.send(b"".join(encode(Request(uid, URI, False, _body(probe))) for uid in uids))
     answered = {(await probe.expect(Kind.ERROR, Kind.RESPONSE)).correlation_id for _ in uids}
     require(answered == {str(UUID(bytes=uid)) for uid in uids}, "the responses are not for the four requests")
 
@@ -139,7 +155,7 @@ async def _requests(probe: Probe) -> None:
 @CASES.server("an event is not answered", "An event expects nothing in return (event)")
 async def _event(probe: Probe) -> None:
     await _greet(probe)
-    await probe.send(encode(Event(_uid(), URI, b"{}")))
+    await probe.send(encode(Event(_uid(), URI, _body(probe))))
     await probe.silent(Kind.RESPONSE, Kind.ERROR)
     await alive(probe)
 
@@ -157,14 +173,14 @@ async def _cancel(probe: Probe) -> None:
 )
 async def _unknown_response(probe: Probe) -> None:
     await _greet(probe)
-    await probe.send(encode(Response(_uid(), URI, _uid(), ResponseType.DONE, b"{}")), encode(Pong(b"unasked")))
+    await probe.send(encode(Response(_uid(), URI, _uid(), ResponseType.DONE, _body(probe))), encode(Pong(b"unasked")))
     await alive(probe)
 
 
 @CASES.server("progressive is 0 or 1", "progressive is a bool (request)")
 async def _progressive(probe: Probe) -> None:
     await _greet(probe)
-    data = bytearray(encode(Request(_uid(), URI, True, b"{}")))
+    data = bytearray(encode(Request(_uid(), URI, True, _body(probe))))
     data[1 + 16 + 1 + len(URI)] = 2
     await probe.send(bytes(data))
     await probe.closed()
@@ -209,7 +225,7 @@ async def _client_split(probe: Probe) -> None:
 async def _client_request(probe: Probe) -> None:
     await _greeted(probe)
     uid = _uid()
-    await probe.send(encode(Request(uid, URI, False, b"{}")))
+    await probe.send(encode(Request(uid, URI, False, _body(probe))))
     found = await probe.expect(Kind.ERROR, Kind.RESPONSE)
     require(found.correlation_id == str(UUID(bytes=uid)), f"the peer sent {describe(found)}, not to {UUID(bytes=uid)}")
 

@@ -239,6 +239,7 @@ class Yamp(Protocol):
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
     conversation: ClassVar[Conversation] = CONVERSATION
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"format": "serializer"})
+    case_settings: ClassVar[Sequence[str]] = ("serializer",)
 
     def lenient(self) -> Settings:
         """No limit on bodies but the size field's own."""
