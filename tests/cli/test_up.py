@@ -65,11 +65,23 @@ def test_a_killed_hub_comes_back_and_everything_ends_together(tmp_path: Path) ->
     assert (tmp_path / "data" / "logs" / "hub.log").exists() and (tmp_path / "data" / "journal").is_dir()
 
 
-def test_a_part_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_mistake_in_the_configuration_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "hub.toml").write_text("[[listener]]\nurl = 'hspp://127.0.0.1:0'\n")
     with up(tmp_path, "--config", str(tmp_path / "hub.toml")) as (process, said):
         assert process.wait(120) == 2
-        assert "the hub ended 5 times in a row" in said.read_text() and "hspp" in said.read_text()
+        (told,) = re.findall(r"^wireloom: the hub does not start: (.+)$", said.read_text(), re.MULTILINE)
+        assert "hub.toml:2" in told and "hspp" in told
+        assert "starting it again" not in said.read_text()
+
+
+def test_a_part_that_ends_again_and_again_is_given_up_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "hub.toml").write_text(CONFIG)
+    words = ["--config", str(tmp_path / "hub.toml"), "--no-pipeline", "--no-console"]
+    with up(tmp_path, *words) as (process, said):
+        for times in range(1, 6):
+            os.kill(int(wait_for(said, r"^hub: process (\d+)$", times)[-1]), signal.SIGKILL)
+        assert process.wait(120) == 2
+        assert "the hub ended 5 times in a row, see " in said.read_text()
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -162,6 +163,19 @@ async def test_from_elsewhere_only_with_token_and_tls(tmp_path: Path) -> None:
     Console(Settings(url="http://0.0.0.0:0", token="x" * 20, tls=tls))
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"url": "127.0.0.1:5080"}, "--url 127.0.0.1:5080: write it as http://HOST:PORT"),
+        ({"hub": "hub:5046"}, "--hub hub:5046: write it as http://HOST:PORT"),
+        ({"url": "https://127.0.0.1:0"}, "needs a certificate for https"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_in_words(settings: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        Settings(**settings).check()  # type: ignore[arg-type]
+
+
 async def test_with_a_token_nobody_gets_in_without_it(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path).issue("localhost")
     tls = wireloom.TLS(certificate, key)
@@ -176,6 +190,10 @@ async def test_with_a_token_nobody_gets_in_without_it(tmp_path: Path) -> None:
         for path in ("/", "/console.js", "/api/stream", "/?token=wrong"):
             async with session.get(console.url + path) as answer:
                 assert answer.status == 401, path
+        async with session.get(console.url) as answer:
+            assert 'name="token"' in await answer.text()
+        async with session.post(f"{console.url}/sign-in", data={"token": "wrong"}) as answer:
+            assert answer.status == 401 and not len(jar)
         async with session.get(console.url, headers={"Authorization": f"Bearer {token}"}) as answer:
             assert answer.status == 200
         async with session.get(console.url, params={"token": token}) as answer:
@@ -184,6 +202,12 @@ async def test_with_a_token_nobody_gets_in_without_it(tmp_path: Path) -> None:
             assert answer.status == 200
         (cookie,) = jar
         assert cookie["httponly"] and cookie["secure"] and cookie["samesite"] == "Strict"
+        jar.clear()
+        elsewhere = {"Origin": "https://evil.example"}
+        async with session.post(f"{console.url}/sign-in", data={"token": token}, headers=elsewhere) as answer:
+            assert answer.status == 403 and not len(jar)
+        async with session.post(f"{console.url}/sign-in", data={"token": token}) as answer:
+            assert answer.status == 200 and 'id="panels"' in await answer.text()
 
 
 async def test_without_a_hub_it_says_so_and_comes_back(tmp_path: Path) -> None:

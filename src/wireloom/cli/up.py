@@ -26,6 +26,8 @@ GIVE_UP_AFTER = 5
 STEADY = 30.0
 """Seconds after which a part that ran counts as having started well."""
 LAST_WORDS = 400
+FAILED = 2
+"""The exit code of our commands when something must be set right by a person."""
 
 
 class PartFailed(WireloomError):
@@ -158,13 +160,17 @@ class Part:
             await self._process.wait()
 
     async def _keep(self) -> None:
-        failures = 0
+        failures = starts = 0
         while True:
-            began = time.monotonic()
+            began, written = time.monotonic(), self._log.stat().st_size if self._log.exists() else 0
             code = await self._run_once()
+            starts += 1
             failures = 0 if time.monotonic() - began > STEADY else failures + 1
+            words = self._log.read_bytes()[written:].decode(errors="replace").strip()[-LAST_WORDS:]
+            if starts == 1 and code == FAILED:
+                # It has said in a line what is wrong, and trying again will not mend that.
+                raise PartFailed(f"the {self.name} does not start: {words.rpartition('wireloom: ')[2]}")
             if failures >= GIVE_UP_AFTER:
-                words = self._log.read_text(errors="replace").strip()[-LAST_WORDS:]
                 raise PartFailed(f"the {self.name} ended {failures} times in a row, see {self._log}: {words}")
             why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             print(f"{self.name}: ended ({why}); starting it again", flush=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from wireloom.conformance.probe import PipeProbe
-from wireloom.model import ConfigError
+from wireloom.model import ConfigError, PeerClosed
+from wireloom.peers.client import why_unreachable
 from wireloom.peers.endpoint import endpoint
 from wireloom.protocols.cases import Case, CaseFailed, CaseSkipped, Level
 from wireloom.protocols.contract import Protocol, Role, Settings
@@ -109,7 +110,7 @@ async def check_server(
     """Run the cases for servers against the one at a URL, each on a connection of its own.
 
     `settings` are those of our side, see `settings_for`; `patience` is how many seconds the server may take.
-    Raises OSError when there is nobody at all; who stops to listen later on fails what is left.
+    Raises PeerClosed when there is nobody at all; who stops to listen later on fails what is left.
     """
     place = endpoint(url)
     cases = choose(place.protocol, Role.SERVER, only)
@@ -127,9 +128,9 @@ async def check_server(
             async with asyncio.timeout(patience):
                 await dial(probe)
         except OSError as error:
+            reason = why_unreachable(error) if str(error) else f"no answer in {patience:g} seconds"
             if not results:
-                raise
-            reason = str(error) or f"no answer in {patience:g} seconds"
+                raise PeerClosed(f"cannot reach {place.url}: {reason}") from error
             result = Result(case, Verdict.FAILED, f"cannot connect any more: {reason}")
         else:
             result = await _run(case, probe)

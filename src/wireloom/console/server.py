@@ -46,12 +46,15 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+SIGN_IN = "/sign-in"
 FILES = {
     "/": ("index.html", "text/html"),
     "/console.css": ("console.css", "text/css"),
     "/console.js": ("console.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
+PUBLIC = ("/console.css", "/icon.svg")
+"""What the page that asks for the token needs."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -71,14 +74,19 @@ class Settings:
     tls: TLS | None = None
 
     def check(self) -> None:
-        """Refuse to be reachable from elsewhere without a token and TLS.
+        """Refuse what is no address of a page, and to be reachable from elsewhere without a token and TLS.
 
         >>> Settings(url="http://0.0.0.0:5080").check()
         Traceback (most recent call last):
         wireloom.model.ConfigError: the console at http://0.0.0.0:5080 can be reached from other machines: ...
         """
-        host = parse_url(self.url).host
-        if not is_loopback(host) and (self.token is None or self.tls is None):
+        for option, url in (("--url", self.url), ("--hub", self.hub)):
+            if not url.startswith(("http://", "https://")):
+                raise ConfigError(f"{option} {url}: write it as http://HOST:PORT, such as http://127.0.0.1:{PORT}")
+        url = parse_url(self.url)
+        if url.scheme == "https" and self.tls is None:
+            raise ConfigError(f"the console at {self.url} needs a certificate for https: --certificate and --key")
+        if not is_loopback(url.host) and (self.token is None or self.tls is None):
             raise ConfigError(
                 f"the console at {self.url} can be reached from other machines: give it a token and a certificate "
                 "(--token-file, --certificate, --key), or listen on 127.0.0.1"
@@ -99,6 +107,7 @@ class Console:
         self._watch = Watch(settings.hub, settings.journal, settings.warehouse)
         self._closing = asyncio.Event()
         pages = resources.files("wireloom.console") / "static"
+        self._door = (pages / "sign-in.html").read_bytes()
         self._files = {path: ((pages / name).read_bytes(), kind) for path, (name, kind) in FILES.items()}
 
     async def __aenter__(self) -> Self:
@@ -138,7 +147,7 @@ class Console:
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
             self._check(request)
-            response: web.StreamResponse = self._sign_in(request) or await handler(request)
+            response: web.StreamResponse = await self._sign_in(request) or await handler(request)
         except web.HTTPException as refused:
             response = web.json_response({"error": refused.text}, status=refused.status)
         if not response.prepared:
@@ -150,23 +159,26 @@ class Console:
             # A page elsewhere may have pointed its own name at this machine.
             raise web.HTTPForbidden(text=f"this console is at {self.url}, not at {request.host}")
         if request.method == "POST":
-            if request.content_type != "application/json":
+            if request.path != SIGN_IN and request.content_type != "application/json":
                 raise web.HTTPUnsupportedMediaType(text="send JSON: Content-Type: application/json")
             origin = request.headers.get("Origin")
             if origin is not None and origin != f"{request.scheme}://{request.host}":
                 raise web.HTTPForbidden(text=f"pages of {origin} may not use this console")
 
-    def _sign_in(self, request: web.Request) -> web.Response | None:
-        """Who shows no token is refused; one in the address moves to a cookie, out of sight and of logs."""
+    async def _sign_in(self, request: web.Request) -> web.Response | None:
+        """Who shows no token is asked for it; one in the address moves to a cookie, out of sight and of logs."""
         token = self.settings.token
-        if token is None:
+        if token is None or request.path in PUBLIC:
             return None
-        if _equal(request.query.get("token", ""), token):
+        given = (await request.post()).get("token") if request.path == SIGN_IN else request.query.get("token")
+        if _equal(str(given or ""), token):
             redirect = web.Response(status=303, headers={"Location": "/"})
             redirect.set_cookie(COOKIE, token, httponly=True, samesite="Strict", secure=self.settings.tls is not None)
             return redirect
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not _equal(request.cookies.get(COOKIE) or bearer, token):
+            if request.path in ("/", SIGN_IN):
+                return web.Response(status=401, body=self._door, content_type="text/html", charset="utf-8")
             raise web.HTTPUnauthorized(text=f"open {self.url}/?token=TOKEN with the token the console was started with")
         return None
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import logging
+import os
 import secrets
 import socket
 import ssl
@@ -205,7 +206,7 @@ class Client(Peer):
             speaks = f"does it speak {place.protocol.name}?"
             raise HandshakeFailed(f"{place.url} did not answer within {self._timeout:g} s; {speaks}") from None
         except OSError as error:
-            raise PeerClosed(f"cannot reach {place.url}: {_reason(error)}") from error
+            raise PeerClosed(f"cannot reach {place.url}: {why_unreachable(error)}") from error
         except BaseException:
             driver.abort()
             raise
@@ -342,8 +343,8 @@ def _show(token: str) -> Message:
     return Message(Kind.REQUEST, LOGIN, body, content_type="application/json")
 
 
-def _reason(error: OSError) -> str:
-    """What went wrong, without the clutter of the operating system's texts."""
+def why_unreachable(error: OSError) -> str:
+    """Why nobody was reached, without the clutter of the operating system's texts, and what to do about it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message}); name its authority with TLS(ca=...)"
     text = error.strerror or str(error) or type(error).__name__
@@ -354,7 +355,7 @@ def _reason(error: OSError) -> str:
     if isinstance(error, ConnectionResetError):
         return "it hung up during the handshake; check scheme and port in the URL"
     if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
-        return f"{text}: nothing listens there; start the server, or check the URL"
+        return f"{os.strerror(error.errno)}: nothing listens there; start the server, or check the URL"
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT):
         return f"{text}: check the address, and that a firewall lets this machine reach it"
     return text

@@ -41,12 +41,15 @@ function coloured(protocol) {
 
 // --- what is known -----------------------------------------------------------------------------------
 
-const known = { messages: [], exchanges: [], rejects: [], history: {}, latest: null, paused: false, skipped: 0 };
+const known = { messages: [], exchanges: [], rejects: [], history: {}, latest: null, paused: false, skipped: 0, unseen: 0 };
+let serial = 0;
 
 function take(snapshot) {
   known.latest = snapshot;
   for (const name of ["messages", "exchanges", "rejects"]) {
     const fresh = snapshot[name] ?? [];
+    for (const each of fresh) each.number = serial += 1;
+    if (name === "messages" && known.paused) known.unseen += fresh.length;
     if (snapshot.history) known[name] = [];
     if (fresh.length) known[name] = fresh.slice().reverse().concat(known[name]).slice(0, KEEP);
   }
@@ -69,22 +72,38 @@ function draw() {
     rejects: drawRejects, findings: drawFindings, pipeline: drawPipeline, send: () => {} })[panel]();
 }
 
-function rows(table, items, cells, empty) {
+// Rows that are there already stay: what somebody has selected, focused or is about to click does not go away.
+function rows(table, items, key, cells, empty) {
   const body = table.tBodies[0];
+  const old = table.known ?? new Map();
+  table.known = new Map();
   if (!items.length) {
     body.replaceChildren(make("tr", {}, make("td", { class: "empty", colSpan: table.tHead.rows[0].cells.length }, empty)));
     return;
   }
-  body.replaceChildren(...items.map((item) => {
-    const row = make("tr", {}, ...cells(item).map((cell) => cell instanceof HTMLTableCellElement ? cell : make("td", {}, cell)));
-    if (item.hex !== undefined) {
-      row.className = "opens";
-      row.tabIndex = 0;
-      row.addEventListener("click", () => open(item));
-      row.addEventListener("keydown", (event) => { if (event.key === "Enter") open(item); });
-    }
+  const wanted = items.map((item) => {
+    const fresh = cells(item).map((cell) => cell instanceof HTMLTableCellElement ? cell : make("td", {}, cell));
+    let row = old.get(item[key]);
+    if (!row) row = item.hex === undefined ? make("tr", {}, ...fresh) : opens(make("tr", {}, ...fresh));
+    else fresh.forEach((cell, at) => { if (!row.cells[at].isEqualNode(cell)) row.cells[at].replaceWith(cell); });
+    row.item = item;
+    table.known.set(item[key], row);
     return row;
-  }));
+  });
+  const stay = new Set(wanted);
+  for (const row of [...body.rows]) if (!stay.has(row)) row.remove();
+  wanted.forEach((row, at) => { if (body.rows[at] !== row) body.insertBefore(row, body.rows[at] ?? null); });
+}
+function opens(row) {
+  row.className = "opens";
+  row.tabIndex = 0;
+  row.addEventListener("click", () => { if (!String(getSelection())) open(row.item); });
+  row.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(row.item); }
+    const next = { ArrowDown: row.nextElementSibling, ArrowUp: row.previousElementSibling }[event.key];
+    if (next) { event.preventDefault(); next.focus(); }
+  });
+  return row;
 }
 const number = (text) => make("td", { class: "number" }, text);
 
@@ -143,25 +162,28 @@ function drawCounts() {
 }
 
 function drawMessages() {
-  if (known.paused) return;
+  if (known.paused) {
+    $("#skipped").textContent = known.unseen ? `paused; ${count(known.unseen)} new` : "paused";
+    return;
+  }
   const wanted = $("#filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const matches = (m) => { const text = `${m.protocol} ${m.kind} ${m.topic ?? ""} ${m.status ?? ""} ${m.text ?? ""}`.toLowerCase();
     return wanted.every((word) => text.includes(word)); };
   const shown = wanted.length ? known.messages.filter(matches) : known.messages;
   $("#skipped").textContent = known.skipped ? `${count(known.skipped)} bytes of traffic were too fast to show; the tables have all of it` : "";
-  rows($("#messages"), shown.slice(0, SHOW), (m) => [
+  rows($("#messages"), shown.slice(0, SHOW), "number", (m) => [
     clock(m.time), coloured(m.protocol), m.direction === "s2c" ? "out" : "in", m.kind, m.topic ?? "–", m.status ?? "",
     number(count(m.body_size)), make("td", { class: "body" }, m.text ?? "(bytes)")],
     wanted.length ? "Nothing matches the filter." : "No message yet. Publish one in the panel Send, or with: wireloom pub hsp://127.0.0.1 sensors/kitchen 21.5");
 }
 
 function drawTopics() {
-  rows($("#topics"), known.latest.topics, (t) => [t.topic, t.protocols.join(", "), number(count(t.messages)), number(bytes(t.bytes)), clock(t.last)],
+  rows($("#topics"), known.latest.topics, "topic", (t) => [t.topic, t.protocols.join(", "), number(count(t.messages)), number(bytes(t.bytes)), clock(t.last)],
     "No topic yet.");
 }
 
 function drawExchanges() {
-  rows($("#exchanges"), known.exchanges.slice(0, SHOW), (e) => [
+  rows($("#exchanges"), known.exchanges.slice(0, SHOW), "number", (e) => [
     clock(e.requested_at), coloured(e.protocol), e.topic ?? "–",
     make("span", { class: e.outcome === "done" ? "good" : e.outcome === "open" ? "" : "bad" }, e.outcome), e.status ?? "",
     number(latency(e.latency_us)), number(count(e.progress_count))],
@@ -203,28 +225,31 @@ function drawLatency() {
   }
   const sorted = points.map((p) => p[1]).sort((a, b) => a - b);
   const at = (share) => latency(sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))]);
-  $("#percentiles").textContent = `${count(points.length)} answered: p50 ${at(.5)}, p90 ${at(.9)}, p99 ${at(.99)}`;
+  const shown = [...new Set(points.map((p) => p[2]))].sort();
+  $("#percentiles").replaceChildren(`${count(points.length)} answered: p50 ${at(.5)}, p90 ${at(.9)}, p99 ${at(.99)}. `,
+    ...shown.map(coloured));
 }
 
 function drawConnections() {
   const found = known.latest.hub.connections ?? [];
   const slow = found.filter((each) => each.queued_bytes || each.lost);
   $("#slow").textContent = slow.length ? `${slow.length} slow: events wait for them or were dropped` : "Nobody is slow.";
-  rows($("#connections"), found, (c) => [
+  rows($("#connections"), found, "id", (c) => [
     c.id.slice(-8), coloured(c.protocol), c.peer ?? "–", c.principal ?? "–", number(count(c.received)), number(count(c.delivered)),
     make("td", { class: c.queued_bytes ? "number warn" : "number" }, bytes(c.queued_bytes)),
     make("td", { class: c.lost ? "number bad" : "number" }, count(c.lost))], "Nobody is connected.");
 }
 
 function drawRejects() {
-  rows($("#rejects"), known.rejects.slice(0, SHOW), (r) => [
+  rows($("#rejects"), known.rejects.slice(0, SHOW), "number", (r) => [
     clock(r.time), coloured(r.protocol), r.source ?? "–", r.clause, make("td", { class: "wide" }, r.detail), number(count(r.size))],
     "Nothing was refused.");
 }
 
 function drawFindings() {
   const findings = known.latest.findings;
-  rows($("#findings"), findings?.rows ?? [], (f) => [
+  findings?.rows.forEach((each, at) => { each.key = findings.total - at; });
+  rows($("#findings"), findings?.rows ?? [], "key", (f) => [
     clock(f.time), make("span", { class: f.severity === "critical" ? "bad" : f.severity === "warning" ? "warn" : "" }, f.severity),
     f.rule, coloured(f.protocol), (f.connection ?? "").slice(-8), make("td", { class: "wide" }, f.detail ?? "")],
     known.latest.pipeline ? "The pipeline found nothing wrong." : "Findings come from the pipeline: start the console with --warehouse DIR.");
@@ -238,7 +263,7 @@ function drawPipeline() {
     ["Behind the journal", pipeline.lag_bytes === null ? "–" : bytes(pipeline.lag_bytes)],
     ["Last commit", pipeline.last_commit ? `${clock(pipeline.last_commit)} (${pipeline.age_s.toFixed(0)} s ago)` : "–"]];
   $("#progress").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
-  rows($("#tables"), pipeline?.tables ?? [], (t) => [t.name, number(count(t.rows)), number(count(t.files)), number(count(t.version)), clock(t.committed)],
+  rows($("#tables"), pipeline?.tables ?? [], "name", (t) => [t.name, number(count(t.rows)), number(count(t.files)), number(count(t.version)), clock(t.committed)],
     "No table yet.");
 }
 
@@ -252,7 +277,9 @@ function open(item) {
   dialog.querySelector("dl").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
   const show = (asHex) => {
     $("#hex").setAttribute("aria-pressed", asHex);
-    dialog.querySelector("pre").textContent = asHex ? dump(item.hex) : readable(item.text ?? "");
+    const left = (item.body_size ?? item.size ?? 0) - item.hex.length / 2;
+    const rest = left > 0 ? `\n… and ${count(left)} more bytes, which the journal has` : "";
+    dialog.querySelector("pre").textContent = (asHex ? dump(item.hex) : readable(item.text ?? "")) + rest;
   };
   $("#hex").onclick = () => show($("#hex").getAttribute("aria-pressed") !== "true");
   show(item.text === null || item.text === undefined);
@@ -289,17 +316,19 @@ function choose(name) {
 }
 for (const panel of panels) {
   const name = panel.dataset.panel;
+  panel.id = `panel-${name}`;
   panel.setAttribute("role", "tabpanel");
   panel.setAttribute("aria-labelledby", `tab-${name}`);
-  const tab = make("button", { id: `tab-${name}`, type: "button", role: "tab" }, panel.dataset.title, make("span", { class: "count", hidden: true }));
+  const tab = make("button", { id: `tab-${name}`, type: "button", role: "tab", "aria-controls": `panel-${name}` }, panel.dataset.title, make("span", { class: "count", hidden: true }));
   tab.addEventListener("click", () => choose(name));
   $("nav").append(tab);
 }
 $("nav").addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!step) return;
   const at = panels.findIndex((panel) => !panel.hidden);
-  const next = panels[(at + step + panels.length) % panels.length].dataset.panel;
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  const next = panels.at(to % panels.length).dataset.panel;
   choose(next);
   document.getElementById(`tab-${next}`).focus();
 });
@@ -307,6 +336,7 @@ function pause() {
   known.paused = !known.paused;
   $("#pause").setAttribute("aria-pressed", known.paused);
   $("#pause").textContent = known.paused ? "Go on" : "Pause";
+  known.unseen = 0;
   if (known.latest) draw();
 }
 function theme() {
@@ -357,4 +387,8 @@ choose(panels.some((panel) => panel.dataset.panel === asked) ? asked : "messages
 // EventSource comes back by itself when the console was restarted.
 const source = new EventSource("api/stream");
 source.onmessage = (event) => take(JSON.parse(event.data));
-source.onerror = () => { $("#state").dataset.state = "down"; $("#state .text").textContent = "the console does not answer; trying again"; };
+source.onerror = () => {
+  $("#state").dataset.state = "down";
+  $("#state .text").textContent = source.readyState === EventSource.CLOSED
+    ? "the console refuses this page: open it again, with its token if it has one" : "the console does not answer; trying again";
+};
