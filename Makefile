@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python scripts/run-tests
 
-.PHONY: help setup system demo test lint format bench docs soak fuzz kill clean
+.PHONY: help setup system demo test lint format bench docs soak fuzz clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -18,7 +18,7 @@ $(READY): requirements.lock pyproject.toml scripts/setup
 system: ## install the servers and tools that tests and benchmarks run against, where that is allowed
 	@scripts/system-packages
 
-demo: $(READY) ## hub, pipeline, real traffic, a crash in the middle, and the tables (KEEP=1 leaves the data)
+demo: $(READY) ## hub, pipeline, real traffic, a crash in the middle, and the tables (KEEP=1 leaves it running)
 	@$(BIN)/python -m examples.demo $(if $(KEEP),--keep)
 
 test: $(READY) system ## everything that must hold
@@ -53,4 +53,4 @@ fuzz: $(READY) ## a million random and mutated inputs per protocol
 	$(BIN)/python -m tests.protocols.wolpertinger.fuzz 1000000
 
 clean: ## remove everything that was built
-	rm -rf .venv .build demo-data .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .build demo-data demo-report.html .mypy_cache .ruff_cache .hypothesis .import_linter_cache

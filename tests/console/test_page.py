@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import json
+import re
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,9 +15,11 @@ from pathlib import Path
 import pytest
 
 import wireloom
+from tests.certificates import Authority
 from tests.console.test_server import HUB, console_on
-from tests.hub.running import hub_on, stream_to, url_of
+from tests.hub.running import ack, data_ack, eventually, hub_on, journaled, port_of, stream_to, url_of
 from tests.peers.test_browser import CHROMIUM, FLAGS
+from tests.pipeline.batches import ranges, run_batches
 from wireloom.console import Console
 from wireloom.hub import Hub
 
@@ -112,6 +120,130 @@ async def test_rejects_show_clause_and_bytes(tmp_path: Path) -> None:
         await page.keyboard.press("5")
         await page.click("#rejects >> text=hsp.command.unknown")
         assert "09 6f 6f 70 73" in await page.inner_text("#detail pre")
+
+
+async def test_the_keyboard_reaches_everything_and_rows_stay_while_others_come(tmp_path: Path) -> None:
+    focused = "document.activeElement.innerText"
+    async with everything(tmp_path) as (hub, console), page_of(console) as page:
+        async with wireloom.connect(url_of(hub, "yamp")) as peer:
+            await peer.publish("keys/first", "1")
+            await peer.publish("keys/second", {"n": 2})
+            await page.wait_for_selector("#messages >> text=keys/second")
+            await page.keyboard.press("/")
+            await page.keyboard.type("keys/")
+            await page.wait_for_function("document.querySelectorAll('#messages tbody tr').length === 2")
+            for _ in range(2):  # over the button
+                await page.keyboard.press("Tab")
+            assert "keys/second" in await page.evaluate(focused)
+            await page.keyboard.press("ArrowDown")
+            assert "keys/first" in await page.evaluate(focused)
+            await peer.publish("keys/third", "3")
+            await page.wait_for_selector("#messages >> text=keys/third")
+            assert "keys/first" in await page.evaluate(focused)
+            await page.keyboard.press("ArrowUp")
+            await page.keyboard.press("Enter")
+            assert '"n": 2' in await page.inner_text("#detail[open] pre")
+            await page.keyboard.press("Escape")
+            assert "keys/second" in await page.evaluate(focused)
+
+            await page.focus("#tab-messages")
+            for key, panel in (("ArrowLeft", "send"), ("Home", "messages"), ("ArrowRight", "topics"), ("End", "send")):
+                await page.keyboard.press(key)
+                assert await page.locator(f"#tab-{panel}[aria-selected=true]").count() == 1
+                assert await page.locator(f"#panel-{panel}").is_visible()
+
+
+async def test_a_pause_counts_what_comes_meanwhile(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (hub, console), page_of(console) as page:
+        await page.wait_for_selector("#state[data-state=up]")
+        await page.keyboard.press("p")
+        async with wireloom.connect(url_of(hub, "hsp")) as peer:
+            await peer.publish("quiet/please", "1")
+            await page.wait_for_selector("#skipped >> text=/paused; \\d+ new/")
+            assert await page.locator("#messages >> text=quiet/please").count() == 0
+
+
+async def test_a_slow_consumer_is_shown(tmp_path: Path) -> None:
+    text = HUB + "[limits]\nqueue_bytes = 1000000\n"
+    async with hub_on(tmp_path, text) as hub, console_on(hub) as console, page_of(console) as page:
+        body = b'{"topic":"load"}'
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(slow, ("127.0.0.1", port_of(hub)))
+            await loop.sock_sendall(slow, struct.pack(">BIHI", 1, 1, 0xFD01, len(body)) + body)
+            assert await loop.sock_recv(slow, 5) == ack(1)
+            async with wireloom.connect(url_of(hub, "yamp")) as peer:
+                await page.click("#tab-connections")
+                await page.wait_for_selector("#slow >> text=Nobody is slow")
+                async with asyncio.timeout(60):
+                    # The systems of both ends hold some megabytes before anything waits in the hub.
+                    while not any(each.queued_bytes for each in hub.connections.values()):
+                        await peer.publish("load", bytes(8000), ack=True)
+                await page.wait_for_selector("#slow >> text=1 slow")
+                await page.wait_for_selector("#connections td.warn, #connections td.bad")
+                await page.wait_for_selector("#tab-connections .count.bad >> text=1")
+
+
+async def test_a_full_disk_is_told(small_disk: Path) -> None:
+    (small_disk / "ballast").write_bytes(b"\0" * 800_000)
+    async with hub_on(small_disk, HUB) as hub, console_on(hub) as console, page_of(console) as page:
+        _, writer = await stream_to(hub)
+        async with asyncio.timeout(30):
+            for number in itertools.count():
+                if not hub.commit.healthy:
+                    break
+                writer.write(data_ack(number, bytes(5000)))
+                await asyncio.sleep(0.005)
+        await page.wait_for_selector("#state[data-state=down] >> text=No space left on device")
+        assert "nothing is acknowledged" in await page.inner_text("#state")
+        (small_disk / "ballast").unlink()
+        await page.wait_for_selector("#state[data-state=up]")
+        writer.close()
+
+
+async def test_findings_and_how_far_the_pipeline_is_are_shown(tmp_path: Path) -> None:
+    warehouse = tmp_path / "warehouse"
+    async with hub_on(tmp_path, HUB) as hub:
+        reader, writer = await stream_to(hub)
+        writer.write(ack(99) + bytes([3]))
+        assert await reader.readexactly(1) == bytes([4])
+        await eventually(lambda: any(True for _ in journaled(tmp_path)))
+        await asyncio.to_thread(run_batches, warehouse, [[[part] for part in ranges(tmp_path / "journal")]])
+        cursors = tmp_path / "journal" / "cursors"
+        cursors.mkdir()
+        segment = min((tmp_path / "journal").glob("*.pcapng")).name
+        (cursors / "pipeline.json").write_text(json.dumps({"segment": segment, "position": 0}))
+        async with console_on(hub, warehouse=warehouse) as console, page_of(console) as page:
+            await page.wait_for_selector("#tab-findings .count >> text=1")
+            await page.click("#tab-findings")
+            await page.wait_for_selector("#findings >> text=hsp.response.unknown-id")
+            await page.click("#tab-pipeline")
+            shown = await page.inner_text("#progress")
+            assert re.search(r"State\s+not running", shown) and re.search(r"Input rate\s+[\d.]+ messages/s", shown)
+            assert re.search(r"Behind the journal\s+[1-9][\d.]* (B|KiB)", shown), shown
+            assert re.search(r"Last commit\s+[\d:.]+ \(\d+ s ago\)", shown)
+            await page.wait_for_selector("#tables >> text=findings")
+        writer.close()
+
+
+async def test_a_browser_signs_in_with_the_token(tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path).issue("localhost")
+    token = "correct horse battery"
+    async with (
+        hub_on(tmp_path / "data", HUB) as hub,
+        console_on(hub, token=token, tls=wireloom.TLS(certificate, key)) as console,
+        page_of(console, ignore_https_errors=True) as page,
+    ):
+        await page.fill("[name=token]", "something else")
+        await page.keyboard.press("Enter")
+        await page.wait_for_load_state()
+        await page.fill("[name=token]", token)
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("#state[data-state=up]")
+        assert token not in page.url and token not in await page.evaluate("document.cookie")
+        page.faults.clear()  # Chromium reports the two answers with status 401 as errors.
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -48,6 +48,7 @@ def _line(connection: Connection) -> type_of_json:
         "id": f"{connection.id:016x}",
         "protocol": connection.name,
         "peer": connection.peer or None,
+        "principal": connection.principal,
         "listener": connection.listener.url,
         "received": connection.accepted,
         "delivered": connection.delivered,

@@ -113,7 +113,7 @@ function drawState() {
   const hub = known.latest.hub;
   $("#state").dataset.state = hub.up ? (hub.healthy ? "up" : "down") : "down";
   $("#state .text").textContent = !hub.up ? `no hub: ${hub.why}`
-    : !hub.healthy ? "the journal cannot be written: nothing is acknowledged until there is room on the disk"
+    : !hub.healthy ? `the journal cannot be written (${hub.why}): nothing is acknowledged until it can; if the disk is full, make room`
     : `${count(hub.connections_open)} connections, ${count(hub.subscriptions)} subscriptions`;
 }
 
