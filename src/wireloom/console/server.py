@@ -80,9 +80,9 @@ class Settings:
         Traceback (most recent call last):
         wireloom.model.ConfigError: the console at http://0.0.0.0:5080 can be reached from other machines: ...
         """
-        for option, url in (("--url", self.url), ("--hub", self.hub)):
-            if not url.startswith(("http://", "https://")):
-                raise ConfigError(f"{option} {url}: write it as http://HOST:PORT, such as http://127.0.0.1:{PORT}")
+        for option, given in (("--url", self.url), ("--hub", self.hub)):
+            if not given.startswith(("http://", "https://")):
+                raise ConfigError(f"{option} {given}: write it as http://HOST:PORT, such as http://127.0.0.1:{PORT}")
         url = parse_url(self.url)
         if url.scheme == "https" and self.tls is None:
             raise ConfigError(f"the console at {self.url} needs a certificate for https: --certificate and --key")
