@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import msgpack
@@ -10,6 +11,8 @@ import pytest
 
 import wireloom
 from tests.hub.running import data, hub_on, stream_to, url_of
+from tests.hub.test_cloudevents import receiver
+from wireloom.hub import Hub
 from wireloom.hub.config import parse_config
 from wireloom.hub.reload import reload
 from wireloom.hub.transform import parse_schema, transformed
@@ -194,3 +197,67 @@ def test_flatbuffers_with_the_object_api(monkeypatch: pytest.MonkeyPatch) -> Non
     assert transformed(packed, "application/json", schema).value() == {"celsius": 21, "room": "attic"}
     with pytest.raises(BodyError, match="celsius, room"):
         transformed(event.with_(body=b'{"colour":1}'), "application/x-flatbuffers", schema)
+
+
+# What reads the journal sees the same topics
+
+
+LEGACY = """
+[[route]]
+listener = "emp://127.0.0.1:0"
+type = 200
+to = "legacy/blobs"
+[[route]]
+topic = "sensors/#"
+to = "archive/{topic}"
+"""
+
+
+async def publish_some(hub: Hub) -> None:
+    async with wireloom.connect(url_of(hub, "emp")) as old, wireloom.connect(url_of(hub)) as meter:
+        old.send(Message(Kind.OTHER, None, b"blob", attributes={"type": "200"}))
+        old.send(Message(Kind.OTHER, None, b"none", attributes={"type": "201"}))
+        await old.publish("end", b"", ack=True)
+        for number in range(3):
+            await meter.publish("sensors/kitchen", b"%d" % number, ack=True)
+
+
+async def test_since_and_retained_see_what_routes_publish(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, HUB + LEGACY) as hub:
+        await publish_some(hub)
+        async with wireloom.connect(url_of(hub, "yamp")) as peer, asyncio.timeout(40):
+            for pattern, bodies in (("legacy/#", [b"blob"]), ("archive/#", [b"0", b"1", b"2"])):
+                async with peer.subscribe(pattern, since="start") as events:
+                    got = [await anext(events) for _ in bodies]
+                    assert [each.body for each in got] == bodies
+                async with peer.subscribe(pattern, retained=True) as events:
+                    assert (await anext(events)).body == bodies[-1]
+            # Once, under its own topic, where several match.
+            async with peer.subscribe("#", since="start") as events:
+                topics = [(await anext(events)).topic for _ in range(5)]
+            assert topics == ["legacy/blobs", "end", *["sensors/kitchen"] * 3]
+
+
+async def test_after_a_restart_the_past_is_routed_by_the_routes_of_now(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fixed, moved = HUB.replace("emp://127.0.0.1:0", f"emp://127.0.0.1:{port}"), LEGACY.replace(":0", f":{port}")
+    archive = LEGACY[LEGACY.rindex("[[route]]") :]
+    async with hub_on(tmp_path, fixed + archive) as hub:
+        await publish_some(hub)
+    async with hub_on(tmp_path, fixed + moved) as hub, wireloom.connect(url_of(hub, "yamp")) as peer:
+        async with asyncio.timeout(40):
+            async with peer.subscribe("legacy/#", since="start") as events:
+                assert (await anext(events)).body == b"blob", "by the address that it came to"
+            async with peer.subscribe("archive/#", retained=True) as events:
+                assert (await anext(events)).body == b"2", "the last value is known under the route's topic"
+
+
+async def test_webhooks_see_what_routes_publish(tmp_path: Path) -> None:
+    async with receiver() as hook:
+        webhook = f'[[webhook]]\nname = "out"\nurl = "{hook.url}"\ntopic = "legacy/#"\n'
+        async with hub_on(tmp_path, HUB + LEGACY + webhook) as hub:
+            await publish_some(hub)
+            await hook.until(1)
+    assert [(each.topic, each.data) for each in hook.got] == [("legacy/blobs", b"blob")]

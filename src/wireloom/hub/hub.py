@@ -220,6 +220,16 @@ class Hub:
         """The listener that was configured with a URL."""
         return self._by_url[url]
 
+    def listener_at(self, protocol: str, local: str | None) -> str | None:
+        """The URL, as configured, of the listener of a protocol that has an address; None where that is not clear."""
+        host, _, port = (local or "").rpartition(":")
+        found = {
+            listener.address.host: config.url
+            for config, listener in zip(self._configured, self._listeners, strict=False)
+            if config.protocol.name == protocol and str(listener.address.port) == port
+        }
+        return next(iter(found.values())) if len(found) == 1 else found.get(host.strip("[]"))
+
     def _held_down(self, listener: ListenerConfig) -> Settings:
         """What a listener allows, but no larger messages than are allowed at all."""
         if listener.internal:

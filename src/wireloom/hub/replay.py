@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from wireloom.hub.published import Publications, Published
+from wireloom.hub.published import Publications, Published, Routing
 from wireloom.journal.reader import Offset
 from wireloom.journal.tail import Since, Tail, parse_since
 from wireloom.model import ConfigError, JournalError, Kind, Message, PeerClosed
@@ -99,7 +99,7 @@ class Replays:
 
     async def _run(self, connection: Connection, pattern: str, since: Since, name: str) -> None:
         hub = self._hub
-        tail, publications = Tail(hub.config.journal_folder, since), Publications()
+        tail, publications = Tail(hub.config.journal_folder, since), Publications(Routing(hub))
         head = f"{SINCE}{name}/"
         reading: Future[tuple[list[Published], Offset | None] | None] | None = None
         try:

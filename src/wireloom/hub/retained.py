@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wireloom.hub.published import Publications, published
+from wireloom.hub.published import Publications, Routing
 from wireloom.journal.reader import Entry, Offset
 from wireloom.journal.runs import read_runs
 from wireloom.journal.segment import first_packet_id, segments
@@ -67,7 +67,9 @@ class LastValues:
     async def _load(self, before: int) -> None:
         loop = asyncio.get_running_loop()
         try:
-            spread, found = await loop.run_in_executor(None, _find, self._hub.config.journal_folder, before)
+            spread, found = await loop.run_in_executor(
+                None, _find, self._hub.config.journal_folder, before, Routing(self._hub)
+            )
             self._spread = max(self._spread, spread)
             for topic, ticket in found.items():
                 self.tickets.setdefault(topic, ticket)
@@ -101,7 +103,7 @@ class LastValues:
             for at in range(0, len(wanted), _AT_A_TIME):
                 part = wanted[at : at + _AT_A_TIME]
                 values = await loop.run_in_executor(
-                    None, _values, self._hub.config.journal_folder, part, self._spread_now()
+                    None, _values, self._hub.config.journal_folder, part, self._spread_now(), Routing(self._hub)
                 )
                 for value in values:
                     await connection.writable()
@@ -154,7 +156,7 @@ class LastValues:
                 )
 
 
-def _find(folder: Path, before: int) -> tuple[int, dict[str, int]]:
+def _find(folder: Path, before: int, routing: Routing) -> tuple[int, dict[str, int]]:
     """On a thread: the runs that hold the last values, from the file and from what was written after it."""
     try:
         saved = json.loads((folder / FILE).read_text())
@@ -164,16 +166,16 @@ def _find(folder: Path, before: int) -> tuple[int, dict[str, int]]:
         upto, spread, found = 0, 0, {}
     newest = segments(folder)[-_READ_BACK:]
     first = first_packet_id(newest[0]) if newest else 0
-    tail, publications = Tail(folder, Offset(max(upto, first - 1), 1 << 30)), Publications()
+    tail, publications = Tail(folder, Offset(max(upto, first - 1), 1 << 30)), Publications(routing)
     while entries := tail.read():
         for entry in entries:
-            message = publications.take(entry)
+            events = publications.take(entry)
             if isinstance(entry, Entry):
                 if entry.place.packet_id > before:
                     return spread, found
-                if message is not None and message.topic:
+                for event in events:
                     # The last block of the run, as for what is published now.
-                    found[message.topic] = entry.last_packet_id
+                    found[event.topic or ""] = entry.last_packet_id
     return spread, found
 
 
@@ -182,7 +184,7 @@ def _matching(known: dict[str, int], pattern: str, now: int) -> list[tuple[int, 
     return sorted((ticket, topic) for topic, ticket in known.items() if ticket <= now and matches(pattern, topic))
 
 
-def _values(folder: Path, wanted: Sequence[tuple[int, str]], spread: int) -> list[Message]:
+def _values(folder: Path, wanted: Sequence[tuple[int, str]], spread: int, routing: Routing) -> list[Message]:
     """On a thread: the last values of these topics, where the journal still has them."""
     runs: dict[int, list[Entry]] = dict(
         read_runs(folder, [ticket + step for ticket, _ in wanted for step in range(spread + 1)])
@@ -190,8 +192,9 @@ def _values(folder: Path, wanted: Sequence[tuple[int, str]], spread: int) -> lis
     values = []
     for ticket, topic in wanted:
         for step in range(spread, -1, -1):
-            messages = [published(entry.message) for entry in runs.get(ticket + step, ()) if entry.inbound]
-            last = next((each for each in reversed(messages) if each is not None and each.topic == topic), None)
+            entries = (entry for entry in reversed(runs.get(ticket + step, ())) if entry.inbound)
+            events = (event for entry in entries for event in routing.events(entry))
+            last = next((event for event in events if event.topic == topic), None)
             if last is not None:
                 values.append(Message(Kind.EVENT, topic, last.body, content_type=last.content_type))
                 break

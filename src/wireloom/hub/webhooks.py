@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from wireloom.hub.cloudevents import Mode, from_message, to_http
-from wireloom.hub.published import Publications
+from wireloom.hub.published import Publications, Routing
 from wireloom.hub.replay import close_after
 from wireloom.hub.wrong import WrongKey
 from wireloom.journal.reader import Offset
@@ -116,7 +116,7 @@ class Webhook:
         headers = {"User-Agent": "wireloom"}
         if self.config.token is not None:
             headers["Authorization"] = f"Bearer {self.config.token}"
-        tail, publications = self._tail, Publications()
+        tail, publications = self._tail, Publications(Routing(self._hub))
         place, done = tail.position, None
         threads, reading = ThreadPoolExecutor(1, thread_name_prefix="webhook"), None
         try:

@@ -58,6 +58,8 @@ class Entry:
     """The id of the last block of its run."""
     inbound: bool
     """Whether whoever wrote the journal received it; else it was sent."""
+    local: str | None = None
+    """The address, on the side of whoever wrote the journal, that it came to or left from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,7 @@ class Decoding:
                         place,
                         run[-1].packet_id,
                         first.inbound,
+                        first.destination if first.inbound else first.source,
                     )
                     index += 1
                     position = found.offset + found.size
