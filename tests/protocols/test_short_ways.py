@@ -198,3 +198,46 @@ def test_no_more_requests_than_max_requests_wait(name: str) -> None:
         session.ask(request, 1.0)
     with pytest.raises(LimitExceeded, match="max_requests"):
         session.ask(asked(name)[0], 1.0)
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(
+    topic=st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=300),
+    bodies=st.lists(st.binary(max_size=1100), min_size=1, max_size=4),
+    kind=st.sampled_from([None, "application/json", "text/plain", "größe"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_short_way_writes_the_events_that_the_long_way_writes(
+    name: str, topic: str, bodies: list[bytes], kind: str | None
+) -> None:
+    limit = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}[name]
+    events = [Message(Kind.EVENT, topic, body, content_type=kind) for body in bodies]
+    quick, slow = (talking(name, **{limit: 1024}) for _ in range(2))
+    try:
+        written = quick.write_events(events, 1.0)
+    except (NotSupported, LimitExceeded):
+        written = None
+    if written is None:
+        return
+    for event in events:
+        slow.send(event, 1.0)
+    assert written == slow.outgoing()
+    assert quick.outgoing() == b"", "nothing is queued"
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_plain_events_take_the_short_way_while_the_conversation_is_open(name: str) -> None:
+    first, second = talking(name), talking(name)
+    assert first.event_style is not None
+    assert first.write_events([Message(Kind.EVENT, "a", b"1"), Message(Kind.EVENT, "a", b"2")], 1.0)
+    first.close(1.0)
+    assert first.event_style is None
+    assert second.event_style is not None
+
+
+def test_events_do_not_overtake_a_large_one_that_is_still_being_packed() -> None:
+    session = talking("emp", compress_above=10)
+    session.enable_work()
+    session.send(Message(Kind.EVENT, "a", b"x" * 1_000_000), 1.0)
+    assert session.work() is not None
+    assert session.event_style is None

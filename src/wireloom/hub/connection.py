@@ -393,7 +393,7 @@ class Connection(Outbox):
         return self.driver.send(message)
 
     def ask(self, request: Message) -> str:
-        """Send a request; returns the id it got. Written, with what else this read brings, at the read's end."""
+        """Send a request; returns the id it got. Written by `Hub.write_out`, with what else there is to say."""
         if self.driver.failure is not None:
             raise fresh(self.driver.failure)
         identifier = self.session.ask(request, self.hub.now())
@@ -401,17 +401,17 @@ class Connection(Outbox):
         return identifier or ""
 
     def respond(self, request: Message, body: bytes, content_type: str | None) -> None:
-        """Send the response to a request; written like `ask`."""
+        """Send the response to a request; written likewise."""
         if self.driver.failure is not None:
             raise fresh(self.driver.failure)
         self.session.respond(request, body, content_type, self.hub.now())
         self.hub.unwritten[self] = None
 
     def send_frames(self, encoded: bytes, count: int) -> None:
-        """Send answers that are encoded already; recorded in the journal."""
+        """Send answers that are encoded already; written likewise."""
         if self.driver.failure is None and encoded:
             self.session.send_frames(encoded, count)
-            self.driver.flush()
+            self.hub.unwritten[self] = None
 
     def cut_off(self, limit: str) -> None:
         """A limit is reached: drop the connection now."""

@@ -73,7 +73,7 @@ class Hub:
         self.queued_bytes = 0
         """Of all queues."""
         self.unwritten: dict[Connection, None] = {}
-        """Whose sessions have something to say that is written at the end of the read that is being handled."""
+        """Whose sessions have something to say that `write_out` writes, at the end of a read or of a commit."""
         self.urls: dict[str, str] = {}
         """Where each listener really listens, by the URL it was configured with."""
         self._listeners: list[Listener] = []
@@ -128,6 +128,7 @@ class Hub:
                 "recovered after a crash: cut %d bytes from the end of %s", cut.cut_bytes, cut.segment, extra=extra
             )
         self.commit = GroupCommit(self.journal, self._loop, high_water=self._high_water)
+        self.commit.on_told = self.write_out
         self.retention = Retention(settings, self.config.journal_folder, self.metrics)
         self.last_values.start()
         self._gauges()
@@ -351,7 +352,7 @@ class Hub:
         return min(limits.pending_bytes, limits.memory_bytes)
 
     def write_out(self) -> None:
-        """Write what a read brought, once for each peer that it concerns."""
+        """Write what a read, or the end of a commit, gave to say: once for each peer that it concerns."""
         while self.unwritten:
             self.unwritten.popitem()[0].driver.write_out()
 

@@ -31,6 +31,8 @@ log = logging.getLogger("wireloom.hub")
 UNDELIVERABLE = HUB_PREFIX + "undeliverable"
 _PUBLISH = HUB_PREFIX + "publish/"
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.PROGRESS, Kind.ERROR))
+# Looking up members of an enum takes as long as a call.
+_EVENT, _REQUEST = Kind.EVENT, Kind.REQUEST
 
 
 class Router:
@@ -53,13 +55,13 @@ class Router:
     def route(self, source: Connection, message: Message, ticket: int) -> None:
         """Act on one message."""
         kind = message.kind
-        if kind is Kind.EVENT:
+        if kind is _EVENT:
             if message.topic is not None and message.topic.startswith(HUB_PREFIX):
                 # Under this prefix only the hub itself speaks.
                 self._hub.metrics.unmatched.add(1, source.name)
                 return
             self._publish(source, message, ticket)
-        elif kind is Kind.REQUEST:
+        elif kind is _REQUEST:
             self._request(source, message, ticket)
         elif kind in _ANSWERS and message.correlation_id is not None:
             self.exchanges.answer(source, message)
@@ -98,9 +100,9 @@ class Router:
         source.send_frames(bulk.acknowledgements(), count)
 
     def _fan_out(self, source: Connection, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
-        """Frames of one topic as they are to peers that read them the same way, to others one by one."""
+        """Frames of one topic as they are to peers that read them the same way; others get them as messages."""
         encoded: bytes | None = None
-        messages: list[Message] | None = None
+        others: list[Connection] = []
         for subscriber in subscribers:
             if subscriber is source and not source.session.hears_itself:
                 continue
@@ -108,19 +110,36 @@ class Router:
                 encoded = bulk.forward(topic) if encoded is None else encoded
                 subscriber.deliver_frames(encoded, bulk.count_of(topic))
             else:
-                messages = bulk.messages(topic) if messages is None else messages
-                for message in messages:
-                    self._deliver(subscriber, message)
+                others.append(subscriber)
+        if others:
+            self._deliver_all(others, bulk.messages(topic))
+
+    def _deliver_all(self, subscribers: Sequence[Connection], events: Sequence[Message]) -> None:
+        """Deliver events of one topic: written once for all who read them alike, one by one where that takes more."""
+        now, written = self._hub.now(), dict[object, bytes | None]()
+        for subscriber in subscribers:
+            style = subscriber.session.event_style
+            if style not in written:
+                written[style] = None
+                # What is wrong with one of them is found out when it is sent by itself.
+                with contextlib.suppress(NotSupported, LimitExceeded):
+                    written[style] = None if style is None else subscriber.session.write_events(events, now)
+            encoded = written[style]
+            if encoded is not None:
+                subscriber.deliver_frames(encoded, len(events))
+                continue
+            for event in events:
+                self._deliver(subscriber, event)
 
     def _publish(self, source: Connection, message: Message, ticket: int) -> None:
         if message.topic:
             self._last[message.topic] = ticket
         routed = bool(self.routes) and self._publish_routed(source, message, ticket)
         subscribers = self.subscriptions.lookup(message.topic) if message.topic else ()
-        if not subscribers and not routed:
+        if subscribers:
+            self._deliver_all(subscribers, (message,))
+        elif not routed:
             self._hub.metrics.unmatched.add(1, source.name)
-        for subscriber in subscribers:
-            self._deliver(subscriber, message)
 
     def _publish_routed(self, source: Connection, message: Message, ticket: int) -> bool:
         """Publish copies of an event where routes send it; False if none does."""
@@ -135,8 +154,7 @@ class Router:
             if taken is not None and taken.topic:
                 routed = True
                 self._last[taken.topic] = ticket
-                for subscriber in self.subscriptions.lookup(taken.topic):
-                    self._deliver(subscriber, taken)
+                self._deliver_all(self.subscriptions.lookup(taken.topic), (taken,))
         return routed
 
     def _deliver(self, subscriber: Connection, message: Message) -> None:
@@ -204,8 +222,10 @@ class Router:
             return
         if not self._allowed(source, message, Right.PUBLISH, topic):
             return
-        self._publish(source, message.with_(topic=topic), ticket)
-        self._hub.commit.when_durable(ticket, lambda: self._acknowledge(source, message))
+        self._publish(source, message if topic == message.topic else message.with_(topic=topic), ticket)
+        # Without its topic: the id says it all.
+        acknowledged = Message(_REQUEST, id=message.id)
+        self._hub.commit.when_durable(ticket, lambda: self._acknowledge(source, acknowledged))
 
     def _allowed(self, source: Connection, message: Message, right: Right, topic: str) -> bool:
         """Whether the rules allow what a request asks for; if not, it is answered."""
@@ -235,8 +255,8 @@ class Router:
 
     def _acknowledge(self, source: Connection, message: Message) -> None:
         self._hub.metrics.acknowledged.add(1, source.name)
-        # Without its topic: the id says it all.
-        self._answer(source, message.with_(topic=None))
+        with contextlib.suppress(PeerClosed):
+            source.respond(message, b"", source.session.content_type)
 
     def _answer(self, source: Connection, request: Message, body: bytes = b"") -> None:
         answer = Message(

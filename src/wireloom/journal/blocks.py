@@ -48,6 +48,8 @@ _OPTION = struct.Struct("<HH")
 _TAG = struct.Struct(">HH")
 _OPTIONS = struct.Struct("<HHI HHBI3x HHQ HH")
 """Flags, hash, packet id, and the head of the comment, in the order of the format."""
+# One block is made for every read, and one for every write: looking these up each time would cost as much again.
+_pack_packet, _pack_options, _pack_word, _crc32 = _PACKET.pack, _OPTIONS.pack, _WORD.pack, zlib.crc32
 _PACKET_ID_AT = 24
 """Where in those options the packet id's value stands."""
 _PADDING = (b"", b"\0", b"\0\0", b"\0\0\0")
@@ -198,25 +200,23 @@ def encode_packet(
     packet_id: int, time_ns: int, tags: bytes, tags_crc: int, payload: Buffer, comment: bytes, flags: int
 ) -> bytes:
     """One Enhanced Packet Block. `tags_crc` is the CRC-32 of `tags`, so that it is computed once."""
-    captured = len(tags) + len(payload)
-    total = 72 + captured + (-captured & 3) + len(comment) + (-len(comment) & 3)
-    return b"".join(
-        (
-            _PACKET.pack(ENHANCED_PACKET, total, 0, time_ns >> 32, time_ns & 0xFFFFFFFF, captured, captured),
-            tags,
-            payload,
-            _PADDING[-captured & 3],
-            _OPTIONS.pack(
-                *(OPTION_FLAGS, 4, flags),
-                *(OPTION_HASH, 5, HASH_CRC32, zlib.crc32(payload, tags_crc)),
-                *(OPTION_PACKET_ID, 8, packet_id),
-                *(OPTION_COMMENT, len(comment)),
-            ),
-            comment,
-            _OPTIONS_END[-len(comment) & 3],
-            _WORD.pack(total),
-        )
-    )
+    captured, length = len(tags) + len(payload), len(comment)
+    total = 72 + captured + (-captured & 3) + length + (-length & 3)
+    return b"".join((
+        _pack_packet(ENHANCED_PACKET, total, 0, time_ns >> 32, time_ns & 0xFFFFFFFF, captured, captured),
+        tags,
+        payload,
+        _PADDING[-captured & 3],
+        _pack_options(
+            OPTION_FLAGS, 4, flags,
+            OPTION_HASH, 5, HASH_CRC32, _crc32(payload, tags_crc),
+            OPTION_PACKET_ID, 8, packet_id,
+            OPTION_COMMENT, length,
+        ),
+        comment,
+        _OPTIONS_END[-length & 3],
+        _pack_word(total),
+    ))  # fmt: skip
 
 
 def renumber(data: bytearray, packet_id: int, at: int = 0) -> None:

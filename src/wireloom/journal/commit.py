@@ -1,9 +1,9 @@
 """Group commit: the journal on an event loop, and who waits for what to be durable.
 
 Implements "Group commit" of the design. A block that comes alone is synced at once, on the loop, because a
-hop to a thread costs more than a fast sync. Under load one thread writes and syncs while further blocks
-gather, so every sync carries all that came during the one before. A failing disk keeps everybody waiting
-and is tried again until it works; nothing in doubt is ever reported durable.
+hop to a thread costs more than a fast sync. What nobody waits for, and under load everything, is left to a
+thread while further blocks gather, so every sync carries all that came during the one before. A failing disk
+keeps everybody waiting and is tried again until it works; nothing in doubt is ever reported durable.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class GroupCommit:
         """Commits that succeeded."""
         self._next: asyncio.Future[None] | None = None
         """Done with the next commit; there while somebody waits for it."""
+        self.on_told: Callable[[], None] | None = None
+        """Called when all who waited for a commit have been told."""
         self._loop = loop
         self.high_water = high_water
         self._waiting: list[tuple[int, int, Callable[[], None]]] = []
@@ -160,12 +162,16 @@ class GroupCommit:
             self._later.cancel()
             self._later = None
         batch = self.journal.take()
-        if batch.size <= INLINE_BYTES and sorted(self._latest)[len(self._latest) // 2] < INLINE_SECONDS:
+        if self._waiting and batch.size <= INLINE_BYTES and self._is_fast:
             self._settle(batch, self._store(batch))
         else:
             self._syncing = True
             done = self._loop.run_in_executor(self._thread, self._store, batch)
             done.add_done_callback(lambda future: self._stored(batch, future))
+
+    @property
+    def _is_fast(self) -> bool:
+        return sorted(self._latest)[len(self._latest) // 2] < INLINE_SECONDS
 
     def _store(self, batch: JournalBatch) -> float:
         started = time.perf_counter()
@@ -200,6 +206,8 @@ class GroupCommit:
                 self._pending()
 
     def _tell_durable(self) -> None:
+        if not self._waiting:
+            return
         durable = self.journal.durable
         while self._waiting and self._waiting[0][0] <= durable:
             count = next((at for at, entry in enumerate(self._waiting) if entry[0] > durable), len(self._waiting))
@@ -210,6 +218,8 @@ class GroupCommit:
                     callback()
                 except Exception as error:
                     self._loop.call_exception_handler({"message": "a journal callback failed", "exception": error})
+        if self.on_told is not None:
+            self.on_told()
 
     def _tell_room(self) -> None:
         if self._room and self.journal.pending_bytes < self.high_water / 2:

@@ -37,6 +37,8 @@ _MAX_REFUSED_PENDING = MIB
 class _Envelope:
     """What all blocks of one connection and direction have in common, as bytes."""
 
+    ends: tuple[str, Direction, str | None, str | None]
+    """Protocol, direction, source and destination, from which it is made."""
     tags: bytes
     tags_crc: int
     comment: bytes
@@ -78,7 +80,8 @@ class Journal:
         self._lock = lock
         self._log = log
         self._refused = refused
-        self._envelopes: dict[tuple[str, int, Direction, str | None, str | None, bool], _Envelope] = {}
+        self._envelopes: dict[int, _Envelope] = {}
+        """By connection; those of what goes out by its complement."""
         self._topics: dict[int, TopicMap] = {}
         self._last_connection = 0
         self._salt = secrets.randbits(19)
@@ -172,8 +175,10 @@ class Journal:
         now = time.time_ns() if time_ns is None else time_ns
         log = self._log
         idle = not log.has_pending
-        key = (protocol, connection, direction, source, destination, inbound)
-        envelope = self._envelopes.get(key) or self._envelope(key)
+        ends = (protocol, direction, source, destination)
+        envelope = self._envelopes.get(connection if inbound else ~connection)
+        if envelope is None or envelope.ends != ends:
+            envelope = self._envelope(connection, ends, inbound)
         topic_map = topics if isinstance(topics, TopicMap) else None
         if topics and topic_map is None:
             topic_map = self._topic_map(connection, topics)  # type: ignore[arg-type]
@@ -196,14 +201,17 @@ class Journal:
             self.on_pending()
         return ticket
 
-    def _envelope(self, key: tuple[str, int, Direction, str | None, str | None, bool]) -> _Envelope:
-        protocol, connection, direction, source, destination, inbound = key
+    def _envelope(
+        self, connection: int, ends: tuple[str, Direction, str | None, str | None], inbound: bool
+    ) -> _Envelope:
+        protocol, direction, source, destination = ends
         if len(self._envelopes) >= _MAX_ENVELOPES:
             self._envelopes.clear()
         tags = blocks.encode_tags(protocol, source, destination, datagram=direction is Direction.DGRAM)
         comment = f"conn={connection:016x} dir={direction} seq=".encode()
         flags = blocks.INBOUND if inbound else blocks.OUTBOUND
-        envelope = self._envelopes[key] = _Envelope(tags, zlib.crc32(tags), comment, flags)
+        envelope = _Envelope(ends, tags, zlib.crc32(tags), comment, flags)
+        self._envelopes[connection if inbound else ~connection] = envelope
         return envelope
 
     def _topic_map(self, connection: int, topics: Mapping[int, str]) -> TopicMap:

@@ -139,7 +139,9 @@ class Publishes(Bulk, Generic[Key]):
 
     def messages(self, topic: str | None = None) -> list[Message]:
         """The events and publishes of one topic, or of all, as events."""
-        return [self.event(row) for row in np.flatnonzero(self._rows(topic)).tolist()]
+        if topic is None:
+            return [self.event(row) for row in np.flatnonzero(self._rows(topic)).tolist()]
+        return self.events(self.rows[:, self._rows(topic)], topic)
 
     def others(self) -> list[Message]:
         """There is nothing else in such a read."""
@@ -205,6 +207,10 @@ class Publishes(Bulk, Generic[Key]):
     @abc.abstractmethod
     def event(self, row: int) -> Message:
         """A row as the event it publishes."""
+
+    @abc.abstractmethod
+    def events(self, rows: NDArray[np.int64], topic: str) -> list[Message]:
+        """Rows of one topic as the events they publish."""
 
     @abc.abstractmethod
     def message(self, row: int) -> Message:

@@ -277,6 +277,21 @@ class Session(abc.ABC):
         """Whether `bulk.forward(topic)`, read on another connection, means the same to this session's peer."""
         return False
 
+    @property
+    def event_style(self) -> object:
+        """Sessions with equal styles write events alike, at this moment: `write_events` of one serves all of them.
+
+        None where there is no short way to write events, or it is closed.
+        """
+        return None
+
+    def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
+        """Events of one topic as frames in a row, not queued; None if one of them is not for the short way.
+
+        Only their topic, body and content type are looked at. Raises what `send` raises.
+        """
+        return None
+
     def messages_in(self, frame: bytes) -> int:
         """How many messages a frame of `outgoing_frames` completes: none, for all pieces of a message but the last."""
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
-from wireloom.model import Kind, Message
+from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_of
 from wireloom.protocols.buffers import u32
 from wireloom.protocols.contract import PUBLISH
 from wireloom.protocols.emp import frames
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _DATA, _REQUEST_RESPONSE, _HUB = int(Type.DATA), int(Extension.REQUEST_RESPONSE), int(Extension.HUB)
 _ID, _CONTENT, _CONTENT_SIZE = FIELDS, FIELDS + 1, FIELDS + 2
+_EVENT, _NOBODY = Kind.EVENT, Authenticity.NONE
 _ANSWER = 28
 """Bytes of a response without body and topic."""
 _LEAST = 19
@@ -202,6 +204,19 @@ class EmpBulk(Publishes[int]):
         if message.kind is Kind.EVENT:
             return message
         return message.with_(kind=Kind.EVENT, topic=(message.topic or "").removeprefix(PUBLISH), id=None)
+
+    def events(self, rows: NDArray[np.int64], topic: str) -> list[Message]:
+        """Many rows at once; mostly they have no content type."""
+        buffer, direction = self.buffer, self._session.inbound
+        starts, sizes, kinds = rows[BODY].tolist(), rows[BODY_SIZE].tolist(), rows[_CONTENT].tolist()
+        found = []
+        for start, size, kind, kind_size in zip(starts, sizes, kinds, rows[_CONTENT_SIZE].tolist(), strict=True):
+            content_type = None if kind < 0 else sys.intern(buffer[kind : kind + kind_size].decode())
+            found.append(message_of((
+                _EVENT, topic, buffer[start : start + size], None, None, None, content_type, NO_ATTRIBUTES,
+                "emp", None, None, direction, _NOBODY,
+            )))  # fmt: skip
+        return found
 
     def owe(self, row: int) -> None:
         """Let the session keep one request."""

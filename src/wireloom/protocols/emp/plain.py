@@ -31,7 +31,8 @@ _OUTLINE = struct.Struct(">I16sQ")
 # Looking up members of an enum, or methods of a module's object, costs as much as a call.
 _EVENT, _REQUEST, _RESPONSE, _NOBODY = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Authenticity.NONE
 _KINDS = {_EVENT: 0, _REQUEST: 0x80, _RESPONSE: 0}
-_pack_outline, _unpack_outline, _unpack_length = _OUTLINE.pack, _OUTLINE.unpack_from, _LENGTH.unpack_from
+_pack_head, _pack_outline = _HEAD.pack, _OUTLINE.pack
+_unpack_outline, _unpack_length = _OUTLINE.unpack_from, _LENGTH.unpack_from
 
 
 def _outline(asks: int, more: int) -> bytes:
@@ -201,6 +202,26 @@ def write_plain(message: Message, number: int, settings: EmpSettings) -> bytes |
     else:
         head = _HEAD.pack(size, _DATA, more)
     return head + block + body
+
+
+def write_events(events: Sequence[Message], settings: EmpSettings) -> bytes | None:
+    """Plain events in a row as bytes; None if there is one that takes more."""
+    largest, compress_above = settings.max_message, settings.compress_above
+    written: list[bytes] = []
+    topic = content_type = block = None
+    for event in events:
+        body = event.body
+        if block is None or event.topic is not topic or event.content_type is not content_type:
+            topic, content_type = event.topic, event.content_type
+            block = _hub_block(topic, content_type)
+            if block is None:
+                return None
+            more, head_size = 0x80 if block else 0, 8 + len(block)
+        size = head_size + len(body)
+        if size > largest or (compress_above is not None and len(body) > compress_above):
+            return None
+        written += (_pack_head(size, _DATA, more), block, body)
+    return b"".join(written)
 
 
 def write_requests(requests: Sequence[Message], first: int, settings: EmpSettings, written: list[bytes]) -> int:

@@ -17,7 +17,14 @@ from wireloom.protocols.emp import extensions, frames
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import to_frame, to_message
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
-from wireloom.protocols.emp.plain import read_plain, read_related, write_plain, write_related, write_requests
+from wireloom.protocols.emp.plain import (
+    read_plain,
+    read_related,
+    write_events,
+    write_plain,
+    write_related,
+    write_requests,
+)
 from wireloom.protocols.emp.settings import SIZE_MODE, EmpSettings
 from wireloom.protocols.owing import OwedReads
 
@@ -536,6 +543,16 @@ class EmpSession(Session):
             and self.state is OPEN
             and bulk.max_message <= self.settings.max_message
         )
+
+    @property
+    def event_style(self) -> object:
+        """Events are written alike under the same settings, unless something large is still being packed."""
+        # Sessions of one listener have the same object; its number is a quicker key than its values.
+        return id(self.settings) if self._plain and self.state is OPEN else None
+
+    def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
+        """Plain `data`."""
+        return write_events(events, self.settings)
 
     # Large bodies, by another thread
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
-from wireloom.model import Direction, Message, ProtocolViolation
+from wireloom.model import Authenticity, Direction, Kind, Message, ProtocolViolation, message_of
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import LOGIN, Bulk
 from wireloom.protocols.hsp import frames
@@ -21,6 +21,7 @@ from wireloom.protocols.hsp.session import MAP, HspSession, is_map, reused
 _DATA, _DATA_ACK, _ACK = int(frames.Command.DATA), int(frames.Command.DATA_ACK), int(frames.Command.ACK)
 _PING, _PONG = int(frames.Command.PING), int(frames.Command.PONG)
 _ERROR_UNDEF = int(frames.Command.ERROR_UNDEF)
+_EVENT, _REQUEST, _NOBODY = Kind.EVENT, Kind.REQUEST, Authenticity.NONE
 
 
 @kernel
@@ -173,13 +174,30 @@ class HspBulk(Bulk):
             messages.append(to_message(found[0], self._names, self._direction))
         return messages
 
+    def _read_plain(self, rows: NDArray[np.bool_]) -> list[Message]:
+        """Events and publishes whose types are not reserved: a type says all but the body and the id."""
+        buffer, direction, topic_of = self._buffer, self._direction, self._names.topic
+        columns = (self._command, self._type, self._id, self._body, self._body_size)
+        named: dict[int, tuple[str, dict[str, str]]] = {}
+        messages = []
+        for command, type_, number, start, size in zip(*(each[rows].tolist() for each in columns), strict=True):
+            if type_ not in named:
+                named[type_] = topic_of(type_), {"type": str(type_)}
+            topic, attributes = named[type_]
+            kind, identifier = (_EVENT, None) if command == _DATA else (_REQUEST, str(number))
+            messages.append(message_of((
+                kind, topic, buffer[start : start + size], identifier, None, None, None, attributes,
+                "hsp", None, None, direction, _NOBODY,
+            )))  # fmt: skip
+        return messages
+
     def topics(self) -> Sequence[str]:
         """Topics of plain `DATA` and `DATA_ACK` frames."""
         return list(self._numbers)
 
     def messages(self, topic: str | None = None) -> list[Message]:
         """The plain messages of one topic, or of all."""
-        return self._read(self._rows(topic))
+        return self._read_plain(self._rows(topic))
 
     def _rows(self, topic: str | None) -> NDArray[np.bool_]:
         if topic is None or (len(self._numbers) == 1 and topic in self._numbers):
@@ -215,7 +233,7 @@ class HspBulk(Bulk):
         self._plain = self._plain & ~rows
         self._numbers.pop(topic, None)
         self._settle_owed()
-        taken = self._hand_over(self._read(rows))
+        taken = self._hand_over(self._read_plain(rows))
         if not self.owes:
             self._session.answered(self)
         return taken

@@ -16,7 +16,8 @@ _HEAD_DATA = struct.Struct(">HI")
 _HEAD_DATA_ACK = struct.Struct(">IHI")
 _ID = struct.Struct(">I")
 _unpack_data, _unpack_data_ack, _unpack_id = _HEAD_DATA.unpack_from, _HEAD_DATA_ACK.unpack_from, _ID.unpack_from
-_pack_request, _pack_ack = struct.Struct(">BIHI").pack, struct.Struct(">BI").pack
+_pack_event, _pack_request = struct.Struct(">BHI").pack, struct.Struct(">BIHI").pack
+_pack_ack = struct.Struct(">BI").pack
 # Looking up a member of an enum costs as much as making a message.
 _DATA, _DATA_ACK, _ACK = int(Command.DATA), int(Command.DATA_ACK), int(Command.ACK)
 _EVENT, _REQUEST, _RESPONSE, _NOBODY = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Authenticity.NONE
@@ -98,6 +99,15 @@ def write_request(number: int, type_: int, head: bytes, body: bytes) -> bytes:
     '010000000100070000000568656c6c6f'
     """
     return _pack_request(_DATA_ACK, number, type_, len(head) + len(body)) + head + body
+
+
+def write_event(type_: int, head: bytes, body: bytes) -> bytes:
+    """A `DATA` whose payload is `head` and `body`.
+
+    >>> write_event(7, b"", b"hello").hex()
+    '0000070000000568656c6c6f'
+    """
+    return _pack_event(_DATA, type_, len(head) + len(body)) + head + body
 
 
 def write_ack(number: int) -> bytes:

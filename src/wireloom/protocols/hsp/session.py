@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
 from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Bulk, Renumbered, Role, Run, Session, SessionState
 from wireloom.protocols.hsp import frames
-from wireloom.protocols.hsp.plain import read_plain, write_ack, write_request
+from wireloom.protocols.hsp.plain import read_plain, write_ack, write_event, write_request
 from wireloom.protocols.hsp.profile import Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
 
@@ -352,6 +352,26 @@ class HspSession(Session):
             and all(self._own_names.says(number, topic) for number in bulk.numbers(topic))
             and bulk.max_payload <= self.settings.max_payload
         )
+
+    @property
+    def event_style(self) -> object:
+        """Events are written alike where the same numbers are known, and the same size is taken."""
+        # Names are shared by the sessions of a listener until a peer brings its own.
+        return (id(self._own_names), self.settings.max_payload) if self.state is _OPEN else None
+
+    def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
+        """`DATA`."""
+        largest, head_of = self.settings.max_payload, self._own_names.head
+        written: list[bytes] = []
+        for event in events:
+            topic, body = event.topic, event.body
+            if not topic:
+                return None
+            type_, head = head_of(topic, event.content_type)
+            if len(head) + len(body) > largest:
+                return None
+            written.append(write_event(type_, head, body))
+        return b"".join(written)
 
     def _queue(self, encoded: bytes, count: int = 1) -> None:
         self._out.append(encoded)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
-from wireloom.model import Kind, Message
+from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_of
 from wireloom.protocols.buffers import u32
 from wireloom.protocols.contract import PUBLISH
 from wireloom.protocols.publishes import (
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _EVENT, _REQUEST, _RESPONSE = int(FrameType.EVENT), int(FrameType.REQUEST), int(FrameType.RESPONSE)
 _DONE = int(ResponseType.DONE)
+_IS_EVENT, _NOBODY = Kind.EVENT, Authenticity.NONE
 _LEAST = 23
 """Bytes of the smallest event with a uri."""
 
@@ -190,6 +191,18 @@ class YampBulk(Publishes[bytes]):
             Kind.EVENT, self._topic(row), self._body(row), uid_text(self.key(row)), None, None, self.content_type,
             protocol="yamp", direction=self._session.inbound,
         )  # fmt: skip
+
+    def events(self, rows: NDArray[np.int64], topic: str) -> list[Message]:
+        """Many rows at once."""
+        buffer, content_type, direction = self.buffer, self.content_type, self._session.inbound
+        columns = zip(rows[OFFSET].tolist(), rows[BODY].tolist(), rows[BODY_SIZE].tolist(), strict=True)
+        return [
+            message_of((
+                _IS_EVENT, topic, buffer[body : body + size], uid_text(buffer[start + 1 : start + 17]), None, None,
+                content_type, NO_ATTRIBUTES, "yamp", None, None, direction, _NOBODY,
+            ))
+            for start, body, size in columns
+        ]  # fmt: skip
 
     def _body(self, row: int) -> bytes:
         start = int(self.rows[BODY, row])

@@ -16,7 +16,7 @@ from wireloom.protocols.contract import HUB_PREFIX
 from wireloom.protocols.yamp.frames import MAX_URI, FrameType, ResponseType
 
 _SIZE = struct.Struct(">I")
-_unpack_size, _pack_tail = _SIZE.unpack_from, struct.Struct(">BI").pack
+_pack_size, _unpack_size, _pack_tail = _SIZE.pack, _SIZE.unpack_from, struct.Struct(">BI").pack
 # Looking up a member of an enum costs as much as making a message.
 _EVENT_FRAME, _REQUEST_FRAME, _RESPONSE_FRAME = int(FrameType.EVENT), int(FrameType.REQUEST), int(FrameType.RESPONSE)
 _DONE = int(ResponseType.DONE)
@@ -143,6 +143,16 @@ def write_request(uid: bytes, uri: str, body: bytes) -> bytes | None:
     """
     head = _encoded(uri)
     return None if head is None else b"".join((b"\x06", uid, head, _pack_tail(0, len(body)), body))
+
+
+def write_event(uid: bytes, uri: str, body: bytes) -> bytes | None:
+    """An event; None if its uri has no place in a frame.
+
+    >>> write_event(bytes(16), "a", b"!").hex()
+    '050000000000000000000000000000000001610000000121'
+    """
+    head = _encoded(uri)
+    return None if head is None else b"".join((b"\x05", uid, head, _pack_size(len(body)), body))
 
 
 def write_response(uid: bytes, request: Owed, body: bytes) -> bytes:

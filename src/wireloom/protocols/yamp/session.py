@@ -30,7 +30,7 @@ from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Bulk, Role, Run, Sess
 from wireloom.protocols.owing import OwedReads
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.plain import Asked, Owed, read_plain, uid_text, write_request, write_response
+from wireloom.protocols.yamp.plain import Asked, Owed, read_plain, uid_text, write_event, write_request, write_response
 from wireloom.protocols.yamp.protocol import SERIALIZER, YampSettings, parse_uid, split_url, to_frame, to_message
 from wireloom.protocols.yamp.uids import Uids
 
@@ -627,6 +627,27 @@ class YampSession(Session):
             and bulk.content_type == self.content_type
             and bulk.max_body <= self.settings.max_body
         )
+
+    @property
+    def event_style(self) -> object:
+        """Events are written alike under the same settings and serializer; a uid of one session serves all others."""
+        # Sessions of one listener have the same object; its number is a quicker key than its values.
+        return (id(self.settings), self.content_type) if self.state is _OPEN else None
+
+    def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
+        """`event` frames; bodies that would have to be converted are not for the short way."""
+        agreed, largest, draw = self.content_type, self.settings.max_body, self._uids.draw
+        milliseconds = int((now + self.epoch) * 1000)
+        written: list[bytes] = []
+        for event in events:
+            topic, body = event.topic, event.body
+            if not topic or event.content_type not in (agreed, None) or len(body) > largest:
+                return None
+            encoded = write_event(draw(milliseconds), topic, body)
+            if encoded is None:
+                return None
+            written.append(encoded)
+        return b"".join(written)
 
     def frames_of(self, encoded: bytes) -> Sequence[bytes]:
         """Events one by one."""
