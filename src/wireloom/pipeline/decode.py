@@ -27,6 +27,7 @@ from wireloom.journal.keys import Keys, keys_beside
 from wireloom.journal.segment import committed_length
 from wireloom.model import KINDS, ConfigError, Direction, JournalError
 from wireloom.pipeline import blocks, ledger
+from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.planning import Range
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES, REJECTS, Table, arrow_schema
 from wireloom.pipeline.steps import audit, findings, sessions
@@ -166,7 +167,7 @@ class Audited:
 
     def packets(self) -> pa.Table | None:
         """All packets to remember."""
-        return pa.concat_tables(self._packets).unify_dictionaries() if self._packets else None
+        return unified(pa.concat_tables(self._packets)) if self._packets else None
 
 
 def _decode(
@@ -211,7 +212,7 @@ def _decode(
         tables += _decode_runs(data, runs, maps, keys, part.file, rejects, audited)
     if not tables:
         return empty(MESSAGES)
-    return tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
+    return tables[0] if len(tables) == 1 else unified(pa.concat_tables(tables))
 
 
 _EVENTS = frozenset({"opened", "closed", "refused", "started"})

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.steps import audit, nodes, sessions, traffic, turns
 from wireloom.pipeline.steps.view import View, in_order, typed
 
@@ -75,7 +76,7 @@ def together(parts: Sequence[pa.Table]) -> pa.Table | None:
     parts = [part for part in parts if part.num_rows]
     if len(parts) < 2:
         return parts[0] if parts else None
-    return pa.concat_tables(parts).unify_dictionaries()
+    return unified(pa.concat_tables(parts))
 
 
 def write(warehouse: Path, rows: pa.Table) -> tuple[str, int]:
@@ -84,7 +85,7 @@ def write(warehouse: Path, rows: pa.Table) -> tuple[str, int]:
     folder.mkdir(exist_ok=True)
     name = f"{uuid.uuid4().hex}.arrow"
     with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as file:
-        file.write_table(rows.unify_dictionaries().combine_chunks())
+        file.write_table(unified(rows).combine_chunks())
     return name, (folder / name).stat().st_size
 
 
@@ -111,7 +112,7 @@ def pack(rows: pa.Table) -> bytes:
     """Rows as bytes for the internal table."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write_table(rows.unify_dictionaries().combine_chunks())
+        stream.write_table(unified(rows).combine_chunks())
     return bytes(sink.getvalue())
 
 

@@ -15,6 +15,7 @@ from wireloom.model import KINDS, Direction
 from wireloom.pipeline.captures.connections import Connection, Half, Refused
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.decode import Audited, DecodedRange, coded, constant, empty
+from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES, REJECTS, Table, arrow_schema
 from wireloom.pipeline.steps.sessions import Event
 from wireloom.pipeline.steps.view import words
@@ -129,7 +130,7 @@ class Rows:
         if not tables:
             messages = empty(MESSAGES)
         else:
-            messages = tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
+            messages = tables[0] if len(tables) == 1 else unified(pa.concat_tables(tables))
         return DecodedRange(
             messages, _table(REJECTS, self._rejects), self.events, self.audited.findings(), self.audited.packets()
         )

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.ledger import Clock, name_hash
 from wireloom.pipeline.steps import findings
 from wireloom.pipeline.steps.turns import BUCKETS
@@ -101,7 +102,7 @@ def _remembered(auditor: Auditor, view: View, found: Examined) -> pa.Table:
 
 def join(packets: pa.Table, seen: pa.Table, clock: Clock) -> tuple[pa.Table, pa.Table]:
     """Findings about replays, and the names that are still remembered."""
-    packets = packets.unify_dictionaries().combine_chunks()
+    packets = unified(packets).combine_chunks()
     places = files_in_order(one_piece(packets["file"]))
     order = np.lexsort((packets["offset"].to_numpy(), places, packets["time"].to_numpy()))
     packets = packets.take(pa.array(order)).combine_chunks()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Kind
 from wireloom.pipeline import ledger
+from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.ledger import CLOSE, MARK, NONE, OPEN, STEP, STOP, Clock, Settled
 from wireloom.pipeline.steps import findings
 from wireloom.pipeline.steps.exchanges import NEVER, OUTCOMES, exchange_rows, outcomes_of
@@ -346,7 +347,7 @@ def _with_marks(turns: pa.Table, marks: pa.Table) -> pa.Table:
             "late": zeros.cast(pa.bool_()),
         }
         turns = pa.concat_tables([turns, typed(values, TURNS)])
-    turns = turns.unify_dictionaries().combine_chunks()
+    turns = unified(turns).combine_chunks()
     places = files_in_order(one_piece(turns["file"]))
     order = np.lexsort((turns["offset"].to_numpy(), places, turns["time"].to_numpy()))
     return turns if (order[1:] > order[:-1]).all() else turns.take(pa.array(order)).combine_chunks()

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Direction
+from wireloom.pipeline.dictionaries import unified
 
 DAY_US = 86_400_000_000
 DIRECTIONS = tuple(Direction)
@@ -118,7 +119,7 @@ def one_piece(column: pa.ChunkedArray | pa.Array) -> pa.Array:
         return column
     if column.num_chunks == 1:
         return column.chunk(0)
-    joined = column.unify_dictionaries().combine_chunks()
+    joined = unified(column).combine_chunks()
     return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)
 
 
