@@ -122,7 +122,7 @@ async def test_a_token_that_is_cut_off_or_refused_is_not_kept_with_the_refused_b
     assert TOKEN.encode() not in kept
 
 
-async def test_guessing_is_limited_by_address(tmp_path: Path) -> None:
+async def test_guessing_is_limited_by_address(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = ALL + tokens(tmp_path) + "attempts_per_minute = 3\n" + RULES
     async with hub_on(tmp_path, text) as hub:
         for attempt in range(5):
@@ -133,6 +133,8 @@ async def test_guessing_is_limited_by_address(tmp_path: Path) -> None:
             await wireloom.connect(url_of(hub, "emp"), token=TOKEN, reconnect=False)
         assert hub.metrics.logins.value("hsp", "refused") == 3
         assert hub.metrics.logins.value("hsp", "limited") == 2
+    told = [getattr(record, "event", "") for record in caplog.records if "showed a token" in record.message]
+    assert told == ["login.refused"] * 3 + ["login.limited"] * 3
 
 
 async def test_a_peer_that_was_refused_for_guessing_is_disconnected(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import struct
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import wireloom
-from tests.hub.running import data_ack, journaled
+from tests.hub.running import data_ack, hub_on, journaled, url_of
 from wireloom.journal.segment import segments
 from wireloom.model import Kind
 
@@ -172,6 +173,23 @@ def test_nothing_acknowledged_is_lost_when_the_hub_is_killed_under_load(tmp_path
 @pytest.mark.timeout(KILLS * 30)
 def test_nothing_acknowledged_is_lost_in_many_kills(tmp_path: Path) -> None:
     kill_under_load(tmp_path, times=KILLS, seed=2)
+
+
+async def test_a_hub_says_what_it_cut_from_a_torn_journal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with hub_on(tmp_path) as hub, wireloom.connect(url_of(hub)) as peer:
+        await peer.publish("sensors/kitchen", b"kept", ack=True)
+        # As a process leaves it that is killed now: the segment open, its last write torn.
+        torn = tmp_path / "torn" / "journal"
+        shutil.copytree(tmp_path / "journal", torn)
+    last = segments(torn)[-1]
+    whole = last.stat().st_size
+    with last.open("ab") as file:
+        file.write(b"\x06\x00\x00\x00torn")
+    async with hub_on(tmp_path / "torn"):
+        pass
+    assert f"recovered after a crash: cut 8 bytes from the end of {last.name}" in caplog.text
+    assert last.stat().st_size == whole
+    assert b"kept" in [entry.message.body for entry in journaled(tmp_path / "torn")]
 
 
 def test_sigterm_drains_and_says_so(tmp_path: Path) -> None:

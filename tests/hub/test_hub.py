@@ -172,6 +172,29 @@ async def test_a_slow_consumer_loses_the_oldest_events_and_nobody_else_does(tmp_
     assert sum(int(str(block.details["count"])) for block in records(tmp_path, "lost")) == lost
 
 
+async def test_a_slow_consumer_loses_the_newest_events_where_the_configuration_says_so(tmp_path: Path) -> None:
+    text = HSP + '[limits]\nqueue_bytes = 20000\nslow_consumer = "drop-newest"\n'
+    count = 3000
+    async with hub_on(tmp_path, text) as hub, wireloom.connect(url_of(hub)) as source:
+        reader, writer = await stream_to(hub)
+        writer.write(data_ack(1, b'{"topics": {"7": "sensors/kitchen"}}', 0xFD05))
+        writer.write(data_ack(2, b'{"topic": "sensors/#"}', 0xFD01))
+        await reader.readexactly(10)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for number in range(count):
+            await source.publish("sensors/kitchen", b"%08d" % number + b"x" * 7992)
+        await source.publish("end", b"", ack=True)
+        lost = int(hub.metrics.lost.value("hsp", "drop-newest"))
+        assert 0 < lost < count
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        got = [int((await asyncio.wait_for(reader.readexactly(8007), 30))[7:15]) for _ in range(count - lost)]
+        # Nothing is missing up to the first that was dropped; what follows came when there was room again.
+        assert got == sorted(got)
+        first = next((at for at, number in enumerate(got) if at != number), len(got))
+        assert first > 20_000 // 8000
+        writer.close()
+
+
 async def test_a_slow_consumer_is_disconnected_where_the_configuration_says_so(tmp_path: Path) -> None:
     text = HSP + '[limits]\nqueue_bytes = 1000\nslow_consumer = "disconnect"\n'
     async with hub_on(tmp_path, text) as hub, wireloom.connect(url_of(hub)) as source:

@@ -261,3 +261,38 @@ async def test_webhooks_see_what_routes_publish(tmp_path: Path) -> None:
             await publish_some(hub)
             await hook.until(1)
     assert [(each.topic, each.data) for each in hook.got] == [("legacy/blobs", b"blob")]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "topic"),
+    [("yamp", "shop/orders"), ("wolpertinger", "Shop.Ordered"), ("mesh", "shop-ordered"), ("emp", "shop/orders")],
+)
+async def test_uris_components_and_event_names_lead_to_topics(tmp_path: Path, scheme: str, topic: str) -> None:
+    text = (
+        f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\nprofile = true\n'
+        + ('settings = { require = "any" }\n' if scheme == "mesh" else "")
+        + '[[listener]]\nurl = "hsp://127.0.0.1:0"\nprofile = true\n[http]\nurl = "off"\n'
+        + f'[[route]]\nlistener = "{scheme}://127.0.0.1:0"\ntopic = "{topic}"\nto = "orders/new"\n'
+    )
+    async with hub_on(tmp_path, text) as hub:
+        async with wireloom.connect(url_of(hub)) as reader, reader.subscribe("orders/#") as events:
+            async with wireloom.connect(url_of(hub, scheme)) as peer, asyncio.timeout(20):
+                await peer.publish("other", b"0")
+                await peer.publish(topic, b"1")
+                event = await anext(events)
+                assert (event.topic, event.body) == ("orders/new", b"1")
+
+
+async def test_conditions_on_attributes(tmp_path: Path) -> None:
+    route = (
+        '[[route]]\ntopic = "jobs"\nto = "kinds/packed"\nwhere = { "attributes.compression" = "gzip" }\n'
+        '[[route]]\ntopic = "jobs"\nto = "kinds/plain"\nwhere = { "attributes.compression" = { exists = false } }\n'
+    )
+    async with hub_on(tmp_path, HUB + route) as hub, wireloom.connect(url_of(hub, "emp")) as peer:
+
+        async def send() -> None:
+            for number, attributes in enumerate(({"compression": "gzip"}, {"compression": "identity"}, {})):
+                await peer.publish("jobs", b"%d" % number, attributes=attributes)
+
+        got = await received(hub, "kinds/#", send, 2)
+        assert [(each.topic, each.body) for each in got] == [("kinds/packed", b"0"), ("kinds/plain", b"2")]

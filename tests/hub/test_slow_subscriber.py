@@ -14,6 +14,7 @@ import pytest
 import wireloom
 from tests.hub.running import data_ack
 from tests.hub.test_crash import HubProcess
+from wireloom.journal.verify import verify
 
 MIB = 1024 * 1024
 
@@ -54,6 +55,7 @@ async def beside_a_fast_publisher(folder: Path, seconds: float) -> None:
         code, output = hub.stop()
     assert code == 0, output
     assert "reads too slowly" in output
+    assert list(verify(folder / "journal")) == []
 
 
 async def test_memory_is_flat_beside_a_subscriber_that_does_not_read(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.hub.running import hub_on, records, url_of
 from wireloom.model import ConfigError, WireloomError
 
 
-@pytest.mark.parametrize("scheme", ["hsps", "emps", "yamps", "yamp+wss"])
+@pytest.mark.parametrize("scheme", ["hsps", "emps", "yamps", "yamp+wss", "wolpertinger+tls"])
 async def test_peers_publish_over_tls_and_are_known_by_their_certificate(tmp_path: Path, scheme: str) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("hub")
