@@ -11,7 +11,7 @@ a place for it carry it there, HTTP in headers. A message without one begins a t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.hub.exchanges import Exchange, Exchanges
@@ -275,6 +275,15 @@ class TracedRouter(Router):
         finally:
             self._now = before
 
+    def _deliver_all(self, subscribers: Sequence[Connection], events: Sequence[Message]) -> None:
+        if self._now is None:
+            super()._deliver_all(subscribers, events)
+            return
+        # Each is told of a span of its own, so each gets bytes of its own.
+        for subscriber in subscribers:
+            for event in events:
+                self._deliver(subscriber, event)
+
     def _deliver(self, subscriber: Connection, message: Message) -> None:
         if self._now is None:
             super()._deliver(subscriber, message)
@@ -284,6 +293,6 @@ class TracedRouter(Router):
         super()._deliver(subscriber, message.with_(attributes=attributes))
         sending.end()
 
-    def _answer(self, source: Connection, request: Message, body: bytes = b"") -> None:
-        super()._answer(source, request, body)
-        self.exchanges.answered(source, request)
+    def _acknowledge(self, source: Connection, message: Message) -> None:
+        super()._acknowledge(source, message)
+        self.exchanges.answered(source, message)

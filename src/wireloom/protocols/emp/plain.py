@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Direction, Kind, Message, ProtocolViolation, message_of
-from wireloom.protocols.contract import LOGIN
+from wireloom.protocols.contract import LOGIN, TRACE
 from wireloom.protocols.emp.extensions import Hub, decode_hub, encode_hub
 from wireloom.protocols.emp.frames import Extension, Type
 from wireloom.protocols.emp.messages import DONE
@@ -21,6 +21,7 @@ from wireloom.protocols.emp.settings import EmpSettings
 _SHORT = 256
 """Hub blocks up to this size are remembered: the same few topics come again and again."""
 _DATA, _REQUEST_RESPONSE, _HUB = int(Type.DATA), int(Extension.REQUEST_RESPONSE), int(Extension.HUB)
+_TRACED = TRACE[0]
 _HEAD = struct.Struct(">IBBxx")
 _RELATED = struct.Struct(">IBBxxIBBxxBxxxQ")
 """Envelope, header and a request-response block."""
@@ -219,6 +220,8 @@ def write_events(events: Sequence[Message], settings: EmpSettings) -> bytes | No
             more, head_size = 0x80 if block else 0, 8 + len(block)
         size = head_size + len(body)
         if size > largest or (compress_above is not None and len(body) > compress_above):
+            return None
+        if event.attributes and _TRACED in event.attributes:
             return None
         written += (_pack_head(size, _DATA, more), block, body)
     return b"".join(written)
