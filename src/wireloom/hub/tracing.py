@@ -52,7 +52,7 @@ class Tracing:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-            exporter = OTLPSpanExporter(endpoint=settings.url.rstrip("/") + PATH)
+            exporter = OTLPSpanExporter(endpoint=settings.url.rstrip("/") + PATH, timeout=_FLUSH / 1000)
             self.provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self.provider.get_tracer("wireloom.hub")
         self._propagator = TraceContextTextMapPropagator()
