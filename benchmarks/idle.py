@@ -18,8 +18,7 @@ from pathlib import Path
 from benchmarks import servers
 from benchmarks.harness import Result, compare
 
-COUNT = 9_500
-"""Both ends of a connection are on this machine, and 20,000 open files are what most systems allow a process."""
+COUNT = 10_000
 GREETINGS = {"hsp": (b"\x03", b"\x04"), "nats": (b'CONNECT {"verbose":false}\r\nPING\r\n', b"PONG\r\n")}
 EXTRA = "[limits]\nmax_connections_per_address = 100000\n"
 
