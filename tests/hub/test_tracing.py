@@ -120,6 +120,42 @@ async def test_failures_are_marked_and_every_span_ends(tmp_path: Path) -> None:
     assert "lost" in str(errors["request slow"])
 
 
+async def test_requests_that_nobody_waits_for_any_longer_end_their_spans(tmp_path: Path) -> None:
+    async def never(message: Message, peer: wireloom.Peer) -> None:
+        await asyncio.sleep(60)
+
+    async with hub_on(tmp_path, TRACED + "[limits]\nrequest_timeout = 1.0\n") as hub:
+        exporter = spans_of(hub)
+        async with (
+            wireloom.connect(url_of(hub, "yamp"), handler=never) as provider,
+            wireloom.connect(url_of(hub, "yamp")) as client,
+        ):
+            await provider.provide("slow/#")
+            given_up = asyncio.create_task(client.request("slow/cancelled"))
+            await eventually(lambda: len(hub.router.exchanges) == 1)
+            given_up.cancel()
+            with pytest.raises(wireloom.RequestFailed, match="504"):
+                await client.request("slow/late")
+            await eventually(lambda: len(exporter.get_finished_spans()) == 6)
+    why = {span.name: span.status.description for span in exporter.get_finished_spans() if span.name != "journal"}
+    cancelled = next(span for span in exporter.get_finished_spans() if span.name == "request slow/cancelled")
+    assert (cancelled.attributes or {})["wireloom.status"] == "cancelled"
+    assert (why["receive slow/late"] or "").startswith("504")
+    assert why["request slow/late"] == "no answer in time"
+
+
+async def test_what_a_route_gives_a_topic_is_traced(tmp_path: Path) -> None:
+    route = '[[route]]\nlistener = "emp://127.0.0.1:0"\ntype = 200\nto = "legacy"\n'
+    async with hub_on(tmp_path, TRACED + route) as hub:
+        exporter = spans_of(hub)
+        async with wireloom.connect(url_of(hub, "emp")) as peer, peer.subscribe("legacy") as events:
+            peer.send(Message(Kind.OTHER, None, b"1", attributes={"type": "200"}))
+            async with asyncio.timeout(20):
+                await anext(events)
+            await eventually(lambda: len(exporter.get_finished_spans()) == 3)
+    assert [span.name for span in in_order(exporter)] == ["receive emp", "journal", "deliver legacy"]
+
+
 async def test_a_large_read_is_a_span_for_each_topic(tmp_path: Path) -> None:
     async with hub_on(tmp_path, HSP + '[tracing]\nurl = ""\n') as hub:
         exporter = spans_of(hub)

@@ -148,11 +148,13 @@ class TracedExchanges(Exchanges):
         """An answer came from a provider: both spans end with it."""
         exchange = self._by_provider.get(provider, {}).get(message.correlation_id or "")
         error = (message.status or "error") if message.kind is Kind.ERROR else None
-        if exchange in self._asked:
-            if message.kind is Kind.PROGRESS:
-                self._asked[exchange].add_event("progress")
-            elif error is not None:
-                self._tracing.failed(self._asked[exchange], error)
+        span = None if exchange is None else self._asked.get(exchange)
+        if span is not None and message.kind is Kind.PROGRESS:
+            span.add_event("progress")
+        elif span is not None:
+            span.set_attribute("wireloom.status", message.status or str(message.kind))
+            if error is not None:
+                self._tracing.failed(span, error)
         super().answer(provider, message)
         if exchange is not None and message.kind is not Kind.PROGRESS:
             self.answered(exchange.requester, exchange.request, error)
@@ -220,14 +222,15 @@ class TracedRouter(Router):
     def route(self, source: Connection, message: Message, ticket: int) -> None:
         """Act on one message, in a span."""
         topic = (message.topic or "").removeprefix(PUBLISH)
-        if message.kind not in _TRACED or topic.startswith(HUB_PREFIX):
+        is_traced = message.kind in _TRACED or (message.kind is Kind.OTHER and bool(self.routes))
+        if not is_traced or topic.startswith(HUB_PREFIX):
             super().route(source, message, ticket)
             return
         span = self._tracing.received(source, topic, message.kind, message.attributes)
         if span.is_recording():
             span.set_attribute("messaging.message.body.size", len(message.body))
             span.set_attribute("messaging.message.id", message.id or "")
-        self._journal(span, ticket, ends=message.kind is Kind.EVENT)
+        self._journal(span, ticket, ends=message.kind is not Kind.REQUEST)
         if message.kind is Kind.REQUEST:
             self.exchanges.received[source, message.id or ""] = span
         self._now = span
@@ -262,8 +265,12 @@ class TracedRouter(Router):
             self._of_read.clear()
 
     def _fan_out(self, source: Connection, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
+        received = self._of_read.get(topic)
+        if received is None:
+            super()._fan_out(source, bulk, topic, subscribers)
+            return
         for subscriber in subscribers:
-            sending = self._tracing.sent(self._of_read[topic], subscriber, topic, Kind.EVENT)
+            sending = self._tracing.sent(received, subscriber, topic, Kind.EVENT)
             super()._fan_out(source, bulk, topic, (subscriber,))
             sending.end()
 
