@@ -134,14 +134,20 @@ async def test_opening_and_closing_are_recorded_with_the_peer_and_the_reason(tmp
     assert kinds == [("ping", "c2s"), ("pong", "s2c")]
 
 
+async def slow_subscriber(hub: Hub) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Subscribes to `sensors/#`, and then does not read."""
+    reader, writer = await stream_to(hub)
+    writer.write(data_ack(1, b'{"topics": {"7": "sensors/kitchen"}}', 0xFD05))
+    writer.write(data_ack(2, b'{"topic": "sensors/#"}', 0xFD01))
+    await reader.readexactly(10)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    return reader, writer
+
+
 async def test_a_slow_consumer_loses_the_oldest_events_and_nobody_else_does(tmp_path: Path) -> None:
     text = HSP + "[limits]\nqueue_bytes = 200000\n"
     async with hub_on(tmp_path, text) as hub, wireloom.connect(url_of(hub)) as quick:
-        reader, writer = await stream_to(hub)
-        writer.write(data_ack(1, b'{"topics": {"7": "sensors/kitchen"}}', 0xFD05))
-        writer.write(data_ack(2, b'{"topic": "sensors/#"}', 0xFD01))
-        await reader.readexactly(10)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        reader, writer = await slow_subscriber(hub)
         async with quick.subscribe("sensors/#") as events, wireloom.connect(url_of(hub)) as source:
             count, body = 6000, b"x" * 4000
             seen = 0
@@ -176,11 +182,7 @@ async def test_a_slow_consumer_loses_the_newest_events_where_the_configuration_s
     text = HSP + '[limits]\nqueue_bytes = 20000\nslow_consumer = "drop-newest"\n'
     count = 3000
     async with hub_on(tmp_path, text) as hub, wireloom.connect(url_of(hub)) as source:
-        reader, writer = await stream_to(hub)
-        writer.write(data_ack(1, b'{"topics": {"7": "sensors/kitchen"}}', 0xFD05))
-        writer.write(data_ack(2, b'{"topic": "sensors/#"}', 0xFD01))
-        await reader.readexactly(10)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        reader, writer = await slow_subscriber(hub)
         for number in range(count):
             await source.publish("sensors/kitchen", b"%08d" % number + b"x" * 7992)
         await source.publish("end", b"", ack=True)
@@ -198,11 +200,7 @@ async def test_a_slow_consumer_loses_the_newest_events_where_the_configuration_s
 async def test_a_slow_consumer_is_disconnected_where_the_configuration_says_so(tmp_path: Path) -> None:
     text = HSP + '[limits]\nqueue_bytes = 1000\nslow_consumer = "disconnect"\n'
     async with hub_on(tmp_path, text) as hub, wireloom.connect(url_of(hub)) as source:
-        reader, writer = await stream_to(hub)
-        writer.write(data_ack(1, b'{"topics": {"7": "sensors/kitchen"}}', 0xFD05))
-        writer.write(data_ack(2, b'{"topic": "sensors/#"}', 0xFD01))
-        await reader.readexactly(10)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        _, writer = await slow_subscriber(hub)
         for _ in range(3000):
             await source.publish("sensors/kitchen", b"x" * 8000)
         await eventually(lambda: len(hub.connections) == 1)
