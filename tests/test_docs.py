@@ -8,13 +8,16 @@
 - Ports on 127.0.0.1 and localhost are replaced by free ones, each by the same one all over the page; port 0 stays.
 - Where a page speaks of `demo-data/` there is a small journal in that folder.
 
-Blocks marked `sh` are not run.
+Blocks marked `sh` are not run, because they never end, install something, or need another machine; their commands are checked
+for words that the command line would not understand.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -24,6 +27,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from wireloom.cli.main import _parser as command_line
+from wireloom.protocols.registry import BUILT_IN, protocol
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -206,6 +212,60 @@ def test_every_link_between_pages_leads_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if not target.startswith(("http:", "https:", "mailto:")):
                 assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "tutorial", "how-to/use-tls", "how-to/control-access", "how-to/mesh-keys", "how-to/use-xmpp",
+        "how-to/read-captures", "how-to/replay-messages", "how-to/run-on-a-cluster", "how-to/add-a-protocol",
+        "reference/cli", "reference/configuration", "reference/tables", "reference/api", "reference/metrics",
+        "hub-profile", "conformance", "explanation/architecture", "explanation/durability",
+        "explanation/exactly-once", "explanation/security", "performance",
+    ],
+)  # fmt: skip
+def test_a_page_that_people_look_for_is_in_the_navigation(page: str) -> None:
+    assert (ROOT / "docs" / f"{page}.md").stat().st_size > 1000
+    assert f": {page}.md\n" in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_the_readme_shows_what_it_should() -> None:
+    text = (ROOT / "README.md").read_text()
+    opening = text.partition("\n\n")[2].partition("\n\n")[0]
+    assert len(re.findall(r"\.(?=\s|$)", opening)) == 3, "what it is, in three sentences"
+    assert re.findall(r"!\[[^]]+\]\(docs/images/(\w+)\.png\)", text) == ["console", "report"]
+    assert "\nmake demo " in text and "\nmake test " in text
+    for name in BUILT_IN:
+        (row,) = re.findall(rf"^\| `{name}` \|.*\|$", text, re.MULTILINE)
+        assert {
+            str(scheme.port) for scheme in protocol(name).schemes if scheme.port and scheme.transport != "xmpp"
+        } <= {*re.findall(r"\d{4}", row)}
+    for page in ("performance", "tutorial", "explanation/architecture", "how-to/add-a-protocol"):
+        assert f"(docs/{page}.md)" in text
+
+
+LINES = [
+    pytest.param(shlex.split(command, comments=True), id=f"{name_of(page)}: {command.strip()[:60]}")
+    for page in PAGES
+    for block in blocks(page)
+    if block.kind == "sh"
+    for line in block.text.splitlines()
+    for command in line.partition(" #")[0].split(";")
+]
+
+
+@pytest.mark.parametrize("words", LINES)
+def test_a_command_that_is_not_run_is_one_all_the_same(words: list[str]) -> None:
+    match words:
+        case ["wireloom", *rest]:
+            parsed, more = command_line(rest).parse_known_args(rest)
+            assert callable(parsed.run) and not more
+        case ["make", target]:
+            assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        case ["python", "-m", module, *_]:
+            assert importlib.util.find_spec(module) is not None
+        case [name, *_]:
+            assert name in ("pip", "openssl", "chmod", "tshark")
 
 
 def test_make_targets_named_in_the_docs_exist() -> None:

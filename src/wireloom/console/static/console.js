@@ -143,7 +143,7 @@ function drawProtocols() {
     const past = known.history[protocol] ?? [];
     const top = Math.max(1, ...past);
     tile.querySelector("polyline").setAttribute("points",
-      past.map((value, i) => `${300 - (past.length - 1 - i)},${38 - 36 * value / top}`).join(" "));
+      past.map((value, i) => `${300 - (past.length - 1 - i) * 300 / Math.max(60, past.length)},${38 - 36 * value / top}`).join(" "));
   }
 }
 
@@ -210,7 +210,7 @@ function drawLatency() {
   const y = (us) => bottom - (bottom - top) * Math.max(0, (Math.log10(us) - 1) / (highest - 1));
   for (let power = 1; power <= highest; power += 1) {
     pen.beginPath(); pen.moveTo(left, y(10 ** power)); pen.lineTo(right, y(10 ** power)); pen.stroke();
-    pen.fillText(latency(10 ** power), 4, y(10 ** power) + 4);
+    pen.fillText(latency(10 ** power).replace(/\.0+ /, " "), 4, y(10 ** power) + 4);
   }
   if (!points.length) { $("#percentiles").textContent = ""; return; }
   const last = Math.max(...points.map((p) => p[0]));
