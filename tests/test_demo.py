@@ -65,6 +65,7 @@ def test_it_tells_everything_and_cleans_up_after_itself(tmp_path: Path) -> None:
     assert "Wireloom report" in (tmp_path / "demo-report.html").read_text()
 
 
+@pytest.mark.slow
 def test_it_leaves_everything_running_when_asked(tmp_path: Path) -> None:
     with demo(tmp_path, "--keep") as (process, said):
         deadline = time.monotonic() + PATIENCE

@@ -21,7 +21,8 @@ async def send_readings(url: str, meter: int, count: int) -> None:
     """Every reading is acknowledged, after it is safe on the hub's disk, before the next window is sent."""
     topic = TOPICS[meter]
     told = time.monotonic()
-    async with wireloom.connect(url, topics=TOPICS, resend=True) as hub:
+    again = wireloom.Backoff(from_start=True)
+    async with wireloom.connect(url, topics=TOPICS, resend=True, reconnect=again) as hub:
         for first in range(0, count, WINDOW):
             window = range(first, min(first + WINDOW, count))
             await asyncio.gather(

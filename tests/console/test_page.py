@@ -108,6 +108,7 @@ async def test_sending_from_the_page(tmp_path: Path) -> None:
             await page.wait_for_selector("#answer >> text=kept by the hub")
             await page.click("#tab-messages")
             await page.wait_for_selector("#messages >> text=notes/today")
+            await page.wait_for_selector("#messages >> text=re: math/add")
 
 
 async def test_rejects_show_clause_and_bytes(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ class Lately:
 
     def _message(self, entry: Entry) -> None:
         message = entry.message
-        self.messages.add(_line(entry))
+        asked = self._asked.get((message.connection, message.correlation_id or ""))
+        self.messages.add(_line(entry) | {"answers": None if asked is None else asked.message.topic})
         if message.topic is not None and message.kind in (Kind.EVENT, Kind.REQUEST):
             topic = self._topics.setdefault(message.topic, _Topic())
             self._topics.move_to_end(message.topic)

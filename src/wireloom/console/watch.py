@@ -188,8 +188,10 @@ class Watch:
         """Bytes of the journal that the pipeline, going by the cursor it leaves there, has not read."""
         if self._lately is None:
             return None
-        found = cursors(self._lately.folder)
-        return max((bytes_after(self._lately.folder, each.segment, each.position) for each in found), default=None)
+        folder = self._lately.folder
+        # A pipeline that has not committed anything yet has left no cursor: all of it lies before it.
+        places = [(each.segment, each.position) for each in cursors(folder)] or [("", 0)]
+        return max(bytes_after(folder, *place) for place in places)
 
 
 async def _often(part: Callable[[], Awaitable[None]], pause: float) -> None:

@@ -17,6 +17,7 @@ function make(tag, properties = {}, ...children) {
 }
 
 const count = (n) => (n ?? 0).toLocaleString("en");
+const some = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
 const clock = (iso) => (iso ?? "").slice(11, 23);
 function short(n) {
   if (n >= 1e6) return (n / 1e6).toFixed(1) + " M";
@@ -114,7 +115,7 @@ function drawState() {
   $("#state").dataset.state = hub.up ? (hub.healthy ? "up" : "down") : "down";
   $("#state .text").textContent = !hub.up ? `no hub: ${hub.why}`
     : !hub.healthy ? `the journal cannot be written (${hub.why}): nothing is acknowledged until it can; if the disk is full, make room`
-    : `${count(hub.connections_open)} connections, ${count(hub.subscriptions)} subscriptions`;
+    : `${some(hub.connections_open, "connection")}, ${some(hub.subscriptions, "subscription")}`;
 }
 
 function drawProtocols() {
@@ -167,12 +168,12 @@ function drawMessages() {
     return;
   }
   const wanted = $("#filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const matches = (m) => { const text = `${m.protocol} ${m.kind} ${m.topic ?? ""} ${m.status ?? ""} ${m.text ?? ""}`.toLowerCase();
+  const matches = (m) => { const text = `${m.protocol} ${m.kind} ${m.topic ?? m.answers ?? ""} ${m.status ?? ""} ${m.text ?? ""}`.toLowerCase();
     return wanted.every((word) => text.includes(word)); };
   const shown = wanted.length ? known.messages.filter(matches) : known.messages;
   $("#skipped").textContent = known.skipped ? `${count(known.skipped)} bytes of traffic were too fast to show; the tables have all of it` : "";
   rows($("#messages"), shown.slice(0, SHOW), "number", (m) => [
-    clock(m.time), coloured(m.protocol), m.direction === "s2c" ? "out" : "in", m.kind, m.topic ?? "–", m.status ?? "",
+    clock(m.time), coloured(m.protocol), m.direction === "s2c" ? "out" : "in", m.kind, m.topic ?? (m.answers ? `re: ${m.answers}` : "–"), m.status ?? "",
     number(count(m.body_size)), make("td", { class: "body" }, m.text ?? "(bytes)")],
     wanted.length ? "Nothing matches the filter." : "No message yet. Publish one in the panel Send, or with: wireloom pub hsp://127.0.0.1 sensors/kitchen 21.5");
 }
@@ -279,7 +280,7 @@ function open(item) {
     $("#hex").setAttribute("aria-pressed", asHex);
     const left = (item.body_size ?? item.size ?? 0) - item.hex.length / 2;
     const rest = left > 0 ? `\n… and ${count(left)} more bytes, which the journal has` : "";
-    dialog.querySelector("pre").textContent = (asHex ? dump(item.hex) : readable(item.text ?? "")) + rest;
+    dialog.querySelector("pre").textContent = item.hex ? (asHex ? dump(item.hex) : readable(item.text ?? "")) + rest : "(no body)";
   };
   $("#hex").onclick = () => show($("#hex").getAttribute("aria-pressed") !== "true");
   show(item.text === null || item.text === undefined);
@@ -310,6 +311,7 @@ function choose(name) {
     const tab = document.getElementById(`tab-${panel.dataset.panel}`);
     tab.setAttribute("aria-selected", chosen);
     tab.tabIndex = chosen ? 0 : -1;
+    if (chosen) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
   history.replaceState(null, "", `#${name}`);
   if (known.latest) draw();
