@@ -76,6 +76,14 @@ async def test_everything_that_is_read_at_the_start_only_is_named(
     assert "changes of [data], [http], [tracing], hsp://127.0.0.1:0 wait for a restart" in caplog.text
 
 
+async def test_limits_that_open_doors_keep_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with hub_on(tmp_path, BASE) as hub:
+        assert reload(hub, tmp_path, BASE + "[limits]\nhandshake_seconds = 3\nmax_connections = 7\nidle_seconds = 60\n")
+        assert hub.config.limits.handshake_seconds == 3, "that of the protocols is in force"
+    kept = "handshake_seconds for TLS and WebSocket, max_connections for sources of one datagram listener"
+    assert f"changes of {kept} wait for a restart" in caplog.text
+
+
 async def test_a_new_size_of_messages_holds_for_connections_that_come_then(tmp_path: Path) -> None:
     async with hub_on(tmp_path, BASE) as hub, wireloom.connect(url_of(hub, "yamp")) as before:
         assert reload(hub, tmp_path, BASE + "[limits]\nmessage_bytes = 2000\n")

@@ -20,6 +20,8 @@ log = logging.getLogger("wireloom.hub")
 
 _AT_START = ("data", "journal", "http", "tracing")
 """Sections that are read when the hub starts, and not again."""
+_DOORS = {"handshake_seconds": "for TLS and WebSocket", "max_connections": "for sources of one datagram listener"}
+"""Limits that doors keep, too, as they were when they were opened."""
 
 
 def reload_from(hub: Hub, load: Callable[[], HubConfig]) -> bool:
@@ -56,6 +58,9 @@ def reload(hub: Hub, config: HubConfig) -> list[str]:
             except NotSupported:
                 later.append(f"the certificates of {listener.url}")
     later += known
+    later += [
+        f"{name} {where}" for name, where in _DOORS.items() if getattr(old.limits, name) != getattr(config.limits, name)
+    ]
     # Listeners, journal and pages go on as they were started.
     hub.config = dataclasses.replace(
         old, limits=config.limits, access=config.access, routes=config.routes, webhooks=config.webhooks
