@@ -12,6 +12,7 @@ import pytest
 
 import wireloom
 from tests.hub.running import hub_on, journaled, url_of
+from tests.protocols.wolpertinger.tables import tables_of
 from tests.protocols.wolpertinger.test_components import Everything
 from tests.xmpp.prosody import ACCOUNTS, MISSING, Prosody, is_installed, prosody
 from wireloom.conformance.run import Verdict, check_server
@@ -371,3 +372,8 @@ url = "http://127.0.0.1:0"
         counted[key] = entry.sequence + 1
         assert entry.message.kind is not Kind.OTHER
     assert len(counted) == 4
+    # Each message stands whole in one place: it does not matter where reading begins and ends.
+    messages, rejects = tables_of(tmp_path, 1 << 30)
+    assert (len(messages), rejects) == (sum(counted.values()), [])
+    assert sum("fragment_count" in dict(row["attributes"]) for row in messages) > 4  # type: ignore[call-overload]
+    assert tables_of(tmp_path, 64) == (messages, rejects)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wireloom.hub")
 
+_NO_PIECES = (b"", b"")
 _DENIED_TOLD = 64
 """Refusals of one connection that are logged; all are counted."""
 
@@ -56,6 +57,7 @@ class Connection(Outbox):
         "_keys",
         "_numbers",
         "_outbound",
+        "_pieces",
         "_proved",
         "_recorded",
         "_sends_as",
@@ -88,6 +90,8 @@ class Connection(Outbox):
         self._recorded = [0, 0]
         """Messages in the journal that came in, and that went out; where directions are one, all are the first."""
         self._sends_as = 0 if self._inbound is self._outbound else 1
+        self._pieces = _NO_PIECES
+        """Of messages whose last piece is still to be sent: of what is said, and of what is delivered."""
         self._numbers: Mapping[int, str] | None = None
         self._topic_map: TopicMap | None = None
         self._keys: Keys | None = None
@@ -369,6 +373,9 @@ class Connection(Outbox):
         if self._lost:
             self._report_lost()
         self._count_queued(-self._queued_bytes)
+        for pieces in self._pieces:
+            if pieces:
+                self._append_outbound(pieces, 0)
         cut = self.session.unread()
         if cut and self.session.violation is None:
             self._record_refused(CUT, "the connection ended inside a frame", cut)
@@ -444,10 +451,21 @@ class Connection(Outbox):
         self._sent_seen += count
         self._record_outbound(data, count)
 
-    def _record_outbound(self, data: bytes, count: int) -> None:
+    def _record_outbound(self, data: bytes, count: int, *, delivered: bool = False) -> None:
         kept = self.session.recordable(data)
-        if not kept:
+        pieces = self._pieces
+        if not count and self._pipe is not None and self._pipe.carries_messages:
+            # A piece of a message: the journal has messages whole, so that each of its parts is read by itself.
+            held = pieces[delivered] + kept
+            self._pieces = (pieces[0], held) if delivered else (held, pieces[1])
             return
+        if pieces[delivered]:
+            kept = pieces[delivered] + kept
+            self._pieces = (pieces[0], b"") if delivered else (b"", pieces[1])
+        if kept:
+            self._append_outbound(kept, count)
+
+    def _append_outbound(self, kept: bytes, count: int) -> None:
         self.hub.journal.append(
             self.name,
             self.id,

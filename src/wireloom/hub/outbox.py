@@ -79,8 +79,8 @@ class Outbox(abc.ABC):
         """Messages sent that need not be counted again when they are recorded."""
 
     @abc.abstractmethod
-    def _record_outbound(self, data: bytes, count: int) -> None:
-        """Note in the journal what goes out."""
+    def _record_outbound(self, data: bytes, count: int, *, delivered: bool = False) -> None:
+        """Note in the journal what goes out; `delivered` if it is an event for a subscriber."""
 
     @property
     @abc.abstractmethod
@@ -260,7 +260,7 @@ class Outbox(abc.ABC):
         self.delivered += count
         self.hub.metrics.delivered.add(count, self.name)
         if self.hub.config.journal.deliveries:
-            self._record_outbound(data, count)
+            self._record_outbound(data, count, delivered=True)
         self._pipe.write(data)
 
     def _lose(self, count: int) -> None:

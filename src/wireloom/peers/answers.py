@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wireloom.peers.peer import Peer
 
 LOG = logging.getLogger("wireloom.peers")
+_RESPONSE, _ERROR = Kind.RESPONSE, Kind.ERROR
 PUBLISH = HUB_PREFIX + "publish/"
 
 Operation = Callable[[Message, "Peer"], object]
@@ -76,7 +77,7 @@ class Answers:
         except Exception as error:  # whatever a handler raises is an answer, not the end of the connection
             self._fail(driver, message, error)
             return
-        if result.__class__ is bytes:
+        if result.__class__ is bytes or result.__class__ is Message:
             self._respond(driver, message, result)
         elif result.__class__ is CoroutineType:
             self._begin(message, driver, result)
@@ -88,7 +89,7 @@ class Answers:
 
     def _answer(self, driver: Driver, message: Message, result: object) -> None:
         """Answer now; in a task if writing the answer takes long."""
-        if result.__class__ is bytes or not is_large(result):
+        if result.__class__ is bytes or result.__class__ is Message or not is_large(result):
             self._respond(driver, message, result)
             return
         key = (id(driver), message.id or "")
@@ -147,7 +148,7 @@ class Answers:
                 result = await self._progress(driver, message, work)
             else:
                 result = await cast(Awaitable[object], work)
-            if result.__class__ is not bytes and is_large(result):
+            if result.__class__ is not bytes and result.__class__ is not Message and is_large(result):
                 result = await self._written(message, result)
             self._respond(driver, message, result)
             if driver.is_crowded:
@@ -265,7 +266,7 @@ class Answers:
             if result.__class__ is bytes:
                 driver.respond(request, result, driver.session.content_type)
             elif isinstance(result, Message):
-                kind = Kind.ERROR if result.kind is Kind.ERROR else Kind.RESPONSE
+                kind = _ERROR if result.kind is _ERROR else _RESPONSE
                 driver.send(result.with_(kind=kind, id=None, correlation_id=request.id, status=result.status or "done"))
             else:
                 body, content_type = self._peer.encode(result)

@@ -42,6 +42,7 @@ __all__ = ["Components", "Int32", "Int64", "Structured", "UInt64", "call", "comp
 Function = TypeVar("Function", bound=Callable[..., object])
 Class = TypeVar("Class", bound=type)
 
+_REQUEST, _RESPONSE = Kind.REQUEST, Kind.RESPONSE
 LARGE = 16 * 1024
 """Bytes of a body from which on a thread takes it apart."""
 _MANY = 500
@@ -161,11 +162,11 @@ class Components:
         """Run the method that a message calls."""
         topic = message.topic or ""
         name = message.attributes.get("component", topic.rpartition(".")[0])
-        found = self._methods.get(name.lower()) if message.kind is Kind.REQUEST else None
+        found = self._methods.get(name.lower()) if message.kind is _REQUEST else None
         if found is None or not topic.startswith(name + "."):
             if self._fallback is not None:
                 return self._fallback(message, peer)
-            if message.kind is Kind.REQUEST:
+            if message.kind is _REQUEST:
                 raise failed(ErrorCode.COMPONENT_NOT_FOUND)
             return None
         called = found.get(topic[len(name) + 1 :])
@@ -252,27 +253,29 @@ def accept(value: Value, annotation: object) -> object:
     >>> accept(Value("int32", 7), int), accept(Value("int32", 7), float)
     (7, 7.0)
     """
-    origin = typing.get_origin(annotation)
-    if origin in (typing.Union, types.UnionType):
-        for each in typing.get_args(annotation):
-            try:
-                return accept(value, each)
-            except ValueError:
-                continue
-        raise ValueError(f"a {value.type} is none of {annotation}")
-    if origin is list:
+    accepted = _ACCEPTS.get(annotation)
+    if accepted is not None:
+        if value.type not in accepted:
+            raise ValueError(f"a {value.type} is no {getattr(annotation, '__name__', annotation)}")
+        python = values.to_python(value)
+        return float(python) if annotation is float and isinstance(python, int) else python
+    if typing.get_origin(annotation) is list:
         if not isinstance(value.data, tuple):
             raise ValueError(f"a {value.type} is no list")
         return [accept(each, typing.get_args(annotation)[0]) for each in value.data]
-    if value.type not in _ACCEPTS.get(annotation, ()):
-        raise ValueError(f"a {value.type} is no {getattr(annotation, '__name__', annotation)}")
-    python = values.to_python(value)
-    return float(python) if annotation is float and isinstance(python, int) else python
+    for each in typing.get_args(annotation):
+        try:
+            return accept(value, each)
+        except ValueError:
+            continue
+    raise ValueError(f"a {value.type} is none of {annotation}")
 
 
 def give(python: object, annotation: object) -> Value:
     """The value to send for a Python value that is declared so. Raises BodyError where it is not."""
-    if annotation in (Int32, Int64, UInt64) and type(python) is int:
+    if annotation is str and python.__class__ is str:
+        pass
+    elif annotation in (Int32, Int64, UInt64) and type(python) is int:
         python = typing.cast(type[int], annotation)(python)
     elif annotation is float and type(python) is int:
         python = float(python)
@@ -294,9 +297,11 @@ def _run(called: _Method, arguments: list[object], peer: Peer) -> object:
         return _later(called, asyncio.to_thread(called.function, *arguments, **keywords))
     with _Codes():
         result = called.function(*arguments, **keywords)
-    if inspect.isasyncgen(result):
+    if result.__class__ in _ACCEPTS:
+        pass
+    elif inspect.isasyncgen(result):
         return _steps(called, result)
-    if inspect.isawaitable(result):
+    elif inspect.isawaitable(result):
         return _later(called, result)
     return _answer_aside(called, result) if _is_large(result) else _answer(called, result)
 
@@ -367,7 +372,7 @@ def _answer(called: _Method, result: object) -> Message:
 
 def _response(value: Value) -> Message:
     return Message(
-        Kind.RESPONSE,
+        _RESPONSE,
         body=messages.typed_value(value),
         content_type=messages.JSON,
         attributes={"types": values.signature((value,))},
@@ -388,7 +393,7 @@ async def call(
     else:
         request = _request(component, method, arguments, returns)
     answer = await peer.ask(request, timeout=timeout)
-    if returns is None or answer.kind is not Kind.RESPONSE or not answer.body:
+    if returns is None or answer.kind is not _RESPONSE or not answer.body:
         return None
     if len(answer.body) >= LARGE:
         return await asyncio.to_thread(_result, answer, returns, f"{component}.{method}")
@@ -403,7 +408,7 @@ def _request(component: str, method: str, arguments: tuple[object, ...], returns
     if returns is None:
         attributes["response"] = messages.NO_RESPONSE
     body = messages.typed_parameters(given)
-    return Message(Kind.REQUEST, f"{component}.{method}", body, content_type=messages.JSON, attributes=attributes)
+    return Message(_REQUEST, f"{component}.{method}", body, content_type=messages.JSON, attributes=attributes)
 
 
 def _result(answer: Message, returns: object, name: str) -> object:

@@ -365,11 +365,18 @@ def _decode_runs(
     """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
     decoder, settings = _decoder(runs.protocol)
     of = _streams(segment, runs, maps, keys, keys_beside(file, runs.protocol))
-    columns = decoder.decode(Spans(runs.data, runs.start, runs.end, of.number, of.streams), settings)
     everything = np.arange(len(runs.start))
+    number, streams = of.number, of.streams
+    if decoder.has_pieces:
+        # A run holds whole messages. Pieces alone, from whoever wrote them, must not wait for those of another run,
+        # which may be decoded together with this one or not.
+        number, streams = everything.astype(np.int32), [streams[each] for each in number.tolist()]
+    columns = decoder.decode(Spans(runs.data, runs.start, runs.end, number, streams), settings)
     tables = [audited.examine(runs.protocol, columns, runs.data, _table(columns, runs, of, everything, file))]
     hidden = sorted({reject.span for reject in columns.rejects if reject.clause == BROKEN})
     _add_rejects(columns, runs, everything, rejects)
+    if decoder.has_pieces:
+        _add_unfinished(decoder, settings, columns, runs, rejects)
     if hidden:
         # Every run as a stream of its own: what another run did wrong does not count against it.
         again = np.array(hidden)
@@ -403,6 +410,18 @@ def _add_rejects(columns: Columns, runs: _Runs, rows: NDArray[np.int64], rejects
             run = int(rows[span])
             detail = "the run of frames ends inside a frame"
             rejects.add(runs, run, int(columns.consumed[span]), int(runs.end[run]), CUT, detail)
+
+
+def _add_unfinished(
+    decoder: ColumnDecoder, settings: Settings, columns: Columns, runs: _Runs, rejects: _Rejects
+) -> None:
+    """Pieces that their run did not complete; every run is a stream."""
+    for run, state in enumerate(columns.state):
+        for each in decoder.unfinished(state, settings) if state else ():
+            start = columns.begun[run]
+            rejects.add(
+                runs, run, start, start + len(each.data), each.clause, each.detail, each.data[:KEPT_BYTES]
+            )  # fmt: skip
 
 
 def _table(columns: Columns, runs: _Runs, of: _Streams, rows: NDArray[np.int64], file: str) -> pa.Table:

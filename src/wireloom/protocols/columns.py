@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +127,9 @@ class Columns:
 
 class ColumnDecoder(abc.ABC):
     """What a `columns.py` offers to the pipeline."""
+
+    has_pieces: ClassVar[bool] = False
+    """Whether a message may come in several frames: a stream's state holds those that wait for others."""
 
     def warm(self) -> None:
         """Compile or load the kernels, so that the first call does not pay for it."""

@@ -737,6 +737,76 @@ def test_a_proof_is_blanked_in_what_is_recorded_even_if_it_is_sent_again_or_in_p
     assert b"P" * 88 not in base64.b64decode(first.data.rpartition(b";")[2])
 
 
+TOKEN = "wlt_" + "S" * 700
+LOGIN = call("Hub", "Login", Value("string", TOKEN))
+
+
+def readable(data: bytes, cipher: Cipher | None) -> bytes:
+    """Everything that whoever has the keys can read in lines, cut off or not, in any order."""
+    payloads = [each.rpartition(b";")[2] for each in data.splitlines()]
+    seen = []
+    for payload in (*payloads, b"".join(payloads)):
+        for shift in range(4):
+            if b"*" not in payload:
+                cut = payload[shift : shift + (len(payload) - shift) // 4 * 4]
+                seen.append(base64.b64decode(cut))
+    if cipher is not None:
+        seen += [cipher.open(each[: len(each) // 16 * 16])[0] for each in seen]
+    return b"|".join(seen)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("order", ["from the first on", "without the first", "the last alone", "backwards"])
+def test_a_login_that_never_becomes_complete_is_blanked_in_all_its_pieces(order: str, *, encrypted: bool) -> None:
+    peer = stranger(2, cluster_key=KEY)
+    server, cipher = (peer.server, peer.cipher) if encrypted else (opened(), None)
+    lines = transmission.encode(LOGIN, 900, WolpertingerSettings(split=200, gzip_from=0), cipher)
+    chosen = {
+        "from the first on": lines[:-1], "without the first": lines[1:], "the last alone": lines[-1:],
+        "backwards": lines[:0:-1],
+    }[order]  # fmt: skip
+    for each in chosen:
+        assert not server.receive(each, 0.0).data
+    kept = server.unread()
+    (refused,) = server.expire(60.0).refused
+    for data in (kept, refused.data):
+        assert len(data) == len(b"".join(chosen))
+        assert b"SSS" not in readable(data, cipher)
+        assert b"message_id:900;" in data
+
+
+@pytest.mark.parametrize("gzip", [0, 1])
+def test_a_login_that_is_cut_off_or_wrong_is_blanked_where_it_is_kept(gzip: int) -> None:
+    (whole,) = transmission.encode(LOGIN, 900, WolpertingerSettings(gzip_from=gzip), None)
+    server = opened()
+    server.receive(whole[:-20], 0.0)
+    assert b"*****" in server.unread()
+    assert b"SSS" not in readable(server.unread(), None)
+    server = opened()
+    wrong = line(layer2.write(LOGIN).replace(b"</RemoteMethodCall>", b"<More/></RemoteMethodCall>"))
+    (refused,) = server.receive(wrong, 0.0).refused
+    assert (refused.clause, len(refused.data)) == ("wolpertinger.xml.invalid", len(wrong))
+    assert b"SSS" not in readable(refused.data, None)
+    again = server.receive(wrong, 1.0)
+    assert (again.data, list(again.refused)) == (b"", [refused])
+    # What holds no credentials stays as it came.
+    wrong = line(layer2.write(call("Hub", "Publish", HELLO)).replace(b"</Remote", b"<More/></Remote"), 2)
+    assert [each.data for each in server.receive(wrong, 0.0).refused] == [wrong]
+
+
+def test_our_own_login_is_blanked_in_every_piece_however_many_they_are() -> None:
+    client = opened(Role.CLIENT, split=64, gzip_from=0)
+    body = json.dumps({"token": "S" * 5000}).encode()
+    client.send(Message(Kind.REQUEST, "$hub/login", body, content_type="application/json"), 0.0)
+    pieces = list(client.outgoing_frames())
+    assert len(pieces) > 64
+    for recorded in (b"".join(map(client.recordable, pieces)), client.recordable(b"".join(pieces))):
+        decoder = WOLPERTINGER.decoder(Direction.C2S, WolpertingerSettings())
+        decoder.feed(recorded)
+        (found,) = list(decoder)
+        assert found.message.value() == {"token": "*" * 5000}
+
+
 def test_our_own_proof_is_blanked_in_what_is_recorded() -> None:
     both = meet(3)
     for session, who in ((both.client, "client"), (both.server, "server")):

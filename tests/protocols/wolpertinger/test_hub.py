@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import re
+import uuid
 from pathlib import Path
 
 import pytest
 
 import wireloom
 from tests.hub.running import eventually, hub_on, journaled, records, url_of
+from tests.protocols.wolpertinger.tables import tables_of
 from tests.protocols.wolpertinger.talk import call, line
+from wireloom.journal import Journal
 from wireloom.model import ConfigError, Direction, Kind, Message, RequestFailed
 from wireloom.peers.components import Components, component, method
+from wireloom.protocols.wolpertinger import WolpertingerSettings, transmission
 from wireloom.protocols.wolpertinger.values import Value
 
 OTHERS = ("wolpertinger", "yamp", "emp", "hsp")
@@ -241,3 +247,87 @@ async def test_every_message_of_an_encrypted_split_conversation_is_counted_once(
 
 def sequences(rows: list[dict[str, object]], direction: str) -> list[object]:
     return [row["sequence"] for row in rows if row["direction"] == direction]
+
+
+# Split messages in the journal, however it is read
+
+
+async def test_a_split_message_that_is_sent_again_piece_by_piece_is_whole_in_every_range(tmp_path: Path) -> None:
+    own = WolpertingerSettings(split=120, gzip_from=0)
+    texts = [Value("string", each) for each in ("rooms/kitchen", "text/plain", "x" * 400)]
+    lines = transmission.encode(call("Hub", "Publish", *texts), 7, own, None)
+    async with hub_on(tmp_path, HUB) as hub:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url_of(hub, "wolpertinger").rpartition(":")[2]))
+        between = 100
+        for each in (*lines, *lines):
+            # A message of its own between the pieces, so that no two of them lie in one run.
+            between += 1
+            writer.write(each + line(call("Nobody", "There", call_id=str(uuid.UUID(int=between))), between))
+            while await reader.readline() != b"result:0;message_id:%d;\n" % between:
+                pass
+        # Of the third copy one piece is missing.
+        writer.write(b"".join(lines[1:]))
+        writer.close()
+        await writer.wait_closed()
+        await eventually(lambda: not hub.connections)
+    whole, rejected = tables_of(tmp_path, 1 << 30)
+    copies = [row for row in whole if row["topic"] == "$hub/publish/rooms/kitchen"]
+    assert [(row["body"], row["wire_size"]) for row in copies] == [(b"x" * 400, sum(map(len, lines)))] * 2
+    for direction in ("c2s", "s2c"):
+        assert sequences(whole, direction) == list(range(len(sequences(whole, direction))))
+    assert [row["size"] for row in rejected] == [sum(map(len, lines[1:]))]
+    for step in (64, 1000):
+        assert tables_of(tmp_path, step) == (whole, rejected)
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_pieces_that_a_journal_has_apart_are_rejects_however_it_is_read(tmp_path: Path, cut: int) -> None:
+    lines = transmission.encode(call("T", "E", Value("string", "x" * 200)), 7, WolpertingerSettings(split=120), None)
+    assert len(lines) > 2
+    journal = Journal.open(tmp_path / "journal")
+    connection = journal.new_connection_id()
+    journal.append("wolpertinger", connection, Direction.C2S, 0, b"".join(lines[:cut]))
+    journal.append("wolpertinger", connection, Direction.C2S, 0, b"".join(lines[cut:]))
+    journal.append("wolpertinger", connection, Direction.C2S, 0, b"".join(reversed(lines)))
+    journal.close()
+    messages, rejects = tables_of(tmp_path, 1 << 30)
+    assert [(row["topic"], row["sequence"]) for row in messages] == [("T.E", 0)]
+    assert [(row["clause"], row["bytes"]) for row in rejects] == [
+        ("wolpertinger.fragment.dropped", b"".join(lines[:cut])),
+        ("wolpertinger.fragment.dropped", b"".join(lines[cut:])),
+    ]
+    assert tables_of(tmp_path, 64) == (messages, rejects)
+
+
+def test_what_a_listener_with_higher_limits_took_is_read_from_the_journal(tmp_path: Path) -> None:
+    generous = WolpertingerSettings(max_message=9_000_000, max_fragments=6000, split=2000, gzip_from=0)
+    lines = transmission.encode(call("T", "E", Value("string", "x" * 8_500_000)), 7, generous, None)
+    assert len(lines) > WolpertingerSettings().max_fragments
+    journal = Journal.open(tmp_path / "journal")
+    journal.append("wolpertinger", journal.new_connection_id(), Direction.C2S, 0, b"".join(lines))
+    journal.close()
+    messages, rejects = tables_of(tmp_path, 1 << 30)
+    assert ([row["body_size"] for row in messages], rejects) == ([8_500_004], [])
+
+
+async def test_a_login_in_pieces_leaves_no_token_in_the_journal(tmp_path: Path) -> None:
+    token = "S" * 700
+    own = WolpertingerSettings(split=200, gzip_from=0)
+    async with hub_on(tmp_path, HUB) as hub:
+        port = int(url_of(hub, "wolpertinger").rpartition(":")[2])
+        for pieces in (slice(None), slice(0, -1), slice(1, None)):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            lines = transmission.encode(call("Hub", "Login", Value("string", token)), 7, own, None)[pieces]
+            for each in lines:
+                writer.write(each)
+                await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        await eventually(lambda: not hub.connections)
+    messages, rejects = tables_of(tmp_path, 1 << 30)
+    logins = [row for row in messages if row["topic"] == "$hub/login"]
+    assert [row["body"] for row in logins] == [b'{"token":"%b"}' % (b"*" * len(token))]
+    assert len(rejects) == 2
+    for each in rejects:
+        for payload in re.findall(rb";([A-Za-z0-9+/]+=*)\n", bytes(each["bytes"])):
+            assert b"SSS" not in base64.b64decode(payload[: len(payload) // 4 * 4])

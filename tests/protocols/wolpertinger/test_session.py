@@ -174,6 +174,18 @@ def test_a_resent_message_is_confirmed_again_and_executed_once() -> None:
     assert server.counters == {"wolpertinger.message-id.again": 1}
 
 
+def test_a_document_that_was_refused_is_refused_when_it_comes_again() -> None:
+    server = opened()
+    wrong = line(b"<Nonsense/>", 7)
+    first, again = server.receive(wrong, 0.0), server.receive(wrong, 20.0)
+    for run in (first, again):
+        assert (run.data, run.count, [each.data for each in run.refused]) == (b"", 0, [wrong])
+    # It is confirmed each time, and its error is told once.
+    written = server.outgoing()
+    assert results(written) == [(7, 0), (7, 0)]
+    assert len(documents(written)) == 1
+
+
 def test_ids_are_remembered_for_ten_minutes() -> None:
     server = opened()
     data = line(call("Test", "Echo", HELLO), 5)
@@ -258,6 +270,25 @@ def test_a_split_message_that_is_sent_again_is_confirmed_once_more() -> None:
     run = server.receive(b"".join(lines), 20.0)
     assert not run.messages
     assert results(server.outgoing()) == [(5, 0), (5, 0)]
+
+
+def test_the_pieces_of_a_message_that_is_sent_again_are_recorded_together_once_all_are_there() -> None:
+    server = opened()
+    lines = lines_of(call("Test", "Echo", Value("string", "x" * 300)), 5, WolpertingerSettings(split=100, gzip_from=0))
+    server.receive(b"".join(lines), 0.0)
+    runs = [server.receive(each, 20.0) for each in lines]
+    assert [(run.data, run.count) for run in runs] == [*[(b"", 0)] * (len(lines) - 1), (b"".join(lines), 1)]
+    # Of a copy that does not become complete nothing is lost either.
+    run = server.receive(lines[1], 30.0)
+    assert (run.data, run.count, server.unread()) == (b"", 0, b"fragment_index:1;" + starred(lines[1]))
+    (refused,) = server.expire(90.0).refused
+    assert (refused.clause, len(refused.data)) == ("wolpertinger.fragment.dropped", len(lines[1]))
+
+
+def starred(line: bytes) -> bytes:
+    """A line without its index, and with stars for its payload."""
+    head, _, payload = line.removeprefix(b"fragment_index:1;").rpartition(b";")
+    return head + b";" + b"*" * (len(payload) - 1) + b"\n"
 
 
 def test_pieces_of_two_messages_mixed_and_in_any_order() -> None:

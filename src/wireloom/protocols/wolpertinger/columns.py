@@ -29,6 +29,8 @@ BEFORE = -1
 class WolpertingerColumns(ColumnDecoder):
     """One Python object a message, and none of them kept."""
 
+    has_pieces = True
+
     def decode(self, spans: Spans, settings: Settings) -> Columns:
         """Decode span by span; spans of one stream share their decoder's state."""
         own = cast(WolpertingerSettings, settings)

@@ -132,20 +132,17 @@ def check_structured(value: Value) -> None:
 
 # Reading
 
-_TEXT = rb"[ !-%'-;=?-~]*"
-_GUID = rb"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
-_FLAT = rb'(?:[ \n]*<object type="(?:' + "|".join(values.SCALARS).encode() + rb')">' + _TEXT + rb"</object>)"
-_HEAD = (
-    rb' xmlns="' + NAMESPACE.encode() + rb'">[ \n]*<ComponentName>(' + _TEXT + rb")</ComponentName>"
-    rb"[ \n]*<CallId>(" + _GUID + rb")</CallId>[ \n]*"
-)
+_TEXT = r"[ !-%'-;=?-~]*"
+_GUID = r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
+_FLAT = rf'(?:[ \n]*<object type="(?:{"|".join(values.SCALARS)})">{_TEXT}</object>)'
+_HEAD = rf' xmlns="{NAMESPACE}">[ \n]*<ComponentName>({_TEXT})</ComponentName>[ \n]*<CallId>({_GUID})</CallId>[ \n]*'
 _SIMPLE_CALL = re.compile(
-    rb"<RemoteMethodCall" + _HEAD + rb"<MethodName>(" + _TEXT + rb")</MethodName>[ \n]*"
-    rb"<Parameters(?: ?/>|>(" + _FLAT + rb"*)[ \n]*</Parameters>)[ \n]*</RemoteMethodCall>"
+    rf"<RemoteMethodCall{_HEAD}<MethodName>({_TEXT})</MethodName>[ \n]*"
+    rf"<Parameters(?: ?/>|>({_FLAT}*)[ \n]*</Parameters>)[ \n]*</RemoteMethodCall>"
 )
 _SIMPLE_RESPONSE = re.compile(
-    rb"<RemoteMethodResponse" + _HEAD + rb"<ResponseValue(?: ?/>|>(" + _FLAT + rb"?)[ \n]*</ResponseValue>)"
-    rb"[ \n]*</RemoteMethodResponse>"
+    rf"<RemoteMethodResponse{_HEAD}<ResponseValue(?: ?/>|>({_FLAT}?)[ \n]*</ResponseValue>)"
+    r"[ \n]*</RemoteMethodResponse>"
 )
 _OBJECT = re.compile(r'<object type="([A-Za-z0-9]+)">([^<]*)</object>')
 _SIMPLE_LIMIT = 16 * 1024
@@ -160,35 +157,35 @@ def parse(xml: bytes, message_id: int | None = None) -> Document:
     >>> parse(b"<RemoteError><ComponentName/><ErrorCode>304</ErrorCode></RemoteError>").code
     304
     """
-    if len(xml) <= _SIMPLE_LIMIT:
-        found = _parse_simple(xml)
+    if len(xml) <= _SIMPLE_LIMIT and xml.isascii():
+        found = _parse_simple(xml.decode("ascii"))
         if found is not None:
             return found
     return parse_fully(xml, message_id)
 
 
-def _parse_simple(xml: bytes) -> Document | None:
+def _parse_simple(xml: str) -> Document | None:
     simple = _SIMPLE_CALL.fullmatch(xml)
     if simple is not None:
         component, call_id, method, inside = simple.groups()
         parameters = _simple_values(inside) if inside else ()
         if parameters is None:
             return None
-        return Call(component.decode(), call_id.decode(), method.decode(), parameters)
+        return Call(component, call_id, method, parameters)
     simple = _SIMPLE_RESPONSE.fullmatch(xml)
     if simple is not None:
         component, call_id, inside = simple.groups()
         found = _simple_values(inside) if inside else ()
         if found is None:
             return None
-        return Response(component.decode(), call_id.decode(), found[0] if found else None)
+        return Response(component, call_id, found[0] if found else None)
     return None
 
 
-def _simple_values(inside: bytes) -> tuple[Value, ...] | None:
+def _simple_values(inside: str) -> tuple[Value, ...] | None:
     """Values of objects in a row; None when one is not written as we would."""
     found: list[Value] = []
-    for type_, text in _OBJECT.findall(inside.decode()):
+    for type_, text in _OBJECT.findall(inside):
         if type_ == "string":
             found.append(Value(type_, text))
             continue
@@ -343,7 +340,7 @@ def _text_of(root: etree._Element, name: str) -> str:
 
 def _call_id(root: etree._Element) -> str | None:
     text = _text_of(root, "CallId")
-    return text if re.fullmatch(_GUID.decode(), text) else None
+    return text if re.fullmatch(_GUID, text) else None
 
 
 def _first_line(error: object) -> str:

@@ -17,14 +17,15 @@ import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
-from wireloom.model import Direction, Kind, Message, NotSupported, type_of_json
+from wireloom.model import Authenticity, Direction, Kind, Message, NotSupported, message_of, type_of_json
 from wireloom.protocols.contract import HUB_PREFIX, LOGIN
 from wireloom.protocols.wolpertinger import layer2, values
 from wireloom.protocols.wolpertinger.frames import Confirmation, Data, decode_base64
 from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
 from wireloom.protocols.wolpertinger.refusal import ErrorCode, Refused
-from wireloom.protocols.wolpertinger.values import Value
+from wireloom.protocols.wolpertinger.values import Value, json_bytes
 
 NAME = "wolpertinger"
 JSON = "application/json"
@@ -37,6 +38,9 @@ _METHODS = {topic: name for name, topic in OPERATIONS.items()}
 SIGN_IN = "Login"
 CARRIERS = ("Publish", "Event", "Request")
 """Methods of `Hub` that take topic, content type and body."""
+# Looking up a member of an enum costs as much as a call, and these are needed for every message.
+_REQUEST, _RESPONSE, _EVENT, _ERROR = Kind.REQUEST, Kind.RESPONSE, Kind.EVENT, Kind.ERROR
+_ACK, _NOBODY = Kind.ACK, Authenticity.NONE
 _PLAIN = Data(0, b"")[2:]
 _SAFE = frozenset(values.SCALARS)
 FOREIGN = "metadata."
@@ -65,14 +69,21 @@ class TypedBody(bytes):
     @classmethod
     def of(cls, text: str, values: tuple[Value, ...]) -> TypedBody:
         """A body from its JSON text."""
-        body = cls(text.encode("utf-8", "surrogatepass"))
+        body = cls(json_bytes(text))
         body.values = values
         return body
 
 
+def parameters_text(given: tuple[Value, ...]) -> str:
+    """Parameters as the JSON text of a list."""
+    if len(given) == 1:
+        return f"[{values.json_text(given[0])}]"
+    return f"[{','.join(map(values.json_text, given))}]"
+
+
 def typed_parameters(given: tuple[Value, ...]) -> TypedBody:
     """Parameters as the body of a request."""
-    return TypedBody.of(f"[{','.join(map(values.json_text, given))}]", given)
+    return TypedBody.of(parameters_text(given), given)
 
 
 def typed_value(value: Value) -> TypedBody:
@@ -86,9 +97,9 @@ def typed_value(value: Value) -> TypedBody:
 def of_confirmation(frame: Confirmation, direction: Direction | None) -> Message:
     """A delivery confirmation: an ack of a message_id, with its result code as status."""
     attributes = {FOREIGN + key: value for key, value in frame.others}
-    return Message(
-        Kind.ACK, None, b"", None, str(frame.message_id), str(frame.result), None, attributes,
-        NAME, None, None, direction,
+    return message_of(
+        (_ACK, None, b"", None, str(frame.message_id), str(frame.result), None, attributes,
+         NAME, None, None, direction, _NOBODY)
     )  # fmt: skip
 
 
@@ -102,48 +113,70 @@ def of_sealed(whole: Data, wire: int, direction: Direction | None) -> Message:
     return Message(Kind.OTHER, None, body, None, None, None, None, attributes, NAME, None, None, direction)
 
 
-def of_document(document: Document, whole: Data, wire: int, direction: Direction | None, profile: bool) -> Message:
-    """What a document means."""
+def of_document(
+    document: Document, whole: Data, wire: int, direction: Direction | None, *, profile: bool, typed: bool = False
+) -> Message:
+    """What a document means; `typed`: its body keeps the values beside their JSON."""
     attributes = _metadata(whole, wire)
     if document.xml is not None:
         attributes["xml"] = document.xml.decode()
     if isinstance(document, Call):
-        return _of_call(document, attributes, direction, profile)
+        return _of_call(document, attributes, direction, profile, typed)
     attributes["component"] = document.component
     if isinstance(document, Response):
         body: bytes = b""
-        content_type = None
-        if document.value is not None:
-            body, content_type = typed_value(document.value), JSON
-            attributes["types"] = values.signature((document.value,))
-        return Message(
-            Kind.RESPONSE, None, body, None, document.call_id, "done", content_type, attributes,
-            NAME, None, None, direction,
+        content_type, value = None, document.value
+        if value is not None:
+            body, content_type = typed_value(value) if typed else json_bytes(values.json_text(value)), JSON
+            attributes["types"] = values.signature((value,))
+        return message_of(
+            (_RESPONSE, None, body, None, document.call_id, "done", content_type, attributes,
+             NAME, None, None, direction, _NOBODY)
         )  # fmt: skip
     return Message(
         Kind.ERROR, None, b"", None, document.call_id, str(document.code), None, attributes, NAME, None, None, direction
     )
 
 
-def _of_call(call: Call, attributes: dict[str, str], direction: Direction | None, profile: bool) -> Message:
-    component, method, parameters = call.component, call.method, call.parameters
-    if profile and component.lower() == "hub":
-        special = _of_hub_call(call, attributes, direction)
-        if special is not None:
-            return special
-    topic = f"{component}.{method}"
-    attributes["types"] = values.signature(parameters)
-    if "." in method or not _is_method(topic):
-        attributes["component"] = component
-    if method == "Heartbeat" and is_heartbeat(call):
-        return Message(
-            Kind.PROGRESS, topic, b"", call.call_id, None, "progress", None, attributes, NAME, None, None, direction
-        )
-    body = typed_parameters(parameters)
-    return Message(Kind.REQUEST, topic, body, call.call_id, None, None, JSON, attributes, NAME, None, None, direction)
+class Called(NamedTuple):
+    """What the names of a component and a method tell."""
+
+    component: str
+    """In lower case: components' names are compared without it."""
+    topic: str
+    ambiguous: bool
+    """Whether the topic alone does not tell component from method."""
 
 
 @lru_cache(maxsize=4096)
+def called(component: str, method: str) -> Called:
+    """The same for calls of one method, of which there are many."""
+    topic = f"{component}.{method}"
+    return Called(component.lower(), topic, "." in method or not _is_method(topic))
+
+
+def _of_call(
+    call: Call, attributes: dict[str, str], direction: Direction | None, profile: bool, typed: bool
+) -> Message:
+    parameters = call.parameters
+    component, topic, ambiguous = called(call.component, call.method)
+    if profile and component == "hub":
+        special = _of_hub_call(call, attributes, direction)
+        if special is not None:
+            return special
+    attributes["types"] = values.signature(parameters)
+    if ambiguous:
+        attributes["component"] = call.component
+    if component == "core" and is_heartbeat(call):
+        return Message(
+            Kind.PROGRESS, topic, b"", call.call_id, None, "progress", None, attributes, NAME, None, None, direction
+        )
+    body = typed_parameters(parameters) if typed else json_bytes(parameters_text(parameters))
+    return message_of(
+        (_REQUEST, topic, body, call.call_id, None, None, JSON, attributes, NAME, None, None, direction, _NOBODY)
+    )
+
+
 def _is_method(topic: str) -> bool:
     """Whether a topic reads as `Component.Method`, so that both can be told from it."""
     return _TOPIC.fullmatch(topic) is not None
@@ -272,27 +305,25 @@ def to_document(message: Message, *, profile: bool) -> Document:
         document = _kept(message, kept, profile)
         if document is not None:
             return document
-    match message.kind:
-        case Kind.REQUEST | Kind.EVENT:
-            return _to_call(message, profile)
-        case Kind.PROGRESS:
-            return Call("Core", _guid(message.id, "id"), "Heartbeat")
-        case Kind.RESPONSE:
-            return Response(
-                component_of(message), _guid(message.correlation_id, "correlation_id"), response_value(message)
-            )
-        case Kind.ERROR:
-            call_id = None if message.correlation_id is None else _guid(message.correlation_id, "correlation_id")
-            return Error(component_of(message), error_code(message), call_id)
-        case _:
-            raise NotSupported(f"wolpertinger has no document for a message of kind {message.kind}")
+    kind = message.kind
+    if kind is _REQUEST or kind is _EVENT:
+        return _to_call(message, profile)
+    if kind is _RESPONSE:
+        call_id = _guid(message.correlation_id, "correlation_id")
+        return Response(component_of(message), call_id, response_value(message))
+    if kind is _ERROR:
+        caused = None if message.correlation_id is None else _guid(message.correlation_id, "correlation_id")
+        return Error(component_of(message), error_code(message), caused)
+    if kind is Kind.PROGRESS:
+        return Call("Core", _guid(message.id, "id"), "Heartbeat")
+    raise NotSupported(f"wolpertinger has no document for a message of kind {kind}")
 
 
 def _kept(message: Message, xml: str, profile: bool) -> Document | None:
     """The document a message came in, if the message still says the same."""
     try:
         document = layer2.parse(xml.encode())
-        again = of_document(document, Data(0, b""), 0, message.direction, profile)
+        again = of_document(document, Data(0, b""), 0, message.direction, profile=profile)
     except (Refused, UnicodeEncodeError):
         return None
     same = ("kind", "topic", "body", "id", "correlation_id", "status")
@@ -307,7 +338,7 @@ def _to_call(message: Message, profile: bool) -> Call:
         raise NotSupported("a wolpertinger call needs a topic, such as Component.Method")
     if values.NOT_XML.search(topic):
         raise NotSupported(f"XML cannot hold the topic {topic!r}")
-    if profile and (message.kind is Kind.EVENT or topic.startswith(HUB_PREFIX)):
+    if profile and (message.kind is _EVENT or topic.startswith(HUB_PREFIX)):
         if topic in _METHODS:
             return Call(HUB, call_id, _METHODS[topic], _operands(message))
         if topic == LOGIN and message.kind is Kind.REQUEST:
@@ -317,7 +348,7 @@ def _to_call(message: Message, profile: bool) -> Call:
         if not name or (name.startswith(HUB_PREFIX) and (method == "Publish" or name in _METHODS)):
             raise NotSupported(f"wolpertinger has no call for {topic!r}")
         return Call(HUB, call_id, method, _carrying(name, message))
-    if message.kind is Kind.EVENT:
+    if message.kind is _EVENT:
         raise NotSupported("wolpertinger has no events; the hub profile (`profile`) carries them as calls of Hub.Event")
     component = message.attributes.get("component")
     if component is not None and topic.startswith(component + "."):
@@ -477,16 +508,15 @@ def foreign(attributes: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 # Answers, for those who know the call
 
 
-def answer(call: Call, message: Message, *, profile: bool) -> Document:
-    """The document that answers a call of the peer."""
-    if message.kind is Kind.ERROR:
+def answer(component: str, call_id: str, message: Message, *, carried: bool) -> Document:
+    """The document that answers a call of the peer; `carried` if it is one of `is_carried`."""
+    if message.kind is _ERROR:
         code = error_code(message)
-        component = "" if code == ErrorCode.COMPONENT_NOT_FOUND else call.component
-        return Error(component, code, call.call_id)
-    if is_carried(call, profile=profile):
+        return Error("" if code == ErrorCode.COMPONENT_NOT_FOUND else component, code, call_id)
+    if carried:
         texts = carry(message.body, message.content_type)
-        return Response(call.component, call.call_id, Value("list", tuple([Value("string", each) for each in texts])))
-    return Response(call.component, call.call_id, response_value(message))
+        return Response(component, call_id, Value("list", tuple([Value("string", each) for each in texts])))
+    return Response(component, call_id, response_value(message))
 
 
 def is_carried(call: Call, *, profile: bool) -> bool:

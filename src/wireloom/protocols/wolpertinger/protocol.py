@@ -15,7 +15,7 @@ from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
 from wireloom.protocols.wolpertinger.conversation import CONVERSATION
 from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.refusal import CLAUSES, Refused
-from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
+from wireloom.protocols.wolpertinger.settings import MAX_FRAGMENTS, MAX_OPEN, MAX_TEXT, WolpertingerSettings
 
 if TYPE_CHECKING:
     from wireloom.protocols.cases import Case
@@ -137,7 +137,7 @@ def read(
     if whole.encryption is not None and cipher is None:
         return messages.of_sealed(whole, wire, direction)
     document = layer1.unpack(whole, settings, cipher)
-    return messages.of_document(document, whole, wire, direction, settings.profile)
+    return messages.of_document(document, whole, wire, direction, profile=settings.profile)
 
 
 class Wolpertinger(Protocol):
@@ -160,6 +160,14 @@ class Wolpertinger(Protocol):
         {"trust": "a level of trust, 1 to 4, that the peer has reached", "user": "the name of a user, at trust 4"}
     )
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"key": "aes_key", "iv": "aes_iv"})
+
+    def lenient(self) -> Settings:
+        """No limits but those of the settings themselves: a listener may have been told to take as much."""
+        return WolpertingerSettings(max_message=MAX_TEXT, max_fragments=MAX_FRAGMENTS, max_open=MAX_OPEN)
+
+    def observing(self) -> Settings:
+        """The usual limits: nobody has checked these lines."""
+        return self.settings()
 
     def decoder(
         self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None

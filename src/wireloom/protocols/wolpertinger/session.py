@@ -12,7 +12,16 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, WireloomError
+from wireloom.model import (
+    Authenticity,
+    Kind,
+    LimitExceeded,
+    Message,
+    NotSupported,
+    PeerClosed,
+    WireloomError,
+    message_of,
+)
 from wireloom.protocols.contract import HUB_PREFIX, Role, Run, SessionState
 from wireloom.protocols.wolpertinger import authentication, keys, layer2, messages
 from wireloom.protocols.wolpertinger.authentication import STEPS, Authentication, Entropy, Outcome
@@ -31,7 +40,11 @@ _OFTEN = 1.0
 """Seconds between two Heartbeats that the application asks for."""
 _METADATA = 200
 """Bytes of a line beside its payload, at most."""
-_ANSWERS = (Kind.RESPONSE, Kind.ERROR)
+# Looking up a member of an enum costs as much as a call, and these are needed for every message.
+_REQUEST, _RESPONSE, _EVENT, _ERROR, _PROGRESS = Kind.REQUEST, Kind.RESPONSE, Kind.EVENT, Kind.ERROR, Kind.PROGRESS
+_OPEN, _CLOSING, _CLOSED = SessionState.OPEN, SessionState.CLOSING, SessionState.CLOSED
+_SUCCESS, _NOBODY = ResultCode.SUCCESS, Authenticity.NONE
+_ANSWERS, _SENDS = (_RESPONSE, _ERROR), (_REQUEST, _EVENT, _ERROR)
 _RESULTS: dict[int, str] = {
     ResultCode.TIMEOUT: "delivery failed: timeout",
     ResultCode.UNKNOWN: "delivery failed: unknown error",
@@ -50,11 +63,13 @@ class _Asked:
     """Whether it is a request that `Hub.Request` carries."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Owed:
-    """A call of the peer that waits for our answer."""
+    """A call of the peer that waits for our answer, without its parameters."""
 
-    call: Call
+    component: str
+    carried: bool
+    """Whether it is a request that `Hub.Request` carries."""
     since: float
 
 
@@ -104,7 +119,7 @@ class WolpertingerSession(Transmission):
         if self.role is Role.CLIENT and self.settings.authenticate:
             self._climb(now)
         else:
-            self.state = SessionState.OPEN
+            self.state = _OPEN
 
     def _finish(self) -> Run:
         """What the read brought. A call is settled by its confirmation only if no error came with it."""
@@ -112,7 +127,7 @@ class WolpertingerSession(Transmission):
             settled, self._settled = self._settled, []
             for call_id in settled:
                 if self._waiting.pop(call_id, None) is not None:
-                    self._tell(Kind.ACK, call_id, str(ResultCode.SUCCESS.value))
+                    self._tell(Kind.ACK, call_id, str(_SUCCESS.value))
         if self._input_over and self._blocked is None:
             self._end_input()
         return super()._finish()
@@ -135,7 +150,7 @@ class WolpertingerSession(Transmission):
 
     def _delivered(self, sent: Sent, result: int, now: float) -> None:
         call_id = sent.call_id or ""
-        if result != ResultCode.SUCCESS:
+        if result != _SUCCESS:
             self._fail(call_id, f"result {result}", _RESULTS.get(result, "delivery failed"), now)
             return
         asked = self._waiting.get(call_id)
@@ -145,7 +160,7 @@ class WolpertingerSession(Transmission):
             self._settled.append(call_id)
         elif now - sent.first_at >= _SLOW:
             # The time for the answer begins with the confirmation.
-            self._tell(Kind.PROGRESS, call_id, "delivered")
+            self._tell(_PROGRESS, call_id, "delivered")
 
     def _fail(self, call_id: str, status: str, detail: str, now: float) -> None:
         """A call of ours has failed before the peer could answer it."""
@@ -153,7 +168,7 @@ class WolpertingerSession(Transmission):
         if own is not None:
             own(None, now)
         elif self._waiting.pop(call_id, None) is not None:
-            self._tell(Kind.ERROR, call_id, status, detail.encode())
+            self._tell(_ERROR, call_id, status, detail.encode())
 
     # What the peer says
 
@@ -177,18 +192,18 @@ class WolpertingerSession(Transmission):
         self._reading.messages.append(message)
 
     def _message(self, document: Document, whole: Data, wire: int) -> Message:
-        return messages.of_document(document, whole, wire, self._direction, self.settings.profile)
+        return messages.of_document(document, whole, wire, self._direction, profile=self.settings.profile, typed=True)
 
     def _take_call(self, call: Call, message: Message | None, whole: Data, wire: int, now: float) -> None:
-        component = call.component.lower()
+        component = messages.called(call.component, call.method).component
         if component == "core" and messages.is_heartbeat(call):
             for call_id in self._waiting:
-                self._tell(Kind.PROGRESS, call_id, "progress")
+                self._tell(_PROGRESS, call_id, "progress")
             return
         if component == "authentication":
             self._authenticate(call, now)
             return
-        if self.trust < self.settings.required_trust:
+        if self.authentication.trust < self.settings.required_trust:
             self._say(Error(call.component, ErrorCode.NOT_AUTHORISED, call.call_id), now)
             return
         if component.startswith(HUB_PREFIX):
@@ -196,13 +211,14 @@ class WolpertingerSession(Transmission):
             self._say(Error("", ErrorCode.COMPONENT_NOT_FOUND, call.call_id), now)
             return
         message = message or self._message(call, whole, wire)
-        if message.kind is Kind.REQUEST:
+        if message.kind is _REQUEST:
             reused = call.call_id in self._owed
             if reused or len(self._owed) >= self.settings.max_calls:
                 self.count("wolpertinger.call-id.reused" if reused else "wolpertinger.calls.too-many")
                 self._say(Error(call.component, ErrorCode.REQUEST, call.call_id), now)
                 return
-            self._owed[call.call_id] = _Owed(call, now)
+            carried = component == "hub" and self._is_carried(call)
+            self._owed[call.call_id] = _Owed(call.component, carried, now)
         self._reading.messages.append(message)
 
     def _refuse_document(self, refused: Refused, now: float) -> None:
@@ -226,7 +242,7 @@ class WolpertingerSession(Transmission):
         if outcome.reset:
             self.count("wolpertinger.authentication.failed")
             self.close_reason = "error"
-            self.state = SessionState.CLOSED
+            self.state = _CLOSED
 
     def _proven(self, call: Call, value: Value | None, now: float) -> None:
         """The peer has judged our proof: that is the answer it waits for."""
@@ -251,7 +267,7 @@ class WolpertingerSession(Transmission):
     def _climb(self, now: float) -> None:
         """The next step towards the trust that the settings ask for; the conversation opens at the top."""
         if self._step == len(STEPS) or STEPS[self._step].level > self.settings.authenticate:
-            self.state = SessionState.OPEN
+            self.state = _OPEN
             return
         step = STEPS[self._step]
         if step.level > authentication.ENCRYPTED and not (self.protected or self.settings.insecure_trust):
@@ -278,35 +294,30 @@ class WolpertingerSession(Transmission):
 
     def _not_trusted(self, why: str) -> None:
         self.close_reason = f"no trust: {why}"
-        self.state = SessionState.CLOSED
+        self.state = _CLOSED
 
     # What the application says
 
     def send(self, message: Message, now: float) -> Message:
         """Queue a message: a call, its answer, or an event as the hub profile carries it."""
         kind = message.kind
-        if self.state is SessionState.CLOSED or (self.state is SessionState.CLOSING and kind not in _ANSWERS):
+        if self.state is _CLOSED or (self.state is _CLOSING and kind not in _ANSWERS):
             raise PeerClosed("the wolpertinger connection is closed")
         if kind in _ANSWERS and message.correlation_id is not None:
             return self._send_answer(message, now)
-        if kind is Kind.PROGRESS:
+        if kind is _PROGRESS:
             return self._send_progress(message, now)
-        if kind is Kind.CANCEL:
-            self._waiting.pop(message.correlation_id or "", None)
-            raise NotSupported("wolpertinger has no way to cancel a call; its answer will be ignored")
-        if kind not in (Kind.REQUEST, Kind.EVENT, Kind.ERROR):
+        if kind not in _SENDS:
+            if kind is Kind.CANCEL:
+                self._waiting.pop(message.correlation_id or "", None)
+                raise NotSupported("wolpertinger has no way to cancel a call; its answer will be ignored")
             raise NotSupported(f"a wolpertinger session does not send a message of kind {kind}")
         self._check_room()
-        if kind is not Kind.ERROR:
-            message = Message(
-                kind,
-                message.topic,
-                message.body,
-                self._draw_call_id(),
-                content_type=message.content_type,
-                attributes=message.attributes,
-                protocol=messages.NAME,
-            )
+        if kind is not _ERROR:
+            message = message_of(
+                (kind, message.topic, message.body, self._draw_call_id(), None, None, message.content_type,
+                 message.attributes, messages.NAME, None, None, None, _NOBODY)
+            )  # fmt: skip
         if self._is_large(message):
             self._send_large(message, now)
             return message
@@ -314,7 +325,7 @@ class WolpertingerSession(Transmission):
         if isinstance(document, Call) and document.component.lower() == "authentication":
             raise NotSupported("a session authenticates itself: name the trust to reach in the setting 'authenticate'")
         self._say(document, now)
-        if kind is Kind.REQUEST:
+        if kind is _REQUEST:
             self._waiting[message.id or ""] = _Asked(message, self._is_carried(document))
         return message
 
@@ -341,7 +352,7 @@ class WolpertingerSession(Transmission):
             self._fail(call_id, str(ErrorCode.REQUEST.value), str(error), at)
 
         asked: _Asked | None = None
-        if message.kind is Kind.REQUEST:
+        if message.kind is _REQUEST:
             asked = self._waiting[call_id] = _Asked(message, carried=False)
         self._say_later(make, failed, now)
 
@@ -353,28 +364,30 @@ class WolpertingerSession(Transmission):
             raise LimitExceeded(f"too many calls wait for their answer; max_calls is {self.settings.max_calls}")
 
     def _send_answer(self, message: Message, now: float) -> Message:
-        owed = self._owed.get(message.correlation_id or "")
+        call_id = message.correlation_id or ""
+        owed = self._owed.get(call_id)
         if owed is None:
-            raise NotSupported(f"no call with id {message.correlation_id} waits for an answer")
-        call, profile = owed.call, self.settings.profile
-        instead = Error(call.component, ErrorCode.UNSPECIFIED, call.call_id)
-        if message.kind is Kind.RESPONSE and message.attributes.get("response") == messages.NO_RESPONSE:
+            raise NotSupported(f"no call with id {call_id} waits for an answer")
+        component, carried = owed.component, owed.carried
+        if message.kind is _RESPONSE and message.attributes.get("response") == messages.NO_RESPONSE:
             pass
         elif len(message.body) > self.settings.max_message:
-            self._say(instead, now)
-        elif message.kind is Kind.RESPONSE and self._is_large(message):
+            self._say(Error(component, ErrorCode.UNSPECIFIED, call_id), now)
+        elif message.kind is _RESPONSE and self._is_large(message):
             self._say_later(
-                lambda: messages.answer(call, message, profile=profile), lambda _, at: self._say(instead, at), now
+                lambda: messages.answer(component, call_id, message, carried=carried),
+                lambda _, at: self._say(Error(component, ErrorCode.UNSPECIFIED, call_id), at),
+                now,
             )
         else:
-            document = messages.answer(call, message, profile=profile)
+            document = messages.answer(component, call_id, message, carried=carried)
             if isinstance(document, Error) and message.body:
                 self.count("wolpertinger.error.text-dropped")
             try:
                 self._say(document, now)
             except LimitExceeded:
-                self._say(instead, now)
-        del self._owed[call.call_id]
+                self._say(Error(component, ErrorCode.UNSPECIFIED, call_id), now)
+        del self._owed[call_id]
         self._close_when_settled()
         return message
 
@@ -434,7 +447,7 @@ class WolpertingerSession(Transmission):
 
     def end_of_input(self, now: float) -> None:
         """The peer sends no more; it still gets the answers it waits for."""
-        if self.state is SessionState.CLOSED:
+        if self.state is _CLOSED:
             return
         self._input_over = True
         if self._blocked is None:
@@ -445,26 +458,26 @@ class WolpertingerSession(Transmission):
         self.close_reason = self.close_reason or "close"
         if self._tail_size:
             self.count("stream.cut")
-        if self.state is SessionState.OPEN:
-            self.state = SessionState.CLOSING
+        if self.state is _OPEN:
+            self.state = _CLOSING
         elif self.state is SessionState.OPENING:
-            self.state = SessionState.CLOSED
+            self.state = _CLOSED
         self._close_when_settled()
 
     def _close_when_settled(self) -> None:
-        if self.state is SessionState.CLOSING and not self._owed and not self._is_busy:
+        if self.state is _CLOSING and not self._owed and not self._is_busy:
             self._confirm_now()
-            self.state = SessionState.CLOSED
+            self.state = _CLOSED
 
     def close(self, now: float, reason: str = "") -> None:
         """Wolpertinger has no goodbye: calls that will get no answer are told so, then the connection ends."""
-        if self.state is SessionState.CLOSED:
+        if self.state is _CLOSED:
             return
         self.close_reason = self.close_reason or reason or "close"
-        for owed in list(self._owed.values()):
-            self._say(Error(owed.call.component, ErrorCode.UNSPECIFIED, owed.call.call_id), now)
+        for call_id, owed in list(self._owed.items()):
+            self._say(Error(owed.component, ErrorCode.UNSPECIFIED, call_id), now)
         self._owed.clear()
-        self.state = SessionState.CLOSING
+        self.state = _CLOSING
         self._close_when_settled()
 
     def outstanding(self) -> Sequence[Message]:

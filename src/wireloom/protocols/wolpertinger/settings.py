@@ -14,6 +14,8 @@ from wireloom.protocols.wolpertinger.keys import cluster_password
 MIB = 1024 * 1024
 MAX_TEXT = 10_000_000
 """The XML library takes no longer text."""
+MAX_FRAGMENTS = 1_000_000
+MAX_OPEN = 100_000
 MAX_TRUST = 4
 
 
@@ -69,8 +71,8 @@ class WolpertingerSettings(Settings):
             "max_message": (64, MAX_TEXT),
             "split": (64, MAX_TEXT * 2),
             "gzip_from": (0, math.inf),
-            "max_fragments": (1, 1_000_000),
-            "max_open": (1, 100_000),
+            "max_fragments": (1, MAX_FRAGMENTS),
+            "max_open": (1, MAX_OPEN),
             "max_calls": (1, math.inf),
             "max_unconfirmed": (1, math.inf),
             "resends": (0, 1000),

@@ -19,7 +19,7 @@ from typing import Any
 from wireloom.model import Message, WireloomError
 from wireloom.protocols.contract import Rejected, Role, Run, Session, SessionState
 from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
-from wireloom.protocols.wolpertinger.blanking import blanked
+from wireloom.protocols.wolpertinger.blanking import blanked, starred_lines
 from wireloom.protocols.wolpertinger.delivery import Seen, Sent, Unconfirmed
 from wireloom.protocols.wolpertinger.frames import UNREADABLE, Confirmation, Data
 from wireloom.protocols.wolpertinger.keys import Cipher
@@ -33,7 +33,10 @@ _SOON = 0.01
 """Seconds that the confirmation of an answer may wait for company."""
 _MANY = 64
 """Confirmations that wait together, at most."""
+_CONFIRMATION = b"result:%d;message_id:%d;\n"
 _PIECE = re.compile(rb"fragment_index:([0-9]+);fragment_count:([0-9]+);")
+# Looking up a member of an enum costs as much as a call, and these are needed for every message.
+_SUCCESS, _CLOSED = ResultCode.SUCCESS, SessionState.CLOSED
 BYTES = 64 * 1024 * 1024
 """Unconfirmed bytes above which nothing more is sent."""
 
@@ -52,8 +55,11 @@ class Reading:
     def run(self) -> Run:
         """The same for the owner of the session."""
         extra = len(self.messages) - self.count
+        data = self.kept[0] if len(self.kept) == 1 else b"".join(self.kept)
+        if not extra and not self.refused:
+            return Run(data, self.messages)
         return Run(
-            b"".join(self.kept),
+            data,
             self.messages,
             ignored=max(-extra, 0),
             added=max(extra, 0),
@@ -102,8 +108,10 @@ class Transmission(Session):
         self._seen = Seen(settings.remember)
         self._blanked: dict[int, bytes] = {}
         """Received messages with credentials, and the lines that stand for them in records."""
-        self._private: dict[bytes, bytes] = {}
-        """The same for lines that were sent."""
+        self._wrong: dict[int, Refused] = {}
+        """Received messages that were confirmed, and refused for what they say."""
+        self._private: dict[int, tuple[list[bytes], bytes]] = {}
+        """The same for what was sent: the lines, and what stands for all of them."""
         self._assembly = layer1.Assembly(settings)
         self._unconfirmed = Unconfirmed(settings.delivery_timeout, (unique & frames.MAX_ID) or 1)
         self._reading = Reading()
@@ -132,7 +140,7 @@ class Transmission(Session):
         """A call of ours was confirmed."""
 
     def _is_closed(self) -> bool:
-        return self.state is SessionState.CLOSED
+        return self.state is _CLOSED
 
     # Lines in
 
@@ -160,7 +168,7 @@ class Transmission(Session):
     def _take_lines(self, lines: list[bytes], now: float) -> None:
         for position, line in enumerate(lines):
             self._take_line(line, now)
-            if self._is_closed():
+            if self.state is _CLOSED:
                 return
             if self._blocked is not None:
                 self._rest = lines[position + 1 :]
@@ -194,7 +202,11 @@ class Transmission(Session):
         return f"a line of more than {self.settings.max_line} bytes; max_message sets the limit"
 
     def _reject(self, clause: str, detail: str, data: bytes) -> None:
-        self._reading.refused.append(Rejected(clause, detail, 0, data))
+        self._reading.refused.append(Rejected(clause, detail, 0, self._without_credentials(clause, data)))
+
+    def _without_credentials(self, clause: str, data: bytes) -> bytes:
+        """Lines that are refused, as records may keep them."""
+        return data if clause == UNREADABLE else starred_lines(data, self._cipher)
 
     def _take_line(self, line: bytes, now: float) -> None:
         raw = line + b"\n"
@@ -206,7 +218,7 @@ class Transmission(Session):
                 self._confirmed(frame, now)
                 self._reading.kept.append(raw)
             elif frame.message_id in self._seen:
-                self._take_again(frame, raw)
+                self._take_again(frame, raw, now)
             elif self._cipher is not None and frame.encryption is None:
                 raise self._plain_text(frame)
             else:
@@ -218,28 +230,36 @@ class Transmission(Session):
             else:
                 self._refuse(refused, raw, now)
 
-    def _take_again(self, frame: Data, raw: bytes) -> None:
+    def _take_again(self, frame: Data, raw: bytes, now: float) -> None:
         """What was executed already is confirmed again, and that is all."""
         self.count("wolpertinger.message-id.again")
-        is_last = frame.fragment_count is None or frame.fragment_index == frame.fragment_count - 1
-        if is_last:
-            self._reading.count += 1
-            self._confirm(frame.message_id, ResultCode.SUCCESS)
-        if frame.message_id in self._blanked:
-            raw = self._blanked[frame.message_id] if is_last else b""
-        self._reading.kept.append(raw)
+        if frame.fragment_count is None or frame.fragment_index == frame.fragment_count - 1:
+            self._confirm(frame.message_id, _SUCCESS)
+        whole = self._assemble(frame, raw, now)
+        if whole is None:
+            return
+        wrong = self._wrong.get(frame.message_id)
+        if wrong is not None:
+            self._reject(wrong.clause, wrong.detail, whole[2])
+            return
+        self._reading.count += 1
+        shown = self._blanked.get(frame.message_id)
+        self._reading.kept.append(starred_lines(whole[2], self._cipher) if shown is None else shown)
 
     def _take_piece(self, frame: Data, raw: bytes, now: float) -> None:
-        """A message, or a piece of one; the lines of a message are kept together, once it is complete."""
-        if frame.fragment_count is None:
-            self._open(frame, len(raw), raw, now)
-            return
-        try:
-            whole = self._assembly.add(frame, now, len(raw), raw)
-        finally:
-            self._note_lost()
+        """A message, or a piece of one."""
+        whole = self._assemble(frame, raw, now)
         if whole is not None:
             self._open(*whole, now)
+
+    def _assemble(self, frame: Data, raw: bytes, now: float) -> tuple[Data, int, bytes] | None:
+        """The whole message, its size and its lines, once it is complete: records never hold a part of one."""
+        if frame.fragment_count is None:
+            return frame, len(raw), raw
+        try:
+            return self._assembly.add(frame, now, len(raw), raw)
+        finally:
+            self._note_lost()
 
     def _note_lost(self) -> None:
         """Tell of messages that will never be complete."""
@@ -251,7 +271,8 @@ class Transmission(Session):
         """Lines that wait for others, pieces of incomplete messages, and the beginning of a line."""
         pieces = [line for kept in self._assembly.open.values() for line in kept.lines]
         rest = [line + b"\n" for line in self._rest]
-        return b"".join([*pieces, *rest, *self._tail, *(self._blocked or ())])
+        unread = b"".join([*pieces, *rest, *self._tail, *(self._blocked or ())])
+        return starred_lines(unread, self._cipher)
 
     def _open(self, whole: Data, wire: int, raw: bytes, now: float) -> None:
         """Read a whole message: here, or elsewhere if it is large. `raw` is its lines."""
@@ -268,7 +289,8 @@ class Transmission(Session):
         def read() -> object:
             try:
                 document = layer1.unpack(whole, settings, cipher)
-                return document, messages.of_document(document, whole, wire, direction, settings.profile)
+                profile = settings.profile
+                return document, messages.of_document(document, whole, wire, direction, profile=profile, typed=True)
             except Refused as refused:
                 return refused
 
@@ -289,7 +311,7 @@ class Transmission(Session):
     ) -> None:
         self._seen.add(whole.message_id, now)
         if isinstance(document, Call):
-            self._confirm(whole.message_id, ResultCode.SUCCESS)
+            self._confirm(whole.message_id, _SUCCESS)
         else:
             self._confirm_soon(whole.message_id, now)
         self._reading.count += 1
@@ -318,13 +340,13 @@ class Transmission(Session):
         `now` is when it arrived, `done` when that was found out, if later.
         """
         if refused is self.violation:
-            self.refused = raw
+            self.refused = self._without_credentials(refused.clause, raw)
             return
         self._reject(refused.clause, refused.detail, raw)
         if refused.message_id is None:
             return
         if refused.clause == UNREADABLE:
-            line = frames.encode(Confirmation(refused.message_id, int(refused.result)))
+            line = _CONFIRMATION % (refused.result, refused.message_id)
             delay = self.settings.failure_delay
             # What took longer than the delay, being large, is answered after whole delays: times stay alike.
             times = math.ceil(((done or now) - now) / delay) if delay else 0
@@ -333,16 +355,19 @@ class Transmission(Session):
         self._confirm(refused.message_id, refused.result)
         if refused.result is ResultCode.SUCCESS:
             self._seen.add(refused.message_id, now)
+            self._wrong[refused.message_id] = refused
+            _limit(self._wrong)
             self._refuse_document(refused, now)
 
     def _confirm(self, message_id: int, result: ResultCode) -> None:
-        self._queue(frames.encode(Confirmation(message_id, int(result))))
+        self._out.append(_CONFIRMATION % (result, message_id))
+        self.sent += 1
 
     def _confirm_soon(self, message_id: int, now: float) -> None:
         """Confirm an answer together with the next thing that is said: nobody waits for this confirmation."""
         if not self._soon:
             self._soon_due = now + _SOON
-        self._soon.append(frames.encode(Confirmation(message_id, 0)))
+        self._soon.append(_CONFIRMATION % (_SUCCESS, message_id))
         self.sent += 1
         if len(self._soon) >= _MANY:
             self._confirm_now()
@@ -411,10 +436,7 @@ class Transmission(Session):
         self._unconfirmed.add(message_id, lines, now, document.call_id if isinstance(document, Call) else None)
         hidden = blanked(document, profile=self.settings.profile)
         if hidden is not None:
-            shown = b"".join(encode(hidden, message_id, self.settings, self._cipher))
-            # The blanked lines stand where the last one was: a message counts with its last piece.
-            self._private.update(dict.fromkeys(lines, b""))
-            self._private[lines[-1]] = shown
+            self._private[message_id] = lines, b"".join(encode(hidden, message_id, self.settings, self._cipher))
             _limit(self._private)
         self._out += lines
         self.sent += 1
@@ -453,8 +475,11 @@ class Transmission(Session):
 
     def recordable(self, data: bytes) -> bytes:
         """What was sent, without proofs."""
-        for line, shown in self._private.items():
-            data = data.replace(line, shown)
+        for lines, shown in self._private.values():
+            # The blanked lines stand where the last one was: a message counts with its last piece.
+            for line in lines[:-1]:
+                data = data.replace(line, b"")
+            data = data.replace(lines[-1], shown)
         return data
 
     # Slow work
@@ -541,7 +566,7 @@ class Transmission(Session):
             self.sent += 1
 
 
-def _limit(kept: dict[Any, bytes]) -> None:
+def _limit(kept: dict[int, Any]) -> None:
     """Forget what was put in first, once there is more than an honest peer can have use for."""
     while len(kept) > _MANY:
         del kept[next(iter(kept))]

@@ -102,6 +102,8 @@ def write(value: Value) -> str:
     ('true', '1e+300', '-7')
     """
     data = value.data
+    if data.__class__ is str:
+        return data
     if isinstance(data, bool):
         return "true" if data else "false"
     return repr(data) if isinstance(data, float) else str(data)
@@ -145,6 +147,8 @@ def from_json(data: object, depth: int = 0) -> Value:
     >>> from_json([2, 2**40, 1.5, "a", True])[1][1]
     Value(type='int64', data=1099511627776)
     """
+    if data.__class__ is str:
+        return Value("string", _xml_text(data))
     if isinstance(data, bool):
         return Value("boolean", data)
     if isinstance(data, int):
@@ -303,9 +307,12 @@ def from_python(value: object) -> Value:
     >>> from_python(Int64(7)), from_python(UUID(int=0))[1][:9]
     (Value(type='int64', data=7), '00000000-')
     """
+    kind = value.__class__
     try:
-        if type(value) in _WIDTHS:
-            width = _WIDTHS[type(value)]
+        if kind is str or kind is bool:
+            return from_json(value)
+        if kind in _WIDTHS:
+            width = _WIDTHS[kind]
             return Value(width, _in_range(width, int(value)))  # type: ignore[call-overload]
         if isinstance(value, UUID):
             return Value("guid", str(value))
@@ -330,6 +337,8 @@ def to_python(value: Value) -> object:
     '2013-03-09T21:01:47.668000+00:00'
     """
     name, data = value
+    if name == "string":
+        return data
     if isinstance(data, tuple):
         return [to_python(each) for each in data]
     if name == "guid":
@@ -343,7 +352,12 @@ def to_python(value: Value) -> object:
 
 def dumps(value: type_of_json) -> bytes:
     """JSON as it stands in bodies."""
-    return _ENCODER.encode(value).encode("utf-8", "surrogatepass")
+    return json_bytes(_ENCODER.encode(value))
+
+
+def json_bytes(text: str) -> bytes:
+    """JSON text as it stands in bodies."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
