@@ -146,7 +146,7 @@ def talk(data: bytes, draw: random.Random) -> None:
                     assert each.clause in (
                         "wolpertinger.encryption.unreadable", "wolpertinger.metadata.form", "wolpertinger.metadata.twice",
                         "wolpertinger.message-id.missing", "wolpertinger.message-id.range", "wolpertinger.result.form",
-                        "wolpertinger.message.too-large",
+                        "wolpertinger.message.too-large", "wolpertinger.message-id.again",
                     ), each  # fmt: skip
 
 

@@ -240,6 +240,43 @@ async def test_long_work_sends_heartbeats_by_itself_and_the_caller_waits() -> No
             await peer.call("Test", "Slow", 1.0, timeout=0.5)
 
 
+async def test_a_call_waits_30_seconds_for_its_answer_unless_told_otherwise(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, _ = talk
+    patience: list[float | None] = []
+    ask = peer.ask
+
+    async def noting(message: Message, *, timeout: float | None) -> Message:  # noqa: ASYNC109
+        patience.append(timeout)
+        return await ask(message, timeout=timeout)
+
+    monkeypatch.setattr(peer, "ask", noting)
+    await peer.call("Test", "Echo", "x")
+    await peer.call("Test", "Echo", "x", timeout=7.0)
+    assert patience == [30.0, 7.0]
+
+
+async def test_without_a_confirmation_there_is_no_answer_either() -> None:
+    quiet: list[asyncio.StreamWriter] = []
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        quiet.append(writer)
+        await reader.read()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+        url = f"wolpertinger://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        settings = {"delivery_timeout": 0.05, "resends": 1}
+        async with wireloom.connect(url, settings=settings, reconnect=False) as peer:
+            with pytest.raises(PeerClosed):
+                await peer.call("Test", "Echo", "x")
+        async with wireloom.connect(url, reconnect=False) as peer:
+            with pytest.raises(RequestTimeout):
+                await peer.call("Test", "Echo", "x", timeout=0.05)
+        for writer in quiet:
+            writer.close()
+
+
 async def test_the_steps_of_a_generator_are_heartbeats_and_its_result_the_answer(talk: Talk) -> None:
     peer, _ = talk
     async with peer.messages() as stream:

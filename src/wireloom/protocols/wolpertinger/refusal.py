@@ -15,6 +15,7 @@ CLAUSES = {
     "wolpertinger.metadata.twice": "A key given twice makes the message invalid (Decisions)",
     "wolpertinger.message-id.missing": "The message_id field is mandatory (Message Id)",
     "wolpertinger.message-id.range": "The id is an unsigned 32-bit integer (Message Id)",
+    "wolpertinger.message-id.again": "What was received before is confirmed again, and that is all (Decisions)",
     "wolpertinger.result.form": "A confirmation is result:<RESULTCODE>;message_id:<MESSAGE_ID>; (Message Id)",
     "wolpertinger.payload.base64": "The message's payload is always base64-encoded (Payload)",
     "wolpertinger.gzip.length": "gzip gives the length of the data in bytes after compression (Compression)",

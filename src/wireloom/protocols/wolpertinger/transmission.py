@@ -108,7 +108,7 @@ class Transmission(Session):
         self._seen = Seen(settings.remember)
         self._blanked: dict[int, bytes] = {}
         """Received messages with credentials, and the lines that stand for them in records."""
-        self._wrong: dict[int, Refused] = {}
+        self._wrong: dict[int, None] = {}
         """Received messages that were confirmed, and refused for what they say."""
         self._private: dict[int, tuple[list[bytes], bytes]] = {}
         """The same for what was sent: the lines, and what stands for all of them."""
@@ -238,9 +238,8 @@ class Transmission(Session):
         whole = self._assemble(frame, raw, now)
         if whole is None:
             return
-        wrong = self._wrong.get(frame.message_id)
-        if wrong is not None:
-            self._reject(wrong.clause, wrong.detail, whole[2])
+        if frame.message_id in self._wrong:
+            self._reject("wolpertinger.message-id.again", "the message with this id was refused", whole[2])
             return
         self._reading.count += 1
         shown = self._blanked.get(frame.message_id)
@@ -355,7 +354,7 @@ class Transmission(Session):
         self._confirm(refused.message_id, refused.result)
         if refused.result is ResultCode.SUCCESS:
             self._seen.add(refused.message_id, now)
-            self._wrong[refused.message_id] = refused
+            self._wrong[refused.message_id] = None
             _limit(self._wrong)
             self._refuse_document(refused, now)
 
