@@ -253,6 +253,8 @@ def test_unknown_types_and_wrong_values_have_errors_of_their_own() -> None:
     [
         ("BOOLEAN", "TRUE", Value("boolean", True)),
         ("Boolean", "False", Value("boolean", False)),
+        ("boolean", "1", Value("boolean", True)),
+        ("boolean", "0", Value("boolean", False)),
         ("Int32", " +7\n", Value("int32", 7)),
         ("INT64", "-9223372036854775808", Value("int64", -(2**63))),
         ("uint64", "18446744073709551615", Value("uint64", 2**64 - 1)),
