@@ -9,6 +9,8 @@ import struct
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosedError
 
 import wireloom
 from tests.hub.running import (
@@ -166,6 +168,17 @@ async def test_a_mesh_payload_that_decompresses_to_too_much_is_refused(tmp_path:
         async with wireloom.connect(url_of(hub, "mesh"), settings=settings) as node:
             await node.publish("a", b"z" * 3000)
             await eventually(lambda: hub.metrics.refused.value("mesh", "mesh.compression.too-large") >= 1)
+
+
+async def test_a_message_of_a_web_socket_is_not_gathered_beyond_the_limit(tmp_path: Path) -> None:
+    text = OVERALL.replace("yamp://", "yamp+ws://")
+    async with hub_on(tmp_path, text) as hub:
+        async with connect(url_of(hub, "yamp+ws").removeprefix("yamp+"), max_size=None) as socket_:
+            # In pieces: that it is too much is found before all of it is there.
+            with pytest.raises(ConnectionClosedError) as closed:
+                await socket_.send(bytes(1000) for _ in range(1000))
+                await socket_.recv()
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
 
 
 def test_a_listener_that_wants_more_than_the_limits_allow_is_warned_of(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ _INSIDE = "emp"
 """The protocol in which events that come over HTTP are published inside the hub, and so stand in the journal."""
 _TOKEN = re.compile(TOKEN_PREFIX.encode() + rb"[A-Za-z0-9_-]+")
 """Tokens do not belong into the journal, not even with what was refused."""
+_AROUND = 64 * 1024
+"""Bytes that may stand around a body in a message of a WebSocket; the body itself is looked at by its protocol."""
 _REFUSALS = 100
 """Refused frames recorded a second; datagrams can be refused by the million."""
 
@@ -196,6 +198,7 @@ class Hub:
                 max_sources=self.config.limits.max_connections,
                 handshake_timeout=self.config.limits.handshake_seconds,
                 origins=listener.origins,
+                max_message=self.config.limits.message_bytes + _AROUND,
             )
             opened = await transport(listener.scheme.transport).listen(listener.address, owner, options)
         except OSError as error:

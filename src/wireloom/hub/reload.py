@@ -20,7 +20,11 @@ log = logging.getLogger("wireloom.hub")
 
 _AT_START = ("data", "journal", "http", "tracing")
 """Sections that are read when the hub starts, and not again."""
-_DOORS = {"handshake_seconds": "for TLS and WebSocket", "max_connections": "for sources of one datagram listener"}
+_DOORS = {
+    "handshake_seconds": "for TLS and WebSocket",
+    "max_connections": "for sources of one datagram listener",
+    "message_bytes": "for messages of WebSockets",
+}
 """Limits that doors keep, too, as they were when they were opened."""
 
 
