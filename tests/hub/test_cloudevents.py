@@ -269,7 +269,7 @@ async def test_who_says_gone_is_left_alone(tmp_path: Path) -> None:
             await peer.publish("alerts/fire", {"n": 0}, ack=True)
             await settled(lambda: hub.metrics.webhooks.value("test", "gone") == 1)
             await peer.publish("alerts/fire", {"n": 1}, ack=True)
-        assert hook.got == [] and all(task.done() for task in hub._webhooks)
+        assert hook.got == [] and all(task.done() for _, task in hub.webhooks._running.values())
 
 
 def cursor(folder: Path) -> dict[str, object]:
