@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wireloom.kernels import kernel
+from wireloom.kernels import inlined, kernel
 from wireloom.model import KINDS, Direction, Kind
 from wireloom.protocols.contract import Decoded, Framing, Rejected, Settings, decode_stream
 
@@ -238,17 +238,30 @@ def in_parts(decode: Callable[[Spans], Columns], spans: Spans, part: NDArray[np.
 
 @kernel
 def _copy_slices(
-    data: NDArray[np.uint8], start: NDArray[np.int64], offsets: NDArray[np.int32], out: NDArray[np.uint8]
+    data: NDArray[np.uint8],
+    beside: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    offsets: NDArray[np.int32],
+    out: NDArray[np.uint8],
 ) -> None:
     for row in range(start.shape[0]):
-        source, target = np.uint64(start[row]), np.uint64(offsets[row])
+        target = np.uint64(offsets[row])
         # Unsigned positions cannot count from the end: without that check the loop becomes one block copy.
-        for position in range(np.uint64(offsets[row + 1]) - target):
-            out[target + np.uint64(position)] = data[source + np.uint64(position)]
+        if start[row] >= 0:
+            source = np.uint64(start[row])
+            for position in range(np.uint64(offsets[row + 1]) - target):
+                out[target + np.uint64(position)] = data[source + np.uint64(position)]
+        else:
+            source = np.uint64(-1 - start[row])
+            for position in range(np.uint64(offsets[row + 1]) - target):
+                out[target + np.uint64(position)] = beside[source + np.uint64(position)]
 
 
-def gather(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64]) -> pa.Array:
-    """Slices of a buffer as one Arrow binary array; one copy, no Python object a slice."""
+def gather(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64], beside: bytes = b"") -> pa.Array:
+    """Slices of a buffer as one Arrow binary array; one copy, no Python object a slice.
+
+    Negative starts are places in `beside`, from -1 downwards: for the few that are not in the buffer.
+    """
     import pyarrow as pa
 
     total = int(size.sum())
@@ -257,5 +270,81 @@ def gather(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.i
     offsets = np.zeros(len(start) + 1, np.int32)
     np.cumsum(size, out=offsets[1:])
     out = np.empty(total, np.uint8)
-    _copy_slices(data, start, offsets, out)
+    _copy_slices(data, np.frombuffer(beside, np.uint8), start, offsets, out)
     return pa.BinaryArray.from_buffers(pa.binary(), len(start), [None, pa.py_buffer(offsets), pa.py_buffer(out)])
+
+
+@kernel
+def _number_slices(
+    data: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    size: NDArray[np.int64],
+    slots: NDArray[np.int32],
+    first: NDArray[np.int64],
+    codes: NDArray[np.int32],
+) -> int:
+    """Number the different slices in order of appearance; `first` says in which row each stands first."""
+    found, before = 0, np.int32(-1)
+    mask = np.uint64(slots.shape[0] - 1)
+    for row in range(start.shape[0]):
+        codes[row] = -1
+        if start[row] < 0:
+            continue
+        # Mostly it is the word of the row before.
+        if before >= 0 and _same(data, start[first[before]], start[row], size[first[before]], size[row]):
+            codes[row] = before
+            continue
+        value = np.uint64(size[row])
+        for position in range(np.uint64(start[row]), np.uint64(start[row] + size[row])):
+            value = (value ^ np.uint64(data[position])) * np.uint64(0x100000001B3)
+        slot = (value ^ (value >> np.uint64(32))) & mask
+        while slots[slot] >= 0:
+            known = first[slots[slot]]
+            if _same(data, start[known], start[row], size[known], size[row]):
+                break
+            slot = (slot + np.uint64(1)) & mask
+        if slots[slot] < 0:
+            slots[slot] = found
+            first[found] = row
+            found += 1
+        before = slots[slot]
+        codes[row] = before
+    return found
+
+
+@inlined
+def _same(data: NDArray[np.uint8], one: np.int64, other: np.int64, one_size: np.int64, other_size: np.int64) -> bool:
+    if one_size != other_size:
+        return False
+    here, there = np.uint64(one), np.uint64(other)
+    for position in range(np.uint64(one_size)):
+        if data[here + np.uint64(position)] != data[there + np.uint64(position)]:
+            return False
+    return True
+
+
+def number_words(
+    data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], list[bytes]]:
+    """Slices of a buffer that repeat, as codes and the different ones; -1 where `start` is negative.
+
+    >>> codes, words = number_words(np.frombuffer(b"abcab", np.uint8), np.array([0, 2, -1, 3]), np.array([2, 1, 0, 2]))
+    >>> codes.tolist(), words
+    ([0, 1, -1, 0], [b'ab', b'c'])
+    """
+    codes, first = np.empty(len(start), np.int32), np.empty(len(start), np.int64)
+    slots = np.full(1 << max((2 * len(start)).bit_length(), 4), -1, np.int32)
+    rows = first[: _number_slices(data, start, size, slots, first, codes)].tolist()
+    return codes, [data[start[row] : start[row] + size[row]].tobytes() for row in rows]
+
+
+def words_column(codes: NDArray[np.int32], words: Sequence[str]) -> pa.DictionaryArray:
+    """Codes of different words as text; -1 is null."""
+    import pyarrow as pa
+
+    missing = codes < 0
+    if not missing.any():
+        return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(words, pa.string()))
+    # A code that is valid also where the value is null: not everybody looks for that first.
+    valid = pa.array(np.where(missing, np.int32(0), codes), mask=missing)
+    return pa.DictionaryArray.from_arrays(valid, pa.array(words or [""], pa.string()))

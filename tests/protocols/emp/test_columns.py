@@ -93,7 +93,9 @@ def test_the_columns_have_the_types_of_the_messages_table() -> None:
         "attributes",
         "authenticity",
     ):
-        assert getattr(fast, name).type == getattr(slow, name).type, name
+        # Words that repeat may stand in a dictionary.
+        of = getattr(fast, name).type
+        assert getattr(of, "value_type", of) == getattr(slow, name).type, name
         getattr(fast, name).validate(full=True)
     for name in ("span", "offset", "size", "kind", "consumed"):
         assert getattr(fast, name).dtype == getattr(slow, name).dtype, name

@@ -29,6 +29,8 @@ from wireloom.protocols.columns import (
     Stream,
     gather,
     in_parts,
+    number_words,
+    words_column,
 )
 from wireloom.protocols.contract import Settings
 from wireloom.protocols.emp import frames
@@ -241,8 +243,6 @@ class EmpColumns(ColumnDecoder):
 
 def _decode(spans: Spans, settings: EmpSettings) -> Columns:
     """All messages of spans that share their settings."""
-    import pyarrow as pa
-
     found = _scan(spans, settings)
     rows, deep, messages = found.rows, found.deep, found.messages
     kind = rows[_KIND].astype(np.uint8)
@@ -250,26 +250,20 @@ def _decode(spans: Spans, settings: EmpSettings) -> Columns:
     plain = np.ones(len(kind), np.bool_)
     plain[deep] = False
     numbers = rows[_ID].view(np.uint64)
-    status = pa.array(np.zeros(len(kind), np.int8), mask=~(plain & (kind == _RESPONSE)))
+    done = np.where(plain & (kind == _RESPONSE), np.int32(0), np.int32(-1))
     return Columns(
         span=rows[_SPAN].astype(np.int32),
         offset=rows[_OFFSET].copy(),
         size=rows[_SIZE].copy(),
         kind=kind,
-        topic=_patched(_texts(spans.data, rows[_TOPIC], rows[_TOPIC_SIZE]), plain, [m.topic for m in messages]),
-        message_id=_patched(
-            pa.array(numbers, mask=kind != _REQUEST).cast(pa.string()), plain, [m.id for m in messages]
-        ),
-        correlation_id=_patched(
-            pa.array(numbers, mask=kind != _RESPONSE).cast(pa.string()), plain, [m.correlation_id for m in messages]
-        ),
-        status=_patched(pa.array([DONE], pa.string()).take(status), plain, [m.status for m in messages]),
-        content_type=_patched(
-            _texts(spans.data, rows[_CONTENT], rows[_CONTENT_SIZE]), plain, [m.content_type for m in messages]
-        ),
-        body=_bodies(spans.data, rows, plain, [m.body for m in messages]),
+        topic=_words(spans.data, rows[_TOPIC], rows[_TOPIC_SIZE], deep, [m.topic for m in messages]),
+        message_id=_numbers(numbers, plain & (kind == _REQUEST), deep, [m.id for m in messages]),
+        correlation_id=_numbers(numbers, plain & (kind == _RESPONSE), deep, [m.correlation_id for m in messages]),
+        status=_with_deep(done, [DONE], deep, [m.status for m in messages]),
+        content_type=_words(spans.data, rows[_CONTENT], rows[_CONTENT_SIZE], deep, [m.content_type for m in messages]),
+        body=_bodies(spans.data, rows, deep, [m.body for m in messages]),
         attributes=_attributes(plain, messages),
-        authenticity=pa.repeat(pa.scalar("none"), len(kind)),
+        authenticity=words_column(np.zeros(len(kind), np.int32), ["none"]),
         rejects=found.rejects,
         consumed=found.consumed,
         state=[stream.state for stream in spans.streams],
@@ -359,36 +353,50 @@ def _cut(
     return rows[_OFFSET] < limit[rows[_SPAN]], rejects
 
 
-def _texts(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64]) -> pa.Array:
-    """Slices of ASCII as text; null where `start` is negative."""
-    import pyarrow as pa
+def _words(
+    data: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    size: NDArray[np.int64],
+    deep: NDArray[np.int64],
+    values: Sequence[str | None],
+) -> pa.Array:
+    """Slices of ASCII that repeat, as text; null where `start` is negative. Deep rows have values of their own."""
+    codes, words = number_words(data, start, size)
+    return _with_deep(codes, [word.decode("ascii") for word in words], deep, values)
 
-    if not (start >= 0).any():
-        return pa.nulls(len(start), pa.string())
-    _, offsets, content = gather(data, np.maximum(start, 0), size).buffers()
-    present = pa.py_buffer(np.packbits(start >= 0, bitorder="little"))
-    return pa.Array.from_buffers(pa.string(), len(start), [present, offsets, content])
+
+def _with_deep(
+    codes: NDArray[np.int32], words: list[str], deep: NDArray[np.int64], values: Sequence[str | None]
+) -> pa.Array:
+    """Words by their codes, with those of the deep rows put in."""
+    known = {word: code for code, word in enumerate(words)}
+    codes[deep] = [-1 if value is None else known.setdefault(value, len(known)) for value in values]
+    return words_column(codes, list(known))
 
 
-def _patched(column: pa.Array, plain: NDArray[np.bool_], values: Sequence[str | bytes | None]) -> pa.Array:
-    """A column with the deep rows put in."""
+def _numbers(
+    numbers: NDArray[np.uint64], present: NDArray[np.bool_], deep: NDArray[np.int64], values: Sequence[str | None]
+) -> pa.Array:
+    """Numbers as text where they are present, with the values of the deep rows put in."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if not values:
-        return column
-    return pc.replace_with_mask(column, pa.array(~plain), pa.array(values, column.type))
+    texts = pa.array(numbers, mask=~present).cast(pa.string()) if present.any() else pa.nulls(len(numbers), pa.string())
+    if all(value is None for value in values):
+        return texts
+    mask = np.zeros(len(numbers), np.bool_)
+    mask[deep] = True
+    return pc.replace_with_mask(texts, pa.array(mask), pa.array(values, pa.string()))
 
 
-def _bodies(
-    data: NDArray[np.uint8], rows: NDArray[np.int64], plain: NDArray[np.bool_], values: list[bytes]
-) -> pa.Array:
-    """All bodies; those of deep rows may be longer than the input."""
-    total = int(rows[_BODY_SIZE].sum()) + sum(map(len, values))
-    if total > np.iinfo(np.int32).max:
-        raise OverflowError("more than 2 GiB in one column: decode the input in smaller pieces")
-    size = np.where(plain, rows[_BODY_SIZE], 0)
-    return _patched(gather(data, rows[_BODY], size), plain, values)
+def _bodies(data: NDArray[np.uint8], rows: NDArray[np.int64], deep: NDArray[np.int64], values: list[bytes]) -> pa.Array:
+    """All bodies; those of deep rows may be longer than the input, and stand beside it."""
+    start, size = rows[_BODY], rows[_BODY_SIZE]
+    if values:
+        own = np.array([len(value) for value in values], np.int64)
+        start[deep] = -1 - (np.cumsum(own) - own)
+        size[deep] = own
+    return gather(data, start, size, b"".join(values))
 
 
 def _attributes(plain: NDArray[np.bool_], messages: list[Message]) -> pa.Array:

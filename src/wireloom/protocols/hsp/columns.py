@@ -24,6 +24,8 @@ from wireloom.protocols.columns import (
     Reject,
     Spans,
     gather,
+    number_words,
+    words_column,
 )
 from wireloom.protocols.contract import Settings
 from wireloom.protocols.hsp import frames
@@ -201,20 +203,26 @@ def violation_at(data: NDArray[np.uint8], at: int, max_payload: int) -> Protocol
 
 @kernel
 def _open_envelopes(
-    data: NDArray[np.uint8], body: NDArray[np.int64], size: NDArray[np.int64], out: NDArray[np.int64]
+    data: NDArray[np.uint8],
+    rows: NDArray[np.int64],
+    body: NDArray[np.int64],
+    size: NDArray[np.int64],
+    out: NDArray[np.int64],
 ) -> None:
-    """Per envelope: topic size and content type size, or -1 where the payload is none."""
-    for row in range(body.shape[0]):
-        out[row, 0] = out[row, 1] = -1
-        if size[row] < 3:
+    """Per envelope: where its topic and its content type begin, and their sizes; -1 where the payload is none."""
+    for index in range(rows.shape[0]):
+        at, length = body[rows[index]], size[rows[index]]
+        out[0, index] = out[1, index] = -1
+        out[2, index] = out[3, index] = 0
+        if length < 3:
             continue
-        name = (np.int64(data[body[row]]) << 8) | np.int64(data[body[row] + 1])
-        if size[row] <= 2 + name:
+        name = (np.int64(data[at]) << 8) | np.int64(data[at + 1])
+        if length <= 2 + name:
             continue
-        kind = np.int64(data[body[row] + 2 + name])
-        if size[row] >= 3 + name + kind:
-            out[row, 0] = name
-            out[row, 1] = kind
+        kind = np.int64(data[at + 2 + name])
+        if length >= 3 + name + kind:
+            out[0, index], out[1, index] = at + 2, at + 3 + name
+            out[2, index], out[3, index] = name, kind
 
 
 class HspColumns(ColumnDecoder):
@@ -237,8 +245,8 @@ class HspColumns(ColumnDecoder):
         command, types = found.command, found.type
         typed = command <= _DATA_ACK
         names = [Names(stream.topics, own.profile) for stream in spans.streams]
-        topics = _Words(pa)
-        kinds = _Words(pa)
+        topics = _Words()
+        kinds = _Words()
         topic_code = _number_topics(topics, spans, found, typed, names)
         kind_code = np.full(len(command), -1, np.int32)
         if own.profile:
@@ -253,13 +261,13 @@ class HspColumns(ColumnDecoder):
                 kinds,
                 kind_code,
             )
-        statuses = _Words(pa)
+        statuses = _Words()
         status_code = np.full(len(command), -1, np.int32)
         status_code[command == _ACK] = statuses.code("done")
         status_code[command == _ERROR_UNDEF] = statuses.code(UNDEFINED)
         errors = command == _ERROR
         status_code[errors] = statuses.numbers(types[errors])
-        type_words = _Words(pa)
+        type_words = _Words()
         type_values = type_words.take(type_words.numbers(types[typed])).cast(pa.string())
         attribute_offsets = np.zeros(len(command) + 1, np.int32)
         np.cumsum(typed, out=attribute_offsets[1:])
@@ -277,10 +285,8 @@ class HspColumns(ColumnDecoder):
             size=found.size,
             kind=_KIND_OF_COMMAND[command],
             topic=topics.take(topic_code),
-            message_id=pa.array(found.id, mask=command != _DATA_ACK).cast(pa.string()),
-            correlation_id=pa.array(
-                found.id, mask=(command != _ACK) & (command != _ERROR) & (command != _ERROR_UNDEF)
-            ).cast(pa.string()),
+            message_id=_ids(found, command == _DATA_ACK),
+            correlation_id=_ids(found, (command == _ACK) | (command == _ERROR) | (command == _ERROR_UNDEF)),
             status=statuses.take(status_code),
             content_type=kinds.take(kind_code),
             body=gather(spans.data, found.body, found.body_size),
@@ -294,6 +300,15 @@ class HspColumns(ColumnDecoder):
         )
 
 
+def _ids(found: Scan, present: NDArray[np.bool_]) -> pa.Array:
+    """Ids as text where they are present, null elsewhere."""
+    import pyarrow as pa
+
+    if not present.any():
+        return pa.nulls(len(present), pa.string())
+    return pa.array(found.id, mask=~present).cast(pa.string())
+
+
 def _broken_before(found: Scan, spans: Spans, index: int) -> bool:
     """Whether an earlier span of the same stream held a violation."""
     same = spans.stream[:index] == spans.stream[index]
@@ -303,9 +318,8 @@ def _broken_before(found: Scan, spans: Spans, index: int) -> bool:
 class _Words:
     """A small vocabulary: texts by code, and columns of codes made into Arrow text at the end."""
 
-    def __init__(self, arrow: object) -> None:
+    def __init__(self) -> None:
         self._codes: dict[str, int] = {}
-        self._arrow = arrow
 
     def code(self, text: str) -> int:
         """The code of a text, new or known."""
@@ -320,11 +334,7 @@ class _Words:
 
     def take(self, codes: NDArray[np.int32]) -> pa.Array:
         """The texts of a column of codes; -1 is null."""
-        import pyarrow as pa
-
-        words = pa.array(list(self._codes), pa.string())
-        missing = codes < 0
-        return pa.DictionaryArray.from_arrays(pa.array(codes, mask=missing if missing.any() else None), words)
+        return words_column(codes, list(self._codes))
 
 
 def _number_topics(
@@ -359,22 +369,19 @@ def _unwrap(
     """Take envelopes apart: their topic and content type become the row's, the rest its body."""
     if not len(rows):
         return
-    sizes = np.empty((len(rows), 2), np.int64)
-    body, body_size = found.body[rows], found.body_size[rows]
-    _open_envelopes(data, body, body_size, sizes)
-    whole = sizes[:, 0] >= 0
-    rows, sizes, body, body_size = rows[whole], sizes[whole], body[whole], body_size[whole]
-    names = gather(data, body + 2, sizes[:, 0]).dictionary_encode()
-    types = gather(data, body + 3 + sizes[:, 0], sizes[:, 1]).dictionary_encode()
-    name_codes = np.array([_text_code(topics, raw, "utf-8") for raw in names.dictionary.to_pylist()], np.int32)
-    type_codes = np.array([_text_code(kinds, raw, "ascii") for raw in types.dictionary.to_pylist()], np.int32)
-    name_code = name_codes[names.indices.to_numpy()]
-    type_code = type_codes[types.indices.to_numpy()]
+    places = np.empty((4, len(rows)), np.int64)
+    _open_envelopes(data, rows, found.body, found.body_size, places)
+    topic, content_type, topic_size, content_size = places
+    name_code, names = number_words(data, topic, topic_size)
+    type_code, types = number_words(data, content_type, content_size)
+    # The last one stands for what is no envelope: those have the code -1.
+    name_code = np.array([*(_text_code(topics, raw, "utf-8") for raw in names), _INVALID], np.int32)[name_code]
+    type_code = np.array([*(_text_code(kinds, raw, "ascii") for raw in types), _INVALID], np.int32)[type_code]
     valid = (name_code > _INVALID) & (type_code > _INVALID) & (name_code != topic_code[rows])
     rows = rows[valid]
     topic_code[rows] = name_code[valid]
     kind_code[rows] = type_code[valid]
-    head = (3 + sizes[:, 0] + sizes[:, 1])[valid]
+    head = (3 + topic_size + content_size)[valid]
     found.body[rows] += head
     found.body_size[rows] -= head
 

@@ -26,6 +26,8 @@ from wireloom.protocols.columns import (
     Spans,
     Stream,
     gather,
+    number_words,
+    words_column,
 )
 from wireloom.protocols.contract import Settings
 from wireloom.protocols.yamp import formats, frames
@@ -58,6 +60,7 @@ _KIND_OF_TYPE = np.array(
     np.uint8,
 )
 _DIGITS, _HYPHEN = np.frombuffer(b"0123456789abcdef", np.uint8), ord("-")
+_STATUSES = [STATUS[type_][1] for type_ in ResponseType]
 _KIND_OF_RESPONSE = np.array([KIND_CODES[STATUS[type_][0]] for type_ in ResponseType], np.uint8)
 
 # The fields of one row of a scan. A text is a serializer, reason, url or uri; a flag is a version,
@@ -216,8 +219,6 @@ class YampColumns(ColumnDecoder):
 
     def decode(self, spans: Spans, settings: Settings) -> Columns:
         """All messages of all spans."""
-        import pyarrow as pa
-
         own = cast(YampSettings, settings)
         data = np.ascontiguousarray(spans.data).view()
         data.flags.writeable = False  # one compiled version of each kernel, whoever owns the buffer
@@ -229,7 +230,6 @@ class YampColumns(ColumnDecoder):
         response = found.type == _RESPONSE
         kind = _KIND_OF_TYPE[found.type]
         kind[response] = _KIND_OF_RESPONSE[flag[response]]
-        statuses = pa.array([STATUS[type_][1] for type_ in ResponseType], pa.string())
         answers = (found.type == _CANCEL) | response
         rejects, consumed = _rejects(data, spans, found, own.max_body)
         offset, size = found.field(_OFFSET), found.field(_SIZE)
@@ -239,14 +239,14 @@ class YampColumns(ColumnDecoder):
             offset=offset,
             size=size,
             kind=kind,
-            topic=_nullable_text(gather(data, topic_start, np.where(system, 0, topic_size)), ~system),
+            topic=_topics(data, np.where(system, -1, topic_start), topic_size),
             message_id=_uid_texts(data, offset + 1, ~system),
             correlation_id=_uid_texts(data, topic_start + topic_size, answers),
-            status=statuses.take(pa.array(flag, mask=~response)),
+            status=words_column(np.where(response, flag, -1).astype(np.int32), _STATUSES),
             content_type=_content_types(found, spans, own, serializers),
             body=gather(data, found.field(_BODY), found.field(_BODY_SIZE)),
             attributes=_attributes(found, flag, texts),
-            authenticity=pa.repeat("none", len(offset)),
+            authenticity=words_column(np.zeros(len(offset), np.int32), ["none"]),
             rejects=rejects,
             consumed=consumed,
             state=[
@@ -316,15 +316,16 @@ def _words(rest: bytes, max_body: int) -> tuple[str, str]:
 
 def _content_types(found: _Scanned, spans: Spans, settings: YampSettings, serializers: list[str]) -> pa.Array:
     """What bodies are: by the handshake before them, the stream's state, or the settings."""
-    import pyarrow as pa
-
     bodied = (found.type >= _EVENT) & (found.type != _CANCEL)
     before = [
         stream.state.decode() or stream.topics.get(SERIALIZER, settings.serializer)
         for stream in reversed(spans.streams)
     ]
-    types = pa.array([formats.content_type(name) for name in (*before, *serializers)], pa.string())
-    return types.take(pa.array(found.field(_NAMED) + len(before), mask=~bodied))
+    types = [formats.content_type(name) for name in (*before, *serializers)]
+    known = {name: code for code, name in enumerate(dict.fromkeys(name for name in types if name is not None))}
+    code_of = np.array([-1 if name is None else known[name] for name in types] or [-1], np.int32)
+    codes = code_of[np.where(bodied, found.field(_NAMED) + len(before), 0)]
+    return words_column(np.where(bodied, codes, np.int32(-1)), list(known))
 
 
 _KEYS = ("version", "serializer", "reason", "url", "progressive", "kill")
@@ -361,12 +362,10 @@ def _attributes(found: _Scanned, flag: NDArray[np.int64], texts: _Texts) -> pa.A
     )
 
 
-def _nullable_text(binary: pa.Array, valid: NDArray[np.bool_]) -> pa.Array:
-    """A binary array, known to be UTF-8, as text with nulls."""
-    import pyarrow as pa
-
-    _, offsets, values = binary.buffers()
-    return pa.StringArray.from_buffers(len(binary), offsets, values, _bitmap(valid))
+def _topics(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64]) -> pa.Array:
+    """Uris, known to be UTF-8; null where `start` is negative."""
+    codes, words = number_words(data, start, size)
+    return words_column(codes, [word.decode() for word in words])
 
 
 def _uid_texts(data: NDArray[np.uint8], at: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:
