@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,6 +111,12 @@ class Demo:
         process = next(line for line in reversed(self.up.lines) if line.startswith("hub: process "))
         os.kill(int(process.rpartition(" ")[2]), signal.SIGKILL)
 
+    def slowest(self) -> tuple[int, int]:
+        """What the hub says about the peer that keeps it waiting: events lost, bytes in its queue."""
+        with urllib.request.urlopen(f"{self.url('http')}/status", timeout=30) as answer:
+            connections = json.load(answer)["connections"]
+        return max((int(each["lost"]), int(each["queued_bytes"])) for each in connections)
+
     def in_table(self) -> int:
         """How many messages the table holds already."""
         try:
@@ -161,6 +169,8 @@ class Demo:
             await self._business(devices)
             await asyncio.to_thread(self._trouble, devices[0])
             await self._until(lambda: self.acknowledged > self.total * 2 // 5)
+            lost, waiting = await asyncio.to_thread(self.slowest)
+            say(f"for the reader that does not read {lost:,} events were dropped and {waiting:,} bytes wait")
         say("kill -9 of the hub, in the middle of it; `wireloom up` starts it again")
         self.kill_hub()
         await self._until(lambda: not any(meter.running for meter in self.meters))
@@ -170,6 +180,7 @@ class Demo:
         say(f"all {self.acknowledged:,} readings are acknowledged; waiting for the tables")
         # Not counted by responses: what the hub said last before it was killed may be missing in its journal.
         await self._until(lambda: self.readings_in_table()[1] >= self.total and self.is_joined())
+        say(f"the live subscriber saw {self.seen:,} of them; what it missed while the hub was down is in the tables")
         watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await watcher
@@ -259,7 +270,7 @@ def main() -> int:
         complete = asyncio.run(demo.run())
         report = write_report(demo.warehouse, arguments.folder / "report.html")
         if arguments.keep:
-            _leave_running(demo, report)
+            asyncio.run(_leave_running(demo, report))
     except (RuntimeError, WireloomError) as error:
         demo.screen.say(f"the demo failed: {error}")
         return 1
@@ -276,12 +287,20 @@ def main() -> int:
     return 0 if complete else 1
 
 
-def _leave_running(demo: Demo, report: Path) -> None:
+async def _leave_running(demo: Demo, report: Path) -> None:
     demo.screen.say(f"console: {demo.console}   report: {report}   journal (for Wireshark): {demo.folder}/journal")
     print(f'  .venv/bin/wireloom sql "select * from messages limit 5" --warehouse {demo.warehouse}')
     print(f'  .venv/bin/wireloom pub {demo.url("hsp")} notes/hello \'{{"from": "me"}}\' --ack')
-    demo.screen.say("everything goes on running; stop it with Ctrl-C")
-    signal.sigwait([signal.SIGINT, signal.SIGTERM])
+    demo.screen.say("everything goes on running, with a message now and then; stop it with Ctrl-C")
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    everyday = asyncio.create_task(
+        company.everyday(demo.url, demo.folder / "device-0.json", demo.folder / "trust.json")
+    )
+    await stop.wait()
+    everyday.cancel()
+    await asyncio.gather(everyday, return_exceptions=True)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import wireloom
+from examples.demo.meter import TOPICS
 from wireloom.cli.main import main as wireloom_command
 from wireloom.mesh import Node
 from wireloom.protocols.mesh import frames
@@ -94,9 +96,33 @@ def make_keys(folder: Path) -> tuple[Path, list[Path]]:
 async def device(url: str, key: Path, trust: Path, count: int) -> None:
     """A node of the mesh that signs its events."""
     async with Node("mesh://127.0.0.1:0", key=str(key), trust=str(trust), seeds=[url]) as node:
+        async with node.changes() as changes, asyncio.timeout(30):
+            while not node.peers:  # the mesh promises nothing to whom it does not know yet
+                await anext(changes)
         for number in range(count):
             await node.publish(f"devices/{key.stem}/state", {"n": number, "on": number % 2 == 0})
             await asyncio.sleep(0.02)
+
+
+async def everyday(url: Callable[[str], str], key: Path, trust: Path) -> None:
+    """A little of everything, every second, so that there is something to see; ends when it is cancelled."""
+    async with (
+        billing_service(url("yamp")),
+        wireloom.connect(url("yamp")) as customer,
+        wireloom.connect(url("wolpertinger")) as operator,
+        wireloom.connect(url("hsp"), topics=TOPICS) as meter,
+        wireloom.connect(url("emp")) as weather,
+        Node("mesh://127.0.0.1:0", key=str(key), trust=str(trust), seeds=[url("mesh")]) as node,
+    ):
+        for number in itertools.count():
+            with contextlib.suppress(wireloom.WireloomError):  # the hub may be away for a moment
+                for name, topic in TOPICS.items():
+                    await meter.publish(topic, {"meter": name, "n": number, "kwh": number / 1000}, ack=True)
+                await weather.publish("weather/now", {"wind": number % 7, "sun": number % 5})
+                await node.publish(f"devices/{key.stem}/state", {"n": number, "on": number % 2 == 0})
+                await customer.request("Billing.Invoice", {"customer": number})
+                await operator.request("Billing.Invoice", {"Customer": number})
+            await asyncio.sleep(1)
 
 
 def attack_mesh(port: int, key: Path) -> None:
