@@ -266,6 +266,9 @@ def main() -> int:
     shutil.rmtree(arguments.folder, ignore_errors=True)
     arguments.folder.mkdir(parents=True)
     demo = Demo(arguments.folder, arguments.readings)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # However it is ended, it leaves no process behind.
+        signal.signal(number, signal.default_int_handler)
     try:
         complete = asyncio.run(demo.run())
         report = write_report(demo.warehouse, arguments.folder / "report.html")
@@ -293,11 +296,10 @@ async def _leave_running(demo: Demo, report: Path) -> None:
     print(f'  .venv/bin/wireloom pub {demo.url("hsp")} notes/hello \'{{"from": "me"}}\' --ack')
     demo.screen.say("everything goes on running, with a message now and then; stop it with Ctrl-C")
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    everyday = asyncio.create_task(
-        company.everyday(demo.url, demo.folder / "device-0.json", demo.folder / "trust.json")
-    )
+    device, trust = demo.folder / "device-0.json", demo.folder / "trust.json"
+    everyday = asyncio.create_task(company.everyday(demo.url, device, trust))
     await stop.wait()
     everyday.cancel()
     await asyncio.gather(everyday, return_exceptions=True)

@@ -31,7 +31,7 @@ def up(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], Path]
     said = folder / "said.txt"
     command = [sys.executable, "-m", "wireloom", "up", "--data", str(folder / "data"), *words]
     with said.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, text=True)
     try:
         yield process, said
     finally:
@@ -54,6 +54,8 @@ def test_a_killed_hub_comes_back_and_everything_ends_together(tmp_path: Path) ->
     with up(tmp_path, *words) as (process, said):
         wait_for(said, r"^ready$")
         wait_for(said, r"^console at http://127\.0\.0\.1:\d+$")
+        process.send_signal(signal.SIGHUP)
+        wait_for(tmp_path / "data" / "logs" / "hub.log", "the new configuration is in force")
         (pid,) = wait_for(said, r"^hub: process (\d+)$")
         os.kill(int(pid), signal.SIGKILL)
         wait_for(said, r"^hub: ended \(killed by signal 9\); starting it again$")

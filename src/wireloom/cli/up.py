@@ -66,8 +66,11 @@ async def _up(arguments: argparse.Namespace) -> None:
     hub = Part("hub", ["hub", *config, "--data", str(data)], logs)
     parts = [hub]
     stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
+    # From a terminal it means that the terminal is gone; from anybody else, that the configuration has changed.
+    loop.add_signal_handler(signal.SIGHUP, stop.set if sys.stdin.isatty() else hub.reload)
     stopped = asyncio.create_task(stop.wait())
     try:
         keepers = [hub.keep_running()]
@@ -147,6 +150,12 @@ class Part:
         raise ConfigError(
             f"the {self.name} said nothing like {pattern!r}; the hub's configuration must have its pages on: [http]"
         )
+
+    def reload(self) -> None:
+        """Ask it to read its configuration again."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGHUP)
 
     async def stop(self) -> None:
         """Ask it to end, and wait until it has."""

@@ -171,7 +171,7 @@ function drawMessages() {
   const matches = (m) => { const text = `${m.protocol} ${m.kind} ${m.topic ?? m.answers ?? ""} ${m.status ?? ""} ${m.text ?? ""}`.toLowerCase();
     return wanted.every((word) => text.includes(word)); };
   const shown = wanted.length ? known.messages.filter(matches) : known.messages;
-  $("#skipped").textContent = known.skipped ? `${count(known.skipped)} bytes of traffic were too fast to show; the tables have all of it` : "";
+  $("#skipped").textContent = known.skipped ? `${bytes(known.skipped)} of traffic came too fast to show; the tables have all of it` : "";
   rows($("#messages"), shown.slice(0, SHOW), "number", (m) => [
     clock(m.time), coloured(m.protocol), m.direction === "s2c" ? "out" : "in", m.kind, m.topic ?? (m.answers ? `re: ${m.answers}` : "–"), m.status ?? "",
     number(count(m.body_size)), make("td", { class: "body" }, m.text ?? "(bytes)")],
@@ -218,6 +218,7 @@ function drawLatency() {
   const first = Math.min(last - 10000, ...points.map((p) => p[0]));
   pen.fillText(new Date(first).toISOString().slice(11, 19), left, 214);
   pen.fillText(new Date(last).toISOString().slice(11, 19), right - 56, 214);
+  pen.globalAlpha = 0.75;
   for (const [time, us, protocol] of points) {
     pen.fillStyle = colour(protocol) || colour("other");
     pen.beginPath();
