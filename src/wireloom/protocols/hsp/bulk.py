@@ -13,7 +13,7 @@ from wireloom.model import Authenticity, Direction, Kind, Message, ProtocolViola
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import LOGIN, Bulk
 from wireloom.protocols.hsp import frames
-from wireloom.protocols.hsp.columns import scan, violation_at
+from wireloom.protocols.hsp.columns import Scan, scan, violation_at
 from wireloom.protocols.hsp.profile import FIRST_RESERVED, LAST_RESERVED
 from wireloom.protocols.hsp.protocol import to_message
 from wireloom.protocols.hsp.session import MAP, HspSession, is_map, reused
@@ -28,6 +28,19 @@ _EVENT, _REQUEST, _NOBODY = Kind.EVENT, Kind.REQUEST, Authenticity.NONE
 def _ascending(ids: NDArray[np.int64]) -> bool:
     for row in range(1, ids.shape[0]):
         if ids[row] <= ids[row - 1]:
+            return False
+    return True
+
+
+@kernel
+def _alike(command: NDArray[np.uint8], type_: NDArray[np.int32], ids: NDArray[np.int64]) -> bool:
+    """Whether these are events of one type, or publishes of one type with ascending ids."""
+    if ids.shape[0] == 0 or command[0] > _DATA_ACK:
+        return False
+    for row in range(1, ids.shape[0]):
+        if command[row] != command[0] or type_[row] != type_[0]:
+            return False
+        if command[row] == _DATA_ACK and ids[row] <= ids[row - 1]:
             return False
     return True
 
@@ -81,6 +94,7 @@ def warm() -> None:
     sample = frames.encode(frames.Data(1, b"x"))
     scan(Spans.whole(sample, Stream(Direction.C2S)), 1)
     _ascending(ids)
+    _alike(np.zeros(1, np.uint8), np.zeros(1, np.int32), ids)
     _write_answers(ids, flags, _ACK, _ERROR_UNDEF, np.empty(5, np.uint8))
     _write_data(np.frombuffer(sample, np.uint8), np.ones(1, np.int32), ids, ids, np.empty(7, np.uint8))
 
@@ -102,14 +116,10 @@ class HspBulk(Bulk):
         self.violation: ProtocolViolation | None = None
         if found.bad[0] >= 0:
             self.violation = violation_at(self._data, int(found.bad[0]), limit)
+        if _alike(found.command, found.type, found.id) and self._take_alike(found):
+            return
         rows = self._check_ids(found.id, found.command, found.offset)
-        self.count = rows
-        self._offset = found.offset[:rows]
-        self._command = found.command[:rows]
-        self._type = found.type[:rows]
-        self._id = found.id[:rows]
-        self._body = found.body[:rows]
-        self._body_size = found.body_size[:rows]
+        self._keep(found, rows)
         counts = np.bincount(self._command, minlength=7)
         self.pings, self.pongs = int(counts[_PING]), int(counts[_PONG])
         self._plain = self._command <= _DATA_ACK
@@ -127,13 +137,45 @@ class HspBulk(Bulk):
         self._settle_owed()
         self._others = self._hand_over(others)
 
+    def _take_alike(self, found: Scan) -> bool:
+        """The usual read, all of one kind and for one topic; False where it takes a closer look."""
+        number, ids = int(found.type[0]), found.id
+        topic = self._names.topic(number)
+        if topic in (MAP, LOGIN) or (self._names.profile and FIRST_RESERVED <= number <= LAST_RESERVED):
+            return False
+        asks = found.command[0] == _DATA_ACK
+        bounds = (int(ids[0]), int(ids[-1])) if asks else (0, -1)
+        owed = self._session.owed_range() if asks else None
+        if owed is not None and bounds[0] <= owed[1] and owed[0] <= bounds[1]:
+            return False
+        self._keep(found, len(ids))
+        self.pings = self.pongs = 0
+        self._plain = np.ones(self.count, np.bool_)
+        self._numbers, self._others, self.by_frame = {topic: [number]}, [], False
+        self._owe(ids if asks else ids[:0], found.type, bounds)
+        return True
+
+    def _keep(self, found: Scan, rows: int) -> None:
+        """The first rows are those of this bulk."""
+        self.count = rows
+        self._offset = found.offset[:rows]
+        self._command = found.command[:rows]
+        self._type = found.type[:rows]
+        self._id = found.id[:rows]
+        self._body = found.body[:rows]
+        self._body_size = found.body_size[:rows]
+
     def _settle_owed(self) -> None:
         """Which ids the acknowledgements of this bulk will answer."""
         asking = self._plain & (self._command == _DATA_ACK)
-        self._owed, self._owed_types = self._id[asking], self._type[asking]
-        self.unanswered = len(self._owed)
+        ids = self._id[asking]
+        self._owe(ids, self._type[asking], (int(ids.min()), int(ids.max())) if len(ids) else (0, -1))
+
+    def _owe(self, ids: NDArray[np.int64], types: NDArray[np.int32], bounds: tuple[int, int]) -> None:
+        self._owed, self._owed_types = ids, types[: len(ids)]
+        self.unanswered = len(ids)
         self.owes = self.unanswered > 0
-        self.owed_bounds = (int(self._owed.min()), int(self._owed.max())) if self.owes else (0, -1)
+        self.owed_bounds = bounds
 
     def _check_ids(self, ids: NDArray[np.int64], command: NDArray[np.uint8], offset: NDArray[np.int64]) -> int:
         """How many frames are accepted: all before a `DATA_ACK` whose id is still unanswered."""
