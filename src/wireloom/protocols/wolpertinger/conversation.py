@@ -9,7 +9,12 @@ CONVERSATION = Conversation(
     pairings=(
         requests(
             unknown=Rule("wolpertinger.response.unknown-call", Severity.INFO, "a response to no pending call"),
-            again=Rule("wolpertinger.call-id.reused", Severity.WARNING, "a call with the id of one that is pending"),
+            # Who saw no confirmation sends a call again, so this is no breach by itself.
+            again=Rule(
+                "wolpertinger.call-id.reused",
+                Severity.INFO,
+                "a call with the id of one that is pending: sent again, or another one",
+            ),
         ),
         # A message that is sent again, because its confirmation was lost, is confirmed again: nothing to find.
         Pairing(
