@@ -695,7 +695,9 @@ def test_options_of_a_subscription_travel_beside_the_topic() -> None:
     [
         ("Publish", ["a"]), ("Publish", ["a", "b", "c", "rot13"]), ("Publish", ["", "", ""]), ("Event", []),
         ("Event", ["a", "", "%", "base64"]), ("Subscribe", ["a", "b"]), ("Subscribe", ["a", "{}", "c"]),
-        ("Request", ["$hub/map", "", ""]), ("Other", ["a"]),
+        ("Request", ["$hub/map", "", ""]), ("Other", ["a"]), ("Publish", ["$hub/publish/a", "", ""]),
+        ("Publish", ["$hub/subscribe", "", '{"topic":"a"}']), ("Event", ["$hub/subscribe", "", "b"]),
+        ("Event", ["$hub/provide", JSON, '{"topic":"a"}']), ("Login", ["a", "b"]), ("Login", [""]),
     ],
 )  # fmt: skip
 def test_a_call_of_hub_that_does_not_fit_is_a_call_like_any_other(method: str, texts: list[str]) -> None:

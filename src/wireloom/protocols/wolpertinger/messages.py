@@ -209,14 +209,18 @@ def _of_hub_call(call: Call, attributes: dict[str, str], direction: Direction | 
         kind = Kind.EVENT if call.method == "Event" else Kind.REQUEST
         topic = PUBLISH + texts[0] if call.method == "Publish" else texts[0]
         attributes["component"] = call.component
-        if topic.startswith(HUB_PREFIX) and call.method == "Request":
+        if topic in _METHODS or (topic.startswith(HUB_PREFIX) and call.method == "Request"):
             return None
     else:
         return None
     message = Message(
         kind, topic, body, call.call_id, None, None, content_type, attributes, NAME, None, None, direction
     )
-    if "xml" not in attributes and to_document(message, profile=True) != call:
+    try:
+        same = _to_call(message, profile=True) == call
+    except NotSupported:
+        return None  # such as a publish of what only the hub itself may say
+    if not same and "xml" not in attributes:
         attributes["xml"] = layer2.write(call).decode()
     return message
 
