@@ -103,7 +103,8 @@ def histogram(values: Sequence[tuple[float, int]], title: str) -> str:
         )
     for power in range(math.ceil(lowest), math.floor(highest) + 1):
         x = LEFT + (power - lowest) * scale
-        parts.append(f'<text x="{x:.0f}" y="{HEIGHT - 14}" text-anchor="middle">{microseconds(10**power)}</text>')
+        anchor = "end" if x > WIDTH - RIGHT - 16 else "middle"
+        parts.append(f'<text x="{x:.0f}" y="{HEIGHT - 14}" text-anchor="{anchor}">{microseconds(10**power)}</text>')
     return _figure(parts, title, {})
 
 

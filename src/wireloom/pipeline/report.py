@@ -5,6 +5,7 @@ Everything is asked with DuckDB from one consistent look at the tables; whatever
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -199,6 +200,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], *numbers: int)
 
 def _cell(value: object) -> str:
     text = "" if value is None else str(value)
+    if re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text):
+        return f"<time>{text}</time>"
     return f'<span class="{text}">{text}</span>' if text in ("critical", "warning") else escape(text)
 
 
