@@ -108,7 +108,13 @@ async def test_sending_from_the_page(tmp_path: Path) -> None:
             await page.wait_for_selector("#answer >> text=kept by the hub")
             await page.click("#tab-messages")
             await page.wait_for_selector("#messages >> text=notes/today")
-            await page.wait_for_selector("#messages >> text=re: math/add")
+
+
+async def test_an_answer_without_a_topic_says_what_it_answers(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (hub, console), page_of(console) as page:
+        async with wireloom.connect(url_of(hub, "hsp")) as peer:
+            await peer.publish("notes/today", "1", ack=True)
+            await page.wait_for_selector("#messages >> text=/^re: .*notes.today$/")
 
 
 async def test_rejects_show_clause_and_bytes(tmp_path: Path) -> None:
