@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.journal.conftest import TOPICS, data
-from wireloom.console.lately import KEEP, LOOK, Lately
+from wireloom.console.lately import KEEP, LOOK, Lately, readable
 from wireloom.journal import Journal, Tail
-from wireloom.model import Direction
+from wireloom.model import Direction, Kind, Message
 
 
 def write(journal: Journal, text: str, times: int = 1) -> None:
@@ -27,6 +27,22 @@ def test_each_message_is_seen_once_and_topics_are_counted(tmp_path: Path) -> Non
         assert [line["text"] for line in lately.messages.since(0)] == ["a", "b"]
         (topic,) = lately.topics()
         assert topic["topic"] == "sensors/kitchen" and topic["messages"] == 2 and topic["protocols"] == ["hsp"]
+
+
+def yamp(content_type: str, body: bytes) -> Message:
+    return Message(Kind.EVENT, "a", body, content_type=content_type, protocol="yamp")
+
+
+def test_bodies_in_formats_of_the_protocol_are_readable() -> None:
+    assert readable(yamp("application/msgpack", bytes.fromhex("82a16e01a162c402ff00"))) == '{"n": 1, "b": "ff00"}'
+    assert readable(yamp("application/cbor", bytes.fromhex("a1616e01"))) == '{"n": 1}'
+    for unreadable in (
+        yamp("application/msgpack", b"\xc1"),
+        yamp("application/octet-stream", b"\xff"),
+        yamp("application/x-unheard-of", b"\xff"),
+        yamp("application/msgpack", b"\xc4" * 5000),
+    ):
+        assert readable(unreadable) is None
 
 
 def test_what_comes_too_fast_is_passed_over_and_counted(tmp_path: Path) -> None:

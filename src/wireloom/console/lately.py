@@ -7,6 +7,7 @@ so that the console costs about the same at any rate.
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from pathlib import Path
 
 from wireloom.journal import Block, Entry, Record, Tail
 from wireloom.journal.segment import REFUSED
-from wireloom.model import Kind, Message, iso_time, type_of_json
+from wireloom.model import Kind, Message, WireloomError, iso_time, type_of_json
+from wireloom.protocols.registry import protocol
 
 LOOK = 256 * 1024
 FIRST_LOOK_NS = 60 * 10**9
@@ -171,8 +173,31 @@ def shown(body: bytes) -> Line:
     return {"text": text, "hex": part.hex()}
 
 
+def readable(message: Message) -> str | None:
+    """A body that is no text as JSON, where its protocol knows the format; None where it does not.
+
+    >>> readable(Message(Kind.EVENT, "a", b"\\x81\\xa1n\\x01", content_type="application/msgpack", protocol="yamp"))
+    '{"n": 1}'
+    """
+    form = protocol(message.protocol).format_for(message.content_type) if message.content_type else None
+    if form is None or len(message.body) > BODY:
+        return None
+    try:
+        value = form.loads(message.body)
+        return None if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False, default=_plain)
+    except (WireloomError, ImportError, ValueError, TypeError):
+        return None
+
+
+def _plain(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
 def _line(entry: Entry) -> Line:
     message = entry.message
+    body = shown(message.body)
+    if body["text"] is None:
+        body["text"] = readable(message)
     return {
         "time": iso_time(message.time or 0),
         "protocol": message.protocol,
@@ -188,7 +213,7 @@ def _line(entry: Entry) -> Line:
         "attributes": dict(message.attributes),
         "segment": entry.segment,
         "offset": entry.offset,
-        **shown(message.body),
+        **body,
     }
 
 
