@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+from wireloom.pieces import read_json, write_json
 
 NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 
@@ -97,7 +99,7 @@ class Message(NamedTuple):
         if self.content_type is None:
             return self.body
         if _is_json(self.content_type):
-            return json.loads(self.body) if self.body else None
+            return cast(type_of_json, read_json(self.body)) if self.body else None
         if self.content_type.startswith("text/"):
             return self.body.decode()
         return self.body
@@ -217,6 +219,9 @@ message_of: Callable[[tuple[object, ...]], Message] = functools.partial(tuple.__
 """
 
 
+_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
+
 def encode_value(value: object) -> tuple[bytes, str | None]:
     """A Python value as a body and its content type: bytes as they are, text as UTF-8, the rest as JSON.
 
@@ -230,7 +235,7 @@ def encode_value(value: object) -> tuple[bytes, str | None]:
     if value is None:
         return b"", None
     try:
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(), "application/json"
+        return write_json(value, _JSON.encode).encode(), "application/json"
     except (TypeError, ValueError) as error:
         raise NotSupported(f"a body is bytes, text or what JSON can say, not {type(value).__name__}: {error}") from None
 

@@ -12,7 +12,7 @@ from lxml import etree
 
 import wireloom
 from wireloom import Message, Peer, Result
-from wireloom.peers.values import is_large
+from wireloom.pieces import is_large
 from wireloom.protocols.yamp import formats
 from wireloom.testing import peer_pair
 

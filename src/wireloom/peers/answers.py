@@ -15,7 +15,7 @@ from wireloom.peers.driver import Driver
 from wireloom.peers.handlers import CLOSING, FAILED, Handler, Result, unknown_topic
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.standby import Standby
-from wireloom.peers.values import is_large
+from wireloom.pieces import is_large
 from wireloom.protocols.contract import HUB_PREFIX
 
 if TYPE_CHECKING:
@@ -77,7 +77,12 @@ class Answers:
         except Exception as error:  # whatever a handler raises is an answer, not the end of the connection
             self._fail(driver, message, error)
             return
-        if result.__class__ is bytes or result.__class__ is Message:
+        if result.__class__ is bytes:
+            try:
+                driver.respond(message, result, driver.session.content_type)
+            except WireloomError as error:
+                self._not_sent(driver, message, error)
+        elif result.__class__ is Message:
             self._respond(driver, message, result)
         elif result.__class__ is CoroutineType:
             self._begin(message, driver, result)
@@ -271,11 +276,15 @@ class Answers:
             else:
                 body, content_type = self._peer.encode(result)
                 driver.respond(request, body, content_type)
-        except LimitExceeded as error:
-            self._send(driver, _error(request, FAILED, str(error).encode()))
         except WireloomError as error:
-            if driver.failure is None:
-                self._fail(driver, request, error)
+            self._not_sent(driver, request, error)
+
+    def _not_sent(self, driver: Driver, request: Message, error: WireloomError) -> None:
+        """A response could not be sent: the peer is told, if there is one still."""
+        if isinstance(error, LimitExceeded):
+            self._send(driver, _error(request, FAILED, str(error).encode()))
+        elif driver.failure is None:
+            self._fail(driver, request, error)
 
     def _fail(self, driver: Driver, request: Message, error: BaseException) -> None:
         if isinstance(error, RequestFailed):

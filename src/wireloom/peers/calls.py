@@ -109,18 +109,19 @@ class Calls:
 
     def settle(self, answer: Message) -> bool:
         """Hand an answer to whoever waits for it; False when nobody does."""
-        request_id = answer.correlation_id or ""
-        call = self.waiting.get(request_id)
-        if call is None:
-            return False
         kind = answer.kind
         if kind is _PROGRESS:
+            call = self.waiting.get(answer.correlation_id or "")
+            if call is None:
+                return False
             if call.patience is not None:
                 call.deadline = self._loop.time() + call.patience
             if call.steps is not None:
                 call.steps.put(answer)
             return True
-        del self.waiting[request_id]
+        call = self.waiting.pop(answer.correlation_id or "", None)
+        if call is None:
+            return False
         if self._idle and not self.waiting:
             self._wake_idle()
         if kind is _ERROR:

@@ -19,6 +19,8 @@ from wireloom.transports.base import Pipe
 
 BURST = 64
 """Messages sent in one turn of the loop before the sender is asked to let others have a turn."""
+PIECE = 32
+"""Of many messages at once so many are written together, so that the other end begins while this one goes on."""
 LINGER = 5.0
 """Seconds a closed conversation waits for the peer to take the last words and close its half."""
 
@@ -85,6 +87,9 @@ class Driver:
         "writing_is_paused",
     )
 
+    _largest_read: float = _NEVER
+    """Bytes that are taken at once, here and now."""
+
     def __init__(
         self,
         session: Session,
@@ -149,6 +154,9 @@ class Driver:
 
     def received(self, data: bytes) -> None:
         """Bytes arrived; after the end of the conversation they are thrown away."""
+        if len(data) > self._largest_read:
+            self._received_much(data)
+            return
         if self._finishing:
             return
         self._busy = True
@@ -167,6 +175,10 @@ class Driver:
                 self._pipe.write(out)  # type: ignore[union-attr]
         else:
             self._after()
+
+    def _received_much(self, data: bytes) -> None:
+        """More arrived than is taken at once."""
+        raise NotImplementedError
 
     def received_datagrams(self, data: bytes, ends: Sequence[int]) -> None:
         """Datagrams arrived together."""
@@ -267,8 +279,14 @@ class Driver:
         if self.failure is not None:
             raise fresh(self.failure)
         identifier = self.session.ask(request, self._now())
-        if self._busy or self._flush_due:
+        if self._busy:
             self._more = True
+        elif self._flush_due:
+            self._burst += 1
+            if self._burst % PIECE:
+                self._more = True
+            else:
+                self.write_pending()
         elif not alone:
             self._flush_due = self._more = True
             self._loop.call_soon(self._flush_rest)
@@ -283,7 +301,9 @@ class Driver:
         if self.failure is not None:
             raise fresh(self.failure)
         identifiers = self.session.ask_many(requests, self._now())
-        if self._busy or self._flush_due:
+        if len(identifiers) >= PIECE:
+            self.write_pending()
+        elif self._busy or self._flush_due:
             self._more = True
         elif identifiers:
             self._flush_due = self._more = True

@@ -63,7 +63,7 @@ class _Row(Generic[Body]):
         self.peer = peer
         self.message = message
         self.in_flight = in_flight
-        self.low = in_flight * 3 // 4
+        self.low = in_flight // 2
         """When so few are left, more are sent, together; at the latest when there is nothing to be taken."""
         self.timeout = timeout
         self.loop = asyncio.get_running_loop()

@@ -26,13 +26,13 @@ from wireloom.model import (
 )
 from wireloom.peers.answers import PUBLISH, Answers, Operation
 from wireloom.peers.calls import Call, Calls, Waiting
-from wireloom.peers.driver import LINGER, Driver, fresh
+from wireloom.peers.driver import LINGER, PIECE, Driver, fresh
 from wireloom.peers.handlers import Handler
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.many import IN_FLIGHT, Many
 from wireloom.peers.replays import Replay, Replays
 from wireloom.peers.streams import MessageStream, Progress, Subscription
-from wireloom.peers.values import LARGE, is_large
+from wireloom.pieces import LARGE, is_large
 from wireloom.protocols.contract import HUB_PREFIX, Protocol, Run, Session
 from wireloom.topics import Subscriptions
 
@@ -437,12 +437,17 @@ class Peer:
         """What one read brought."""
         driver = self._driver
         assert driver is not None
-        settle = self._calls.settle
-        for message in run.messages:
+        messages = run.messages
+        if len(messages) > PIECE:
+            for start in range(0, len(messages), PIECE):
+                self.take(Run(messages=messages[start : start + PIECE]))
+                driver.write_pending()
+            return
+        for message in messages:
             kind = message.kind
             wanted = True
             if kind is _RESPONSE:
-                wanted = settle(message)
+                wanted = self._calls.settle(message)
             elif kind is _REQUEST:
                 self._answers.request(message, driver)
             elif kind in _ANSWERS:

@@ -17,6 +17,7 @@ from wireloom.protocols.contract import Run, Session
 LONG = 0.004
 """Seconds that one portion may take."""
 SMALLEST, LARGEST = 512, 256 * 1024
+_NONE, _ANY = -1, float("inf")
 WAITING = "portions"
 
 
@@ -33,26 +34,31 @@ class PortionDriver(Driver):
     ) -> None:
         super().__init__(session, on_run=on_run, on_open=on_open, on_end=on_end)
         self._portion = 16 * 1024
+        self._largest_read = SMALLEST
         self._waiting: deque[bytes] = deque()
+        """What arrived and is not taken yet; as long as there is any, everything goes behind it."""
         self._ended_behind = False
         """The end of the input came, but waits behind what is not taken yet."""
         self._turn_due = False
 
-    def received(self, data: bytes) -> None:
+    def _received_much(self, data: bytes) -> None:
         """Take what arrived, now or a portion at a time."""
         if self._finishing:
             return
         if self._waiting:
             self._waiting.append(data)
-        elif len(data) <= SMALLEST:
-            Driver.received(self, data)
         elif len(data) <= self._portion and not self._holds:
-            started = time.monotonic()
-            super().received(data)
-            self._adapt(time.monotonic() - started)
+            self._take(data)
         else:
             self._waiting.append(data)
             self._take_portion()
+
+    def _take(self, data: bytes) -> None:
+        started = time.monotonic()
+        self._largest_read = _ANY
+        super().received(data)
+        self._largest_read = _NONE if self._waiting else SMALLEST
+        self._adapt(time.monotonic() - started)
 
     def input_ended(self) -> None:
         """The end of the input, after everything before it."""
@@ -63,6 +69,7 @@ class PortionDriver(Driver):
 
     def ended(self, error: Exception | None) -> None:
         """The pipe is gone; what it brought before counts."""
+        self._largest_read = _ANY
         while self._waiting and not self._finishing:
             super().received(self._waiting.popleft())
         super().ended(error)
@@ -82,13 +89,13 @@ class PortionDriver(Driver):
             if len(data) > self._portion:
                 self._waiting.appendleft(data[self._portion :])
                 data = data[: self._portion]
-            started = time.monotonic()
-            super().received(data)
-            self._adapt(time.monotonic() - started)
+            self._take(data)
         if self._waiting:
+            self._largest_read = _NONE
             self.hold(WAITING)
             self._schedule()
             return
+        self._largest_read = SMALLEST
         super().release(WAITING)
         if self._ended_behind:
             self._ended_behind = False

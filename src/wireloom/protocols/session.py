@@ -71,14 +71,23 @@ class Run:
 
     # One is made for every read: what is as usual stays with the class.
     def __init__(
-        self, data: bytes | memoryview = b"", messages: Sequence[Message] = (), bulk: Bulk | None = None, **unusual: Any
+        self,
+        data: bytes | memoryview = b"",
+        messages: Sequence[Message] = (),
+        bulk: Bulk | None = None,
+        ignored: int = 0,
+        added: int = 0,
+        refused: Sequence[Rejected] = (),
+        renumbered: Sequence[Renumbered] = (),
     ) -> None:
         self.data = data
         self.messages = messages
         if bulk is not None:
             self.bulk = bulk
-        for name, value in unusual.items():
-            setattr(self, name, value)
+        if ignored or added:
+            self.ignored, self.added = ignored, added
+        if refused or renumbered:
+            self.refused, self.renumbered = refused, renumbered
 
     @property
     def count(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Direction, Kind, Message, ProtocolViolation, message_of
 from wireloom.protocols.contract import LOGIN, TRACE
@@ -63,6 +64,17 @@ def _hub_of(block: bytes) -> tuple[str | None, str | None] | None:
     return None if hub.topic == LOGIN else (hub.topic, hub.content_type)
 
 
+class LastBlock:
+    """The hub's block of the last message that was read: mostly the next one has the same."""
+
+    __slots__ = ("content_type", "data", "topic")
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.topic: str | None = None
+        self.content_type: str | None = None
+
+
 def read_related(
     buffer: bytes | bytearray,
     start: int,
@@ -70,6 +82,7 @@ def read_related(
     direction: Direction,
     waiting: dict[str, Message],
     owed: set[str],
+    last: LastBlock,
     messages: list[Message],
 ) -> int:
     """Add the plain requests and responses from `start` on to `messages`; returns where they end.
@@ -79,8 +92,6 @@ def read_related(
     `owed` and takes responses out of `waiting`.
     """
     available, largest, most = len(buffer), settings.max_message, settings.max_requests
-    block, block_size = b"", 0
-    block_topic = block_content_type = None
     while available - start >= _RELATED_SIZE:
         size, outline, number = _unpack_outline(buffer, start)
         end = start + size
@@ -93,17 +104,17 @@ def read_related(
         at = start + _RELATED_SIZE
         topic = content_type = None
         if has_block:
-            # Mostly it is the block of the message before.
-            if not block_size or not buffer.startswith(block, at):
+            block = last.data
+            if not block or not buffer.startswith(block, at):
                 stop = at + _unpack_length(buffer, at)[0] if end - at > 8 else 0
                 if not at + 8 < stop <= end or stop > at + _SHORT or (hub := _hub_of(buffer[at:stop])) is None:
                     break
-                block, block_size = buffer[at:stop], stop - at
-                block_topic, block_content_type = hub
-            at += block_size
+                last.data = block = buffer[at:stop]
+                last.topic, last.content_type = hub
+            at += len(block)
             if at > end:
                 break
-            topic, content_type = block_topic, block_content_type
+            topic, content_type = last.topic, last.content_type
         related = str(number)
         if asks:
             if related in owed or len(owed) >= most:
@@ -161,22 +172,34 @@ def read_plain(
     return Message(kind, topic, body, number, answered, status, content_type, {}, "emp", None, None, direction), end
 
 
+class Shape(NamedTuple):
+    """What all plain messages with one topic and one content type have in common."""
+
+    block: bytes
+    """The block that says topic and content type; empty if there is neither."""
+    size: int
+    """Bytes of a request or response without body."""
+    asking: bytes
+    """What stands between size and number of a request."""
+    answering: bytes
+    """The same of a response."""
+
+
+LARGEST_SHAPE = _RELATED_SIZE + 8 + 5 + 4 * _SHORT
+"""No shape is larger than this."""
+
+
 @lru_cache(maxsize=1024)
-def _hub_block(topic: str | None, content_type: str | None) -> bytes | None:
-    """The block that says topic and content type, if any; None if it is too long to be remembered."""
-    if topic is None and content_type is None:
-        return b""
-    if len(topic or "") + len(content_type or "") > _SHORT:
-        return None
-    content = encode_hub(Hub(topic, content_type))
-    return _HEAD.pack(8 + len(content), _HUB, 0) + content
-
-
-_ASKING, _ANSWERING = ((_outline(asks, 0), _outline(asks, 0x80)) for asks in (0x80, 0))
-
-
-def _outline_of(asks: int, block: bytes) -> bytes:
-    return (_ASKING if asks else _ANSWERING)[bool(block)]
+def shape_of(topic: str | None, content_type: str | None) -> Shape | None:
+    """The shape of messages with this topic and content type; None if these are too long to be remembered."""
+    block = b""
+    if topic is not None or content_type is not None:
+        if len(topic or "") + len(content_type or "") > _SHORT:
+            return None
+        content = encode_hub(Hub(topic, content_type))
+        block = _HEAD.pack(8 + len(content), _HUB, 0) + content
+    more = 0x80 if block else 0
+    return Shape(block, _RELATED_SIZE + len(block), _outline(0x80, more), _outline(0, more))
 
 
 def write_plain(message: Message, number: int, settings: EmpSettings) -> bytes | None:
@@ -191,9 +214,10 @@ def write_plain(message: Message, number: int, settings: EmpSettings) -> bytes |
         or (settings.compress_above is not None and len(body) > settings.compress_above)
     ):
         return None
-    block = _hub_block(message.topic, message.content_type)
-    if block is None:
+    shape = shape_of(message.topic, message.content_type)
+    if shape is None:
         return None
+    block = shape.block
     size = 8 + len(block) + len(body) + (20 if number else 0)
     if size > settings.max_message:
         return None
@@ -233,16 +257,16 @@ def write_requests(requests: Sequence[Message], first: int, settings: EmpSetting
     It ends before the first that is not plain.
     """
     largest, compress_above = settings.max_message, settings.compress_above
-    topic = content_type = block = None
+    topic = content_type = shape = None
     number = first
     for request in requests:
         body = request.body
-        if block is None or request.topic is not topic or request.content_type is not content_type:
+        if shape is None or request.topic is not topic or request.content_type is not content_type:
             topic, content_type = request.topic, request.content_type
-            block = _hub_block(topic, content_type)
-            if block is None:
+            shape = shape_of(topic, content_type)
+            if shape is None:
                 break
-            outline, head_size = _outline_of(0x80, block), _RELATED_SIZE + len(block)
+            block, head_size, outline, _ = shape
         size = head_size + len(body)
         if request.attributes or size > largest or (compress_above is not None and len(body) > compress_above):
             break
@@ -251,14 +275,19 @@ def write_requests(requests: Sequence[Message], first: int, settings: EmpSetting
     return number - first
 
 
-def write_related(
-    asks: int, topic: str | None, body: bytes, content_type: str | None, number: int, settings: EmpSettings
-) -> bytes | None:
-    """A request (`asks` is 0x80) or response (0) without anything unusual as bytes; None where that takes more."""
-    block = _hub_block(topic, content_type)
-    if block is None:
-        return None
-    size = _RELATED_SIZE + len(block) + len(body)
-    if size > settings.max_message or (settings.compress_above is not None and len(body) > settings.compress_above):
-        return None
-    return _pack_outline(size, _outline_of(asks, block), number) + block + body
+def write_request(shape: Shape, number: int, body: bytes) -> bytes:
+    """A plain request.
+
+    >>> write_request(shape_of("a", None), 1, b"hi").hex()
+    '0000002a0580000000000014008000008000000000000000000000010000000c80000000010001616869'
+    """
+    return _pack_outline(shape.size + len(body), shape.asking, number) + shape.block + body
+
+
+def write_response(shape: Shape, number: int, body: bytes) -> bytes:
+    """A plain response.
+
+    >>> write_response(shape_of(None, None), 1, b"hi").hex()
+    '0000001e0580000000000014000000000000000000000000000000016869'
+    """
+    return _pack_outline(shape.size + len(body), shape.answering, number) + shape.block + body

@@ -18,12 +18,16 @@ from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import to_frame, to_message
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.plain import (
+    LARGEST_SHAPE,
+    LastBlock,
     read_plain,
     read_related,
+    shape_of,
     write_events,
     write_plain,
-    write_related,
+    write_request,
     write_requests,
+    write_response,
 )
 from wireloom.protocols.emp.settings import SIZE_MODE, EmpSettings
 from wireloom.protocols.owing import OwedReads
@@ -86,6 +90,10 @@ class EmpSession(Session):
         self.settings = settings
         self._plain = settings.size_mode is SizeMode.INCLUSIVE
         """Whether the short ways of `plain.py` may be tried."""
+        self._largest_plain = settings.max_message - LARGEST_SHAPE
+        """Bytes of a body that surely fits, and is not compressed."""
+        if settings.compress_above is not None:
+            self._largest_plain = min(self._largest_plain, settings.compress_above)
         self._numbers = {} if self._plain else {SIZE_MODE: str(settings.size_mode)}
         self._receives = role.sends.opposite
         self._buffer = bytearray()
@@ -98,6 +106,7 @@ class EmpSession(Session):
         """Requests we sent, by id, until they are answered; the messages need not bear the id."""
         self._owed: set[str] = set()
         """Ids of requests that the peer waits on."""
+        self._last_block = LastBlock()
         self._deadline: float | None = None
         self._ping_due = 0.0
         self._ping_sent: float | None = None
@@ -117,12 +126,21 @@ class EmpSession(Session):
 
     def receive(self, data: bytes, now: float) -> Run:
         """Take what the transport read."""
+        kept = self._buffer
+        if self._plain and self.state is OPEN and not kept and self._bulk is None:
+            # Mostly a read is a few plain messages, and nothing else.
+            messages: list[Message] = []
+            position = read_related(
+                data, 0, self.settings, self._receives, self._waiting, self._owed, self._last_block, messages
+            )
+            if position == len(data):
+                return Run(data, messages)
+            return self._receive_more(data, position, messages, now)
         if self.state is CLOSED:
             return Run()
         if self._slow.reading is not None:
-            self._buffer += data
+            kept += data
             return Run()
-        kept = self._buffer
         if kept:
             kept += data
         buffer = kept or data
@@ -130,20 +148,19 @@ class EmpSession(Session):
             run = self._receive_bulk(bytes(buffer))
             if run is not None:
                 return run
-        settings, direction, position = self.settings, self._receives, 0
-        messages: list[Message] = []
-        if self._plain and self.state is OPEN and not kept:
-            position = read_related(data, 0, settings, direction, self._waiting, self._owed, messages)
-            if position == len(data):
-                return Run(data, messages)
+        return self._receive_more(buffer, 0, [], now)
+
+    def _receive_more(self, buffer: bytes | bytearray, position: int, messages: list[Message], now: float) -> Run:
+        """Take what is in a buffer, after the messages up to `position`; what is not complete is kept."""
+        settings, direction, kept = self.settings, self._receives, self._buffer
         logins: list[tuple[int, int, Message]] = []
         """Where messages with credentials are."""
         try:
             while True:
                 if self._plain and self.state is OPEN:
                     position = read_related(
-                        buffer, position, settings, direction, self._waiting, self._owed, messages
-                    )  # fmt: skip
+                        buffer, position, settings, direction, self._waiting, self._owed, self._last_block, messages
+                    )
                     if position == len(buffer):
                         break
                     quick = read_plain(buffer, position, settings, direction)
@@ -172,8 +189,8 @@ class EmpSession(Session):
         accepted = self._blanked(bytes(buffer[:position]), logins) if logins else bytes(buffer[:position])
         if kept:
             del kept[:position]
-        elif position < len(data):
-            kept += data[position:]
+        elif position < len(buffer):
+            kept += buffer[position:]
         return Run(accepted, messages)
 
     def _blanked(self, data: bytes, logins: list[tuple[int, int, Message]]) -> bytes:
@@ -326,19 +343,18 @@ class EmpSession(Session):
 
     def ask(self, request: Message, now: float) -> str | None:
         """Queue a request; the short way, where it is open and nothing is unusual."""
+        body, waiting, number = request.body, self._waiting, self._last_id + 1
         if (
             self._plain and self.state is OPEN and not request.attributes and request.status is None
-            and len(self._waiting) < self.settings.max_requests and self._last_id < extensions.MAX_ID
+            and len(body) <= self._largest_plain and len(waiting) < self.settings.max_requests
+            and number <= extensions.MAX_ID and (shape := shape_of(request.topic, request.content_type)) is not None
         ):  # fmt: skip
-            number = self._last_id + 1
-            data = write_related(0x80, request.topic, request.body, request.content_type, number, self.settings)
-            if data is not None:
-                self._last_id = number
-                identifier = str(number)
-                self._waiting[identifier] = request
-                self._out.append(data)
-                self.sent += 1
-                return identifier
+            self._last_id = number
+            identifier = str(number)
+            waiting[identifier] = request
+            self._out.append(write_request(shape, number, body))
+            self.sent += 1
+            return identifier
         return self.send(request, now).id
 
     def ask_many(self, requests: Sequence[Message], now: float) -> list[str]:
@@ -357,13 +373,14 @@ class EmpSession(Session):
     def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
         """Queue the response to a request; the short way, where that is enough."""
         identifier = request.id
-        if self._plain and self.state is OPEN and identifier in self._owed:
-            data = write_related(0, request.topic, body, content_type, int(identifier), self.settings)
-            if data is not None:
-                self._owed.discard(identifier)
-                self._out.append(data)
-                self.sent += 1
-                return
+        if (
+            self._plain and self.state is OPEN and identifier in self._owed and len(body) <= self._largest_plain
+            and (shape := shape_of(request.topic, content_type)) is not None
+        ):  # fmt: skip
+            self._owed.discard(identifier)
+            self._out.append(write_response(shape, int(identifier), body))
+            self.sent += 1
+            return
         super().respond(request, body, content_type, now)
 
     def send(self, message: Message, now: float) -> Message:

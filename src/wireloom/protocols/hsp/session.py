@@ -98,6 +98,8 @@ class HspSession(Session):
                     position = read_plain(
                         buffer, position, limit, self.names, self._receives, self._waiting, self._owed, messages
                     )
+                    if position == len(buffer):
+                        break
                 found = frames.decode(buffer, position, limit)
                 if found is None:
                     break
@@ -267,7 +269,8 @@ class HspSession(Session):
             if len(head) + len(request.body) <= self.settings.max_payload:
                 number = self._draw_id()
                 self._waiting[number] = request
-                self._queue(write_request(number, type_, head, request.body))
+                self._out.append(write_request(number, type_, head, request.body))
+                self.sent += 1
                 return str(number)
         return self.send(request, now).id
 
@@ -297,8 +300,9 @@ class HspSession(Session):
         if self.state is not _OPEN or number not in self._owed:
             super().respond(request, body, content_type, now)
             return
-        self._owed.pop(number, None)
-        self._queue(write_ack(number))
+        del self._owed[number]
+        self._out.append(write_ack(number))
+        self.sent += 1
         if body:
             self.count("hsp.response.body-dropped")
 

@@ -17,17 +17,20 @@ first used, so that the bare package installs without them.
 from __future__ import annotations
 
 import abc
+import contextlib
 import io
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
+from itertools import chain
 from types import ModuleType
 from typing import Any, ClassVar, cast
 from xml.parsers import expat
 
 from wireloom.model import BodyError, ConfigError, ProtocolViolation, WireloomError
+from wireloom.pieces import LARGE, is_large, parts, read_json, write_json
 
 DEFAULT = "json"
 """What an empty serializer is taken for."""
@@ -44,9 +47,6 @@ CONTENT_TYPES: Mapping[str, str] = {
 }
 SERIALIZERS = tuple(CONTENT_TYPES)
 _NAMES = {content_type: name for name, content_type in CONTENT_TYPES.items()}
-
-LARGE = 64 * 1024
-"""Bytes of a JSON body that is so large that another thread should be reading it."""
 
 MALFORMED, SCHEMA = "yamp.body.malformed", "yamp.body.schema"
 
@@ -180,16 +180,13 @@ class Json(_Values):
     name = "json"
 
     def _pack(self, value: object) -> bytes:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return write_json(value, _JSON.encode).encode()
 
     def _unpack(self, data: bytes) -> object:
-        give_way = _give_way if len(data) > LARGE else None
-        return json.loads(data.decode(), parse_constant=_no_constant, object_hook=give_way)
+        return cast(object, read_json(data.decode(), parse_constant=_no_constant))
 
 
-def _give_way(value: dict[str, object]) -> dict[str, object]:
-    """Called for every object of a large body: where Python code is called, the interpreter lets other threads run."""
-    return value
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _no_constant(text: str) -> object:
@@ -202,10 +199,44 @@ class Msgpack(_Values):
     name = "msgpack"
 
     def _pack(self, value: object) -> bytes:
-        return cast(bytes, _library("msgpack", self.name).packb(value))
+        msgpack = _library("msgpack", self.name)
+        return b"".join(self._pieces(value, msgpack.Packer())) if is_large(value) else cast(bytes, msgpack.packb(value))
+
+    def _pieces(self, value: object, packer: Any, around: tuple[int, ...] = ()) -> Iterator[bytes]:
+        """A large value; `around` are the ids of those it is in."""
+        if id(value) in around:
+            raise ValueError("a value inside itself")
+        if isinstance(value, dict):
+            yield packer.pack_map_header(len(value))
+            inside: Iterable[object] = chain.from_iterable(value.items())
+        elif isinstance(value, list | tuple):
+            yield packer.pack_array_header(len(value))
+            inside = value
+        else:
+            yield packer.pack(value)
+            return
+        for part in parts(inside):
+            for each in part:
+                if len(part) == 1 and is_large(each):
+                    yield from self._pieces(each, packer, (*around, id(value)))
+                else:
+                    yield packer.pack(each)
 
     def _unpack(self, data: bytes) -> object:
-        return cast(object, _library("msgpack", self.name).unpackb(data, strict_map_key=False))
+        msgpack = _library("msgpack", self.name)
+        if len(data) <= LARGE:
+            return cast(object, msgpack.unpackb(data, strict_map_key=False))
+        unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=len(data))
+        for start in range(0, len(data), LARGE):
+            unpacker.feed(data[start : start + LARGE])
+            with contextlib.suppress(msgpack.OutOfData):
+                value: object = unpacker.unpack()
+                break
+        else:
+            raise ValueError("the body ends inside a value")
+        if unpacker.tell() != len(data):
+            raise ValueError(f"{len(data) - unpacker.tell()} bytes follow the value")
+        return value
 
 
 class Cbor(_Values):
@@ -217,11 +248,18 @@ class Cbor(_Values):
         return cast(bytes, _library("cbor2", self.name).dumps(value))
 
     def _unpack(self, data: bytes) -> object:
-        stream = io.BytesIO(data)
+        stream = _Stream(data) if len(data) > LARGE else io.BytesIO(data)
         value: object = _library("cbor2", self.name).load(stream)
         if stream.tell() != len(data):
             raise ValueError(f"{len(data) - stream.tell()} bytes follow the item")
         return value
+
+
+class _Stream(io.BytesIO):
+    """Python code that is called for every few kilobytes, so that other threads get their turn."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(size)
 
 
 class Bson(BodyFormat):

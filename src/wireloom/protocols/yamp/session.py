@@ -137,7 +137,8 @@ class YampSession(Session):
                 return run
         if not self._buffer:
             position, run = self._read(data)
-            self._buffer += data[position:]
+            if position < len(data):
+                self._buffer += data[position:]
         else:
             self._buffer += data
             position, run = self._read(self._buffer)
@@ -157,7 +158,11 @@ class YampSession(Session):
                         buffer, position, self.settings.max_body, self.settings.max_requests, self.content_type,
                         self._receives, self._waiting, self._cancelled, self._owed, self._killed, messages,
                     )  # fmt: skip
-                if position == len(buffer) or self.state is _CLOSED:
+                if position == len(buffer):
+                    if buffer.__class__ is bytes and not ignored and not logins and self.state is _OPEN:
+                        return position, Run(buffer, messages)  # as nearly every read
+                    break
+                if self.state is _CLOSED:
                     break
                 self._check_turn(buffer[position])
                 found = frames.decode(buffer, position, self.settings.max_body)
