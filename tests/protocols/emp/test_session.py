@@ -293,6 +293,20 @@ def test_an_error_sent_closes_the_connection() -> None:
     assert (session.state, session.close_reason) == (SessionState.CLOSED, "error")
 
 
+@pytest.mark.parametrize("code", [5, 42, 127])
+def test_error_codes_below_128_are_reserved_and_not_sent_for_an_application_but_understood(code: int) -> None:
+    session = opened()
+    session.send(Message(Kind.ERROR, body=b"why", status=str(code)), 1.0)
+    assert last_words(session) == frames.Error(ErrorCode.UNSPECIFIED, "why")
+    session = opened()
+    session.send(Message(Kind.ERROR, body=b"why", status="128"), 1.0)
+    assert last_words(session) == frames.Error(128, "why")
+    session = opened()
+    received = frames.encode(frames.Frame(Type.ERROR, frames.encode_error(frames.Error(code, "why"))))
+    assert [message.status for message in session.receive(received, 1.0).messages] == [str(code)]
+    assert (session.state, session.violation) == (SessionState.CLOSED, None)
+
+
 def test_a_connection_that_just_ends_is_closed() -> None:
     session = opened()
     session.receive(DATA[:5], 1.0)

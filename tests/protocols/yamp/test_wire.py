@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import wireloom
-from wireloom.model import HandshakeFailed, Message, RequestFailed, RequestTimeout
+from wireloom.model import HandshakeFailed, Kind, Message, RequestFailed, RequestTimeout
 from wireloom.protocols.yamp import formats, frames
 
 LOOPBACK = "yamp://127.0.0.1:0"
@@ -121,3 +121,31 @@ async def test_a_server_of_another_version_is_named() -> None:
     async with scripted(frames.Handshake(2, "json")) as place:
         with pytest.raises(HandshakeFailed, match="version 2 is not supported"):
             await wireloom.connect(f"yamp://{place}", reconnect=False).open()
+
+
+async def test_system_frames_reach_no_handler() -> None:
+    handled: list[Message] = []
+    event = frames.Event(bytes(15) + b"\1", "temperature", b"21.5")
+    talk = (frames.Ping(b"you there?"), frames.Pong(b"nobody asked"), event)
+
+    async with wireloom.serve(LOOPBACK, lambda message, peer: handled.append(message)) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        hello = frames.encode(frames.Handshake(frames.VERSION, "json"))
+        writer.write(hello + b"".join(map(frames.encode, (*talk, frames.Close("enough")))))
+        async with asyncio.timeout(20):
+            assert await reader.read() == hello + frames.encode(frames.Pong(b"you there?"))
+            while not handled:
+                await asyncio.sleep(0.01)
+        writer.close()
+    assert [(message.kind, message.topic) for message in handled] == [(Kind.EVENT, "temperature")]
+
+    told: list[Message] = []
+    handshake = frames.Handshake(frames.VERSION, "json")
+    async with (
+        scripted(handshake, *talk, event) as address,
+        asyncio.timeout(20),
+        wireloom.connect(f"yamp://{address}", handler=lambda message, _: told.append(message)) as peer,
+    ):
+        while len(told) < 2:
+            await asyncio.sleep(0.01)
+    assert [(message.kind, message.topic) for message in told] == [(Kind.EVENT, "temperature")] * 2

@@ -33,6 +33,8 @@ BLOCK = "extension."
 """Attributes with this prefix are blocks: `extension.200`."""
 DONE, FAILED = "done", "error"
 TEXT = "text/plain"
+FIRST_APPLICATION_CODE = 128
+"""Codes of `error` from here on are free; those below are reserved."""
 
 _CONTROL_KINDS = {Type.BYE: Kind.CLOSE, Type.PING: Kind.PING, Type.PONG: Kind.PONG}
 _CONTROL_TYPES = {kind: type_ for type_, kind in _CONTROL_KINDS.items()}
@@ -198,12 +200,24 @@ def _response(number: str | None) -> Block:
     return Block(Extension.REQUEST_RESPONSE, extensions.encode_request_response(RequestResponse(False, identifier)))
 
 
+def _code(status: str | None) -> int:
+    """The code of an `error`: a status that is no code is an unspecified error."""
+    code = int(status) if status and status.isascii() and status.isdecimal() and len(status) <= 3 else 0
+    return code if code <= 255 else 0
+
+
+def is_reserved(status: str | None) -> bool:
+    """Whether a status is a code that no application may use: below 128, and not in the table of codes.
+
+    >>> is_reserved("4"), is_reserved("5"), is_reserved("127"), is_reserved("128"), is_reserved("404")
+    (False, True, True, False, False)
+    """
+    return max(frames.ErrorCode) < _code(status) < FIRST_APPLICATION_CODE
+
+
 def _error(message: Message) -> frames.Error:
-    """The `error` that ends the connection: a status that is no code is an unspecified error."""
-    status = message.status or ""
-    code = int(status) if status.isascii() and status.isdecimal() and len(status) <= 3 else 0
-    if code > 255:
-        code = 0
+    """The `error` that ends the connection."""
+    code = _code(message.status)
     about = (0, 0)
     if code == frames.ErrorCode.EXTENSION:
         about = (

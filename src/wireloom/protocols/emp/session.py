@@ -15,7 +15,7 @@ from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClose
 from wireloom.protocols.contract import LOGIN, Bulk, Role, Run, Session, SessionState
 from wireloom.protocols.emp import extensions, frames
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
-from wireloom.protocols.emp.messages import to_frame, to_message
+from wireloom.protocols.emp.messages import is_reserved, to_frame, to_message
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.plain import (
     LARGEST_SHAPE,
@@ -408,6 +408,8 @@ class EmpSession(Session):
         answer = message.correlation_id if answers else None
         if answer is not None and answer not in self._owed:
             raise NotSupported(f"no request {answer} waits for a response")
+        if kind is Kind.ERROR and answer is None and is_reserved(message.status):
+            message = message.with_(status=str(int(ErrorCode.UNSPECIFIED)))
         message = self._numbered(message)
         slow = self._slow.is_allowed and not held and is_slow_to_write(message, self.settings)
         data = b"" if slow else self._encode(message, answer or message.id)
