@@ -144,7 +144,7 @@ async def test_system_frames_reach_no_handler() -> None:
     async with (
         scripted(handshake, *talk, event) as address,
         asyncio.timeout(20),
-        wireloom.connect(f"yamp://{address}", handler=lambda message, _: told.append(message)) as peer,
+        wireloom.connect(f"yamp://{address}", handler=lambda message, _: told.append(message)),
     ):
         while len(told) < 2:
             await asyncio.sleep(0.01)
