@@ -145,6 +145,21 @@ def test_option_of_a_protocol_comes_from_the_protocol() -> None:
     assert "unknown option --format; options that only hsp has: none" in wrong.errors
 
 
+def test_format_says_what_bodies_of_yamp_are_where_no_handshake_does() -> None:
+    event = b"\5" + bytes(16) + b"\1a" + bytes.fromhex("00000004 81a16101")
+    for words, content_type in (((), "application/json"), (("--format", "msgpack"), "application/msgpack")):
+        (line,) = wireloom("decode", "yamp", *words, stdin=event).lines
+        assert json.loads(line)["content_type"] == content_type
+        assert wireloom("encode", "yamp", *words, stdin=line.encode()).out == event
+
+
+@pytest.mark.parametrize(("words", "direction"), [((), "c2s"), (("--direction", "s2c"), "s2c")])
+def test_direction_says_who_sent_it(words: tuple[str, ...], direction: str) -> None:
+    lines = wireloom("decode", "hsp", *words, stdin=STREAM).lines
+    assert {json.loads(line)["direction"] for line in lines} == {direction}
+    assert wireloom("decode", "hsp", "--direction", "up").code == 2
+
+
 def test_unknown_protocol_and_missing_file() -> None:
     assert "unknown protocol 'smtp'; known: emp, hsp" in wireloom("decode", "smtp").errors
     assert wireloom("decode", "hsp", "nowhere.bin").errors == "wireloom: nowhere.bin: no such file or directory\n"
