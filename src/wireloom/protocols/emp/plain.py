@@ -238,9 +238,10 @@ def write_events(events: Sequence[Message], settings: EmpSettings) -> bytes | No
         body = event.body
         if block is None or event.topic is not topic or event.content_type is not content_type:
             topic, content_type = event.topic, event.content_type
-            block = _hub_block(topic, content_type)
-            if block is None:
+            shape = shape_of(topic, content_type)
+            if shape is None:
                 return None
+            block = shape.block
             more, head_size = 0x80 if block else 0, 8 + len(block)
         size = head_size + len(body)
         if size > largest or (compress_above is not None and len(body) > compress_above):
