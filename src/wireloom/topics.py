@@ -6,7 +6,10 @@ begin with `$`: those belong to the hub, and whoever wants them names them.
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Hashable, Iterable
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from wireloom.model import ConfigError
@@ -216,3 +219,24 @@ class Subscriptions(Generic[S]):
             if rest := node.children.get("#"):
                 found.update(rest.subscribers)
         return found
+
+
+def read_topic_map(path: Path) -> dict[int, str]:
+    """Numbers that stand for topics, from a file: JSON such as {"7": "sensors/kitchen"}, or TOML.
+
+    In TOML that is a line `7 = "sensors/kitchen"`. Either may have them under the name `topics`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the map of topics: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
+    if isinstance(content, dict) and isinstance(content.get("topics"), dict):
+        content = content["topics"]
+    if not isinstance(content, dict) or not all(
+        number.isdecimal() and isinstance(topic, str) for number, topic in content.items()
+    ):
+        raise ConfigError(f'{path} must map numbers to topics, such as {{"7": "sensors/kitchen"}}')
+    return {int(number): topic for number, topic in content.items()}

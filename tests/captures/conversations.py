@@ -150,13 +150,13 @@ def in_websocket(stream: bytes, rng: random.Random, *, to_server: bool, most: in
         at += sum(map(len, pieces))
         for index, piece in enumerate(pieces):
             last = index == len(pieces) - 1
-            out += frame(piece, rng, opcode=0 if index else 2, final=last, masked=to_server)
+            out += websocket_frame(piece, rng, opcode=0 if index else 2, final=last, masked=to_server)
             if rng.random() < 0.3:
-                out += frame(b"ping", rng, opcode=9, final=True, masked=to_server)
-    return out + frame(b"\x03\xe8", rng, opcode=8, final=True, masked=to_server)
+                out += websocket_frame(b"ping", rng, opcode=9, final=True, masked=to_server)
+    return out + websocket_frame(b"\x03\xe8", rng, opcode=8, final=True, masked=to_server)
 
 
-def frame(payload: bytes, rng: random.Random, *, opcode: int, final: bool, masked: bool) -> bytes:
+def websocket_frame(payload: bytes, rng: random.Random, *, opcode: int, final: bool, masked: bool) -> bytes:
     size = len(payload)
     head = bytes([final << 7 | opcode])
     if size < 126:

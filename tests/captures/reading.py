@@ -13,7 +13,8 @@ from tests.captures.writing import Captured
 from wireloom.pipeline.captures.choosing import Choice
 from wireloom.pipeline.captures.reader import CaptureReader
 from wireloom.pipeline.captures.reading import read_captures
-from wireloom.pipeline.decode import DecodedRange, plain
+from wireloom.pipeline.decode import DecodedRange
+from wireloom.pipeline.rows import plain
 from wireloom.pipeline.schemas import MESSAGES
 
 Row = dict[str, object]

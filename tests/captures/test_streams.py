@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import zlib
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.captures.conversations import (
     in_websocket,
     mixed_up,
     talk,
+    websocket_frame,
 )
 from tests.captures.reading import read_packets
 from tests.captures.writing import RST, START_NS
@@ -211,6 +213,51 @@ def test_websocket_is_taken_off(tmp_path: Path) -> None:
             assert found.said("c2s") == expected("yamp", streams[0], Direction.C2S)
             assert found.said("s2c") == expected("yamp", streams[1], Direction.S2C)
             assert sorted(found.bytes_by_stream().values()) == sorted(map(len, wrapped))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_compressed_websocket_messages_are_rejects_that_say_so(side: int, tmp_path: Path) -> None:
+    """permessage-deflate, RFC 7692: the first frame of a packed message has RSV1 set. Nothing of it is lost."""
+    rng = random.Random(3)
+    streams = talk("yamp", rng, 12)
+    wrapped = [in_websocket(stream, rng, to_server=to == 0) for to, stream in enumerate(streams)]
+    packed = bytearray(websocket_frame(zlib.compress(b"packed " * 40), rng, opcode=2, final=True, masked=side == 0))
+    packed[0] |= 0x40
+    closing = websocket_frame(b"\x03\xe8", rng, opcode=8, final=True, masked=side == 0)
+    before = wrapped[side][: -len(closing)]
+    wrapped[side] = before + bytes(packed) + closing
+    wire = exchange(Wire(server="10.0.0.2:5044").open(), (wrapped[0], wrapped[1]), rng, 300).close()
+    found = read_packets(wire.packets, tmp_path, cuts=3, seed=side)
+    assert found.clauses() == ["websocket.compressed"]
+    assert "permessage-deflate" in str(found.rejects[0]["detail"])
+    assert found.rejects[0]["size"] == len(packed) + len(closing)
+    assert found.said("c2s") == expected("yamp", streams[0], Direction.C2S)
+    assert found.said("s2c") == expected("yamp", streams[1], Direction.S2C)
+    assert sorted(found.bytes_by_stream().values()) == sorted(map(len, wrapped))
+
+
+def test_numbers_of_topics_have_names_where_a_map_is_given(tmp_path: Path) -> None:
+    from tests.captures.reading import read_files
+    from tests.captures.writing import pcap
+    from wireloom.pipeline.captures.reader import CaptureReader
+    from wireloom.pipeline.options import Options
+
+    bodies = [frames.encode(frames.Data(number, b"x")) for number in (7, 8, 7)]
+    wire = Wire(server="10.0.0.2:5042").open().say(0, b"".join(bodies)).close()
+    path = tmp_path / "a.pcap"
+    path.write_bytes(pcap(wire.packets))
+    for name, text in (("map.json", '{"7": "sensors/kitchen"}'), ("map.toml", '[topics]\n7 = "sensors/kitchen"\n')):
+        (tmp_path / name).write_text(text)
+        options = Options.parse({"path": str(path), "topics": str(tmp_path / name)}).captures
+        found = read_files([path], CaptureReader(Choice.parse(), topics=options.topics))
+        plain = read_files([path])
+        unnamed = plain.said()[1][1]
+        assert [topic for _, topic, _ in found.said()] == ["sensors/kitchen", unnamed, "sensors/kitchen"]
+        assert plain.said()[0][1] != "sensors/kitchen"
+    (tmp_path / "wrong.json").write_text('{"seven": 7}')
+    for wrong, words in (("wrong.json", "must map numbers to topics"), ("none.json", "cannot read the map of topics")):
+        with pytest.raises(ConfigError, match=words):
+            Options.parse({"path": str(path), "topics": str(tmp_path / wrong)})
 
 
 @pytest.mark.parametrize("name", STREAM_PROTOCOLS)

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import duckdb
+
 from wireloom.pipeline import planning
 from wireloom.pipeline.batch import BatchCommit
 from wireloom.pipeline.decode import decode_range
@@ -42,19 +44,27 @@ class LocalWorkers:
         ]
 
 
-def new_warehouse(root: Path) -> Warehouse:
+def new_warehouse(root: Path, table_format: str | None = None) -> Warehouse:
     """A warehouse as a streaming query would find it."""
-    warehouse = Warehouse.prepared(root)
+    warehouse = Warehouse.prepared(root, table_format)
+    warehouse.tidy()
     warehouse.checkpoint.mkdir(exist_ok=True)
     (warehouse.checkpoint / "metadata").write_text(json.dumps({"id": "q"}))
     return warehouse
 
 
-def run_batches(root: Path, batches: Sequence[Sequence[Sequence[Range]]], *, first: int = 0, tasks: int = 1) -> None:
+def run_batches(
+    root: Path,
+    batches: Sequence[Sequence[Sequence[Range]]],
+    *,
+    first: int = 0,
+    tasks: int = 1,
+    table_format: str | None = None,
+) -> None:
     """Commit batches, each a list of tasks, each a list of ranges."""
-    warehouse = new_warehouse(root)
+    warehouse = new_warehouse(root, table_format)
     for number, groups in enumerate(batches, first):
-        BatchCommit(warehouse, number, LocalWorkers(warehouse.root, groups, tasks)).commit()
+        BatchCommit(warehouse, number, LocalWorkers(warehouse.store, groups, tasks)).commit()
 
 
 def ranges(journal: Path) -> list[Range]:
@@ -87,3 +97,22 @@ def cut(parts: Sequence[Range], positions: Sequence[float]) -> list[list[Range]]
 def contents(warehouse: Path) -> Contents:
     """Everything in the tables, in an order that does not depend on files."""
     return {name: sorted(ask(warehouse, f"select * from {name}").rows, key=repr) for name in TABLES}
+
+
+def plain_contents(warehouse: Path) -> Contents:
+    """The same from plain folders of Parquet, read by somebody who knows nothing of a warehouse."""
+    found: Contents = {}
+    with duckdb.connect(":memory:") as connection:
+        connection.execute("set timezone = 'UTC'")
+        for name, table in TABLES.items():
+            if not list((warehouse / name).rglob("*.parquet")):
+                found[name] = []
+                continue
+            types = ", ".join(f"'{c.name}': {c.type}" for c in table.columns if c.name in table.partition_by)
+            folders = f"hive_partitioning=true, hive_types={{{types}}}" if types else "hive_partitioning=false"
+            names = ", ".join(f'"{column}"' for column in table.names)
+            query = (
+                f"select {names} from read_parquet('{warehouse / name}/**/*.parquet', union_by_name=true, {folders})"
+            )
+            found[name] = sorted(connection.execute(query).fetchall(), key=repr)
+    return found

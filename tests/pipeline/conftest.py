@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def spark() -> Iterator[SparkSession]:
     from wireloom.pipeline import start_session
 
-    session = start_session(app="tests", quick=True)
+    shown = {"spark.ui.enabled": "true", "spark.ui.port": "0", "spark.ui.retainedJobs": "100000"}
+    session = start_session(app="tests", conf=shown, quick=True)
     yield session
     session.stop()
 

@@ -16,8 +16,9 @@ from tests.pipeline.journals import MAPS, START_NS, compared, expected_messages,
 from wireloom.journal import Journal, segments
 from wireloom.journal.blocks import MAX_PACKET_DATA
 from wireloom.model import Direction, JournalError
-from wireloom.pipeline.decode import decode_range, plain
+from wireloom.pipeline.decode import decode_range
 from wireloom.pipeline.planning import Range, latest, plan
+from wireloom.pipeline.rows import plain
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, arrow_schema
 from wireloom.protocols.hsp import frames
 

@@ -13,7 +13,7 @@ from typing import IO
 import psutil
 import pytest
 
-from tests.pipeline.batches import contents, ranges, run_batches
+from tests.pipeline.batches import contents, plain_contents, ranges, run_batches
 from tests.pipeline.commands import WIRELOOM
 from tests.pipeline.journals import make_journal
 from tests.pipeline.test_run import check_against_journal
@@ -22,8 +22,9 @@ from wireloom.pipeline.query import describe
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
-def start(journal: Path, warehouse: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def start(journal: Path, warehouse: Path, log: IO[bytes], table_format: str) -> subprocess.Popen[bytes]:
     command = [*WIRELOOM, "pipeline", "run", "--input", str(journal), "--warehouse", str(warehouse)]
+    command += ["--table-format", table_format]
     return subprocess.Popen([*command, "--once", "--max-bytes", "300k"], stderr=log, start_new_session=True)
 
 
@@ -42,14 +43,14 @@ def end(members: list[psutil.Process]) -> None:
             continue
 
 
-def run_with_kills(folder: Path, kills: int, seed: int) -> None:
+def run_with_kills(folder: Path, kills: int, seed: int, table_format: str) -> None:
     journal, warehouse, log = folder / "journal", folder / "warehouse", folder / "log"
     make_journal(journal, runs=150)
     rng = random.Random(seed)
     orphans: list[psutil.Process] = []
     for number in range(kills):
         with log.open("wb") as sink:
-            process = start(journal, warehouse, sink)
+            process = start(journal, warehouse, sink, table_format)
             if number % 2 == 0:
                 # Into the batches: the first one done says that they are under way.
                 while b"batch " not in log.read_bytes() and process.poll() is None:
@@ -62,7 +63,7 @@ def run_with_kills(folder: Path, kills: int, seed: int) -> None:
             process.kill()
             process.wait()
     with log.open("wb") as sink:
-        process = start(journal, warehouse, sink)
+        process = start(journal, warehouse, sink, table_format)
         try:
             assert process.wait(900) == 0, log.read_text()
         finally:
@@ -71,16 +72,20 @@ def run_with_kills(folder: Path, kills: int, seed: int) -> None:
     assert describe(warehouse)["messages"].rows > 0
     run_batches(folder / "undisturbed", [[ranges(journal)]])
     assert contents(warehouse) == contents(folder / "undisturbed")
+    if table_format == "parquet":
+        assert plain_contents(warehouse) == contents(warehouse)
 
 
 def test_two_kills(tmp_path: Path) -> None:
-    run_with_kills(tmp_path, 2, seed=int.from_bytes(os.urandom(4), "big"))
+    """Plain folders have all that Delta tables have, and more to go wrong."""
+    run_with_kills(tmp_path, 2, seed=int.from_bytes(os.urandom(4), "big"), table_format="parquet")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_kills(tmp_path: Path) -> None:
-    run_with_kills(tmp_path, 20, seed=int.from_bytes(os.urandom(4), "big"))
+@pytest.mark.parametrize("table_format", ["delta", "parquet"])
+def test_twenty_kills(tmp_path: Path, table_format: str) -> None:
+    run_with_kills(tmp_path, 20, seed=int.from_bytes(os.urandom(4), "big"), table_format=table_format)
 
 
 def test_sigterm_ends_a_continuous_run_after_its_batch(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from wireloom.model import ConfigError
 from wireloom.protocols.contract import Protocol
+from wireloom.topics import read_topic_map
 from wireloom.transports import TLS
 
 
@@ -62,21 +61,7 @@ def settings(arguments: argparse.Namespace) -> dict[str, object]:
 
 def topics(arguments: argparse.Namespace) -> dict[int, str] | None:
     """The map of `--topics`."""
-    path: Path | None = arguments.topics
-    if path is None:
-        return None
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path} is not {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}") from None
-    if isinstance(content, dict) and isinstance(content.get("topics"), dict):
-        content = content["topics"]
-    if not isinstance(content, dict) or not all(
-        number.isdecimal() and isinstance(topic, str) for number, topic in content.items()
-    ):
-        raise ConfigError(f'{path} must map numbers to topics, such as {{"7": "sensors/kitchen"}}')
-    return {int(number): topic for number, topic in content.items()}
+    return None if arguments.topics is None else read_topic_map(arguments.topics)
 
 
 def tls(arguments: argparse.Namespace) -> TLS | None:

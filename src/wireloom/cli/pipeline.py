@@ -34,18 +34,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     mode = run.add_mutually_exclusive_group(required=True)
     mode.add_argument("--once", action="store_true", help="read what is there, then end")
     mode.add_argument("--continuous", action="store_true", help="go on until stopped by Ctrl-C or SIGTERM")
-    run.add_argument("--master", metavar="URL", help="the Spark to run on (default: all cores of this machine)")
+    where = run.add_mutually_exclusive_group()
+    where.add_argument("--master", metavar="URL", help="the Spark to run on (default: all cores of this machine)")
+    where.add_argument("--remote", metavar="URL", help="a Spark Connect server to run on, such as sc://host:15002")
     run.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's")
     run.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two batches (default 1)")
     run.add_argument("--max-bytes", default="512m", metavar="SIZE", help="read at most this much a batch")
     run.add_argument("--trust", metavar="FILE", help="a trust file: check signatures with the keys in it")
     run.add_argument("--only-messages", action="store_true", help="write messages and rejects, and no other table")
     run.add_argument(
+        "--table-format",
+        choices=("delta", "parquet"),
+        help="how the tables of a new warehouse are stored (default: delta)",
+    )
+    run.add_argument(
         "--ports", default="", metavar="LIST", help="captures: further ports, such as hsp=7000,yamp+ws=8080"
     )
     run.add_argument("--no-auto", action="store_true", help="captures: go by ports only, do not recognise protocols")
     run.add_argument(
         "--idle", default="600", metavar="SECONDS", help="captures: silence that ends a connection (default 600)"
+    )
+    run.add_argument(
+        "--lateness",
+        default="3",
+        metavar="SECONDS",
+        help="captures: with --continuous, take one when nothing earlier came for so long (default 3)",
+    )
+    run.add_argument(
+        "--topics", metavar="FILE", help='captures: numbers that stand for topics, such as {"7": "sensors/kitchen"}'
     )
     run.set_defaults(run=run_pipeline)
     compact = actions.add_parser(
@@ -100,18 +116,21 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
         "ports": arguments.ports,
         "auto": "false" if arguments.no_auto else "true",
         "idle": arguments.idle,
+        "lateness": arguments.lateness,
+        "topics": arguments.topics or "",
+        "trust": arguments.trust or "",
     }
-    if arguments.trust:
-        options["trust"] = arguments.trust
     pipeline = Pipeline(
         arguments.input,
         arguments.warehouse,
         master=arguments.master,
+        remote=arguments.remote,
         conf=dict(_setting(text) for text in arguments.conf),
         options=options,
         report=progress.batch,
         note=progress.note,
         only_messages=arguments.only_messages,
+        table_format=arguments.table_format,
     )
 
     def stop(*_: object) -> None:

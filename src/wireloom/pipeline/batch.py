@@ -109,7 +109,7 @@ class BatchCommit:
         changing = [] if counted else self._changing_traffic(handles[TRAFFIC], decoded, before)
         names = {kind: [r.file.path for r in decoded if r.table == kind] for kind in FACTS}
         plan = Plan(
-            str(self.warehouse.root), self.number, self.query, Clock(watermark, self.lateness_us), names, carried,
+            str(self.warehouse.store), self.number, self.query, Clock(watermark, self.lateness_us), names, carried,
             None if counted else changing, tasks_for(decoded, self.workers.tasks),
         )  # fmt: skip
         joined = self.workers.join(plan)
@@ -118,7 +118,7 @@ class BatchCommit:
             self._commit(handles[table], table, reports, tables.held_files(handles[table], table))
         self._commit(handles[TRAFFIC], TRAFFIC, reports, changing)
         self._commit(handles[NODES], NODES, reports, tables.files(handles[NODES], NODES))
-        self._unused += [self.warehouse.root / FOLDER / name for each in names.values() for name in each]
+        self._unused += [self.warehouse.store / FOLDER / name for each in names.values() for name in each]
         return joined
 
     def _commit(
@@ -133,7 +133,7 @@ class BatchCommit:
         if tables.has_batch(handle, self.query, self.number):
             self._unused += [self.warehouse.folder(table) / file.path for file in own]
         elif own or replaced:
-            tables.commit(handle, table, self.query, self.number, own, replaced)
+            self.warehouse.commit(handle, table, self.query, self.number, own, replaced)
 
     def _changing_traffic(self, handle: DeltaTable, decoded: Sequence[Report], before: int) -> list[tables.WrittenFile]:
         """The files of `traffic` whose rows may grow.
@@ -166,7 +166,7 @@ class BatchCommit:
         schema = arrow_schema(STATE.columns)
         rows = pa.table([pa.array(v, f.type) for v, f in zip(row, schema, strict=True)], schema=schema)
         head = tables.write_rows(self.warehouse.folder(STATE), STATE, rows, {})
-        tables.commit(handle, STATE, self.query, self.number, [head, *written], replaced)
+        self.warehouse.commit(handle, STATE, self.query, self.number, [head, *written], replaced)
 
 
 def _watermark(warehouse: Warehouse, files: Sequence[tables.WrittenFile]) -> int:

@@ -35,11 +35,12 @@ def compact(
     found = Warehouse.existing(warehouse)
     done = {}
     with found.locked():
+        found.match_folders()
         for name, table in TABLES.items():
             folder = found.folder(table)
             before = tables.files(tables.open_table(folder), table)
             for group in small_files(before, target):
-                _merge(folder, table, group)
+                _merge(found, table, group)
             deleted = tables.tidy(folder, keep_hours)
             after = tables.files(tables.open_table(folder), table)
             done[name] = Compacted(len(before), len(after), deleted, sum(file.size for file in after))
@@ -60,8 +61,9 @@ def small_files(files: Sequence[tables.WrittenFile], target: int) -> list[list[t
     return [group for known in groups.values() for group in known if len(group) > 1]
 
 
-def _merge(folder: Path, table: Table, group: Sequence[tables.WrittenFile]) -> None:
+def _merge(warehouse: Warehouse, table: Table, group: Sequence[tables.WrittenFile]) -> None:
+    folder = warehouse.folder(table)
     handle = tables.open_table(folder)
     rows = tables.read_arrow(folder, table, group).select([column.name for column in table.stored])
     merged = tables.write_rows(folder, table, rows.combine_chunks(), group[0].partition)
-    tables.replace(handle, table, [merged], group)
+    warehouse.replace(handle, table, [merged], group)

@@ -25,14 +25,15 @@ from wireloom.journal import index as journal_index
 from wireloom.journal.index import NO_MAP, BlockIndex
 from wireloom.journal.keys import Keys, keys_beside
 from wireloom.journal.segment import committed_length
-from wireloom.model import KINDS, ConfigError, Direction, JournalError
+from wireloom.model import ConfigError, JournalError
 from wireloom.pipeline import blocks, ledger
 from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.planning import Range
-from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES, REJECTS, Table, arrow_schema
+from wireloom.pipeline.rows import empty, message_rows, reject_rows
+from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
 from wireloom.pipeline.steps import audit, findings, sessions
 from wireloom.pipeline.steps.sessions import Event
-from wireloom.pipeline.steps.view import words
+from wireloom.pipeline.steps.view import DAY_US, DIRECTIONS, coded, constant
 from wireloom.protocols.audit import Auditor
 from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans, Stream
 from wireloom.protocols.contract import CUT, Settings
@@ -40,13 +41,11 @@ from wireloom.protocols.conversation import Rule, Severity
 from wireloom.protocols.registry import protocol, protocols
 
 UNKNOWN_PROTOCOL = "protocol.unknown"
-_DIRECTIONS = tuple(Direction)
-_DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedRange:
-    """The rows of one range. Columns whose values repeat are dictionary arrays; see `plain`."""
+    """The rows of one range. Columns whose values repeat are dictionary arrays; see `rows.plain`."""
 
     messages: pa.Table
     rejects: pa.Table
@@ -56,8 +55,6 @@ class DecodedRange:
     """What is wrong with single packets."""
     packets: pa.Table | None = None
     """Packets that a receiver remembers, see `steps/audit.py`."""
-    late: bool = False
-    """Whether earlier messages of the same connections may come with other input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +326,10 @@ def _streams(
 ) -> _Streams:
     connections, connection = np.unique(runs.connection, return_inverse=True)
     numbers, topic_map = np.unique(runs.topic_map, return_inverse=True)
-    key = (connection * len(numbers) + topic_map) * len(_DIRECTIONS) + runs.direction
+    key = (connection * len(numbers) + topic_map) * len(DIRECTIONS) + runs.direction
     keys, first, number = np.unique(key, return_index=True, return_inverse=True)
-    direction = (keys % len(_DIRECTIONS)).astype(np.int8)
-    rest = keys // len(_DIRECTIONS)
+    direction = (keys % len(DIRECTIONS)).astype(np.int8)
+    rest = keys // len(DIRECTIONS)
     map_ids = numbers[rest % len(numbers)].tolist()
     ends = [journal_index.endpoints(segment, int(at)) for at in runs.tags_start[first]]
     ids = connections[rest // len(numbers)].tolist()
@@ -340,7 +337,7 @@ def _streams(
         number.astype(np.int32),
         [
             Stream(
-                _DIRECTIONS[code],
+                DIRECTIONS[code],
                 {} if map_id == NO_MAP else maps.get(map_id, {}),
                 secrets=(opened_by[each].values,) if each in opened_by else given,
             )
@@ -431,56 +428,18 @@ def _table(columns: Columns, runs: _Runs, of: _Streams, rows: NDArray[np.int64],
     count = len(columns)
     per_span = np.bincount(columns.span, minlength=len(rows))
     within = np.arange(count) - (np.cumsum(per_span) - per_span)[columns.span]
-    time_us = runs.time_us[run]
-    values = {
-        "time": pa.array(time_us).cast(pa.timestamp("us", tz="UTC")),
-        "date": pa.array((time_us // _DAY_US).astype(np.int32)).cast(pa.date32()),
-        "protocol": constant(runs.protocol, count),
-        "connection": coded(stream, of.connection),
-        "direction": coded(of.direction[stream], [str(d) for d in _DIRECTIONS]),
-        "source": coded(stream, of.source),
-        "destination": coded(stream, of.destination),
-        "sequence": pa.array(runs.sequence[run] + within),
-        "kind": coded(columns.kind.astype(np.int8), [str(kind) for kind in KINDS]),
-        "topic": words(columns.topic),
-        "message_id": columns.message_id,
-        "correlation_id": columns.correlation_id,
-        "status": words(columns.status),
-        "content_type": words(columns.content_type),
-        "body": columns.body,
-        "body_size": pc.binary_length(columns.body),
-        "wire_size": pa.array(columns.wire_size.astype(np.int32)),
-        "attributes": columns.attributes,
-        "authenticity": words(columns.authenticity),
-        "file": constant(file, count),
-        "offset": pa.array(runs.file_offset(columns.offset)),
-    }
-    return pa.table([values[name] for name in MESSAGES.names], names=list(MESSAGES.names))
-
-
-def coded(codes: NDArray[np.integer], words: Sequence[str | None]) -> pa.DictionaryArray:
-    """A column of codes into a list of words that may repeat or be missing."""
-    known = [word for word in dict.fromkeys(words) if word is not None]
-    numbers = {word: number for number, word in enumerate(known)}
-    table = np.array([-1 if word is None else numbers[word] for word in words] or [-1], np.int32)
-    indices = table[codes]
-    mask = indices < 0 if None in words else None
-    return pa.DictionaryArray.from_arrays(pa.array(indices, mask=mask), pa.array(known, pa.string()))
-
-
-def constant(word: str, count: int) -> pa.DictionaryArray:
-    """A column of one word."""
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([word]))
-
-
-def empty(table: Table) -> pa.Table:
-    """No rows."""
-    return arrow_schema(table.columns).empty_table()
-
-
-def plain(rows: pa.Table, table: Table) -> pa.Table:
-    """The same rows with exactly the types of the table: for Spark, which knows no dictionary arrays."""
-    return rows.cast(arrow_schema(table.columns))
+    return message_rows(
+        runs.protocol,
+        columns,
+        time_us=runs.time_us[run],
+        connection=coded(stream, of.connection),
+        direction=of.direction[stream],
+        source=coded(stream, of.source),
+        destination=coded(stream, of.destination),
+        sequence=runs.sequence[run] + within,
+        file=constant(file, count),
+        offset=runs.file_offset(columns.offset),
+    )
 
 
 class _Rejects:
@@ -498,7 +457,7 @@ class _Rejects:
             int(runs.time_us[run]),
             runs.protocol,
             f"{int(runs.connection[run]):016x}",
-            str(_DIRECTIONS[runs.direction[run]]),
+            str(DIRECTIONS[runs.direction[run]]),
             clause,
             detail,
             runs.data[start : min(end, start + KEPT_BYTES)].tobytes() if content is None else content,
@@ -541,17 +500,8 @@ class _Rejects:
         offset: int,
     ) -> None:
         texts = [None if v is None else str(v) for v in (protocol_name, connection, direction, clause, detail)]
-        self.rows.append((time_us, time_us // _DAY_US, *texts, kept, size, self.file, offset))
+        self.rows.append((time_us, time_us // DAY_US, *texts, kept, size, self.file, offset))
 
     def table(self) -> pa.Table:
         """The rows so far."""
-        schema = arrow_schema(REJECTS.columns)
-        if not self.rows:
-            return schema.empty_table()
-        columns = zip(*self.rows, strict=True)
-        storage = {pa.timestamp("us", tz="UTC"): pa.int64(), pa.date32(): pa.int32()}
-        arrays = [
-            pa.array(values, storage.get(field.type, field.type)).cast(field.type)
-            for values, field in zip(columns, schema, strict=True)
-        ]
-        return pa.table(arrays, schema=schema)
+        return reject_rows(self.rows)

@@ -46,21 +46,20 @@ def observe(
     visits: Sequence[pa.Table] = (),
     packets: Sequence[pa.Table] = (),
     midstream: Collection[str] = (),
-    late: bool = False,
 ) -> Observed:
     """Everything that can be told from some rows of `messages` alone.
 
     `visits` and `packets` are facts about their connections and packets. `midstream` are connections whose beginning
-    nobody saw. `late` says that messages of the same connections may still come that are earlier than these.
+    nobody saw.
     """
     view = View(in_order(messages))
-    found = turns.observe(view, midstream=midstream, late=late)
+    found = turns.observe(view, midstream=midstream)
     facts = {
         "turns": found.turns,
         "marks": found.marks,
         "visits": list(visits),
         "minutes": [traffic.observe(view)],
-        "sightings": [nodes.observe(view, late=late)],
+        "sightings": [nodes.observe(view)],
         "packets": list(packets),
     }
     joined = {name: together(parts) for name, parts in facts.items()}

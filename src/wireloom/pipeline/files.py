@@ -34,12 +34,15 @@ from wireloom.pipeline.source import FlowGroup, JournalStreamReader, decoded_par
 from wireloom.pipeline.tables import WrittenFile, write_rows
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
     from pyspark.sql import Row
 
     from wireloom.pipeline.decode import DecodedRange
     from wireloom.pipeline.planning import Range
 
 FORMAT = "wireloom_files"
+OBSERVED = "wireloom"
+"""The name under which the progress of the query has its counters."""
 INPUT = "_input"
 """Whoever reads a partition reports under this name how many files and bytes it was."""
 FLOWS = "_flows"
@@ -73,6 +76,26 @@ class Report:
         """A report from the row it was brought in."""
         file = WrittenFile(row["path"], row["rows"], row["size"], json.loads(row["partition"]))
         return cls(row["table"], file, row["first_us"], row["last_us"])
+
+
+COUNTERS = {
+    "messages": (MESSAGES.name, "rows"),
+    "rejects": (REJECTS.name, "rows"),
+    "files": (INPUT, "rows"),
+    "bytes": (INPUT, "size"),
+    "left_out": (LEFT_OUT, "rows"),
+}
+"""What the progress of the query counts: a sum over which reports, and of what."""
+
+
+def counters() -> list[SparkColumn]:
+    """The counters, for `DataFrame.observe`."""
+    from pyspark.sql import functions as f
+
+    def total(table: str, of: str) -> SparkColumn:
+        return f.coalesce(f.sum(f.when(f.col("table") == table, f.col(of))), f.lit(0))
+
+    return [total(table, of).alias(name) for name, (table, of) in COUNTERS.items()]
 
 
 class DecodedFiles(DataSource):
@@ -151,11 +174,10 @@ def write_decoded(
         yield from write_table(warehouse, REJECTS, rejects)
     if only_messages:
         return
-    late = any(found.late for _, found in decoded)
     observed = facts.observe(
         arrow_schema(MESSAGES.columns).empty_table() if messages is None else messages,
         visits=[
-            sessions.observe(View(found.messages), View(found.rejects), found.events, part.file, late=found.late)
+            sessions.observe(View(found.messages), View(found.rejects), found.events, part.file)
             for part, found in decoded
             if not part.refused
         ],
@@ -163,7 +185,6 @@ def write_decoded(
         midstream={
             event.connection or "" for _, found in decoded for event in found.events if event.what == "midstream"
         },
-        late=late,
     )
     if observed.exchanges is not None:
         yield from write_table(warehouse, EXCHANGES, observed.exchanges)

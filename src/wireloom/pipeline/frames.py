@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from wireloom.pipeline.rows import plain
 from wireloom.pipeline.schemas import (
     EXCHANGES,
     FINDINGS,
@@ -47,7 +48,7 @@ def exchanges(messages: DataFrame) -> DataFrame:
 
         found = turns.observe(_view(rows))
         joined = _joined(found, rows, clock)
-        return pa.concat_tables([_plain(part, EXCHANGES) for part in (*found.exchanges, *joined[:2])])
+        return pa.concat_tables([plain(part, EXCHANGES) for part in (*found.exchanges, *joined[:2])])
 
     return _by(messages, "connection", EXCHANGES, work)
 
@@ -60,7 +61,7 @@ def findings(messages: DataFrame) -> DataFrame:
 
         found = turns.observe(_view(rows))
         joined = _joined(found, rows, clock)
-        return pa.concat_tables([_plain(part, FINDINGS) for part in (*found.findings, *joined[2:])])
+        return pa.concat_tables([plain(part, FINDINGS) for part in (*found.findings, *joined[2:])])
 
     return _by(messages, "connection", FINDINGS, work)
 
@@ -94,7 +95,7 @@ def sessions(messages: DataFrame, rejects: DataFrame | None = None) -> DataFrame
             dropped = dropped.append_column("bytes", pa.nulls(dropped.num_rows, pa.binary()))
             refused = dropped.select(list(REJECTS.names))
         joined = step.join(step.observe(_view(said), View(refused), (), ""), clock)
-        return pa.concat_tables([_plain(part, SESSIONS) for part in (joined.sessions, joined.open_sessions)])
+        return pa.concat_tables([plain(part, SESSIONS) for part in (joined.sessions, joined.open_sessions)])
 
     return _by(messages, "connection", SESSIONS, work)
 
@@ -137,7 +138,7 @@ def _by(
     def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = [batch for batch in batches if batch.num_rows]
         if rows:
-            yield from _plain(work(pa.Table.from_batches(rows), clock), table).to_batches()
+            yield from plain(work(pa.Table.from_batches(rows), clock), table).to_batches()
 
     return messages.repartition(key).mapInArrow(over, spark_schema(table.columns))
 
@@ -152,18 +153,14 @@ def _joined(found: Observed, rows: pa.Table, clock: Clock) -> tuple[pa.Table, ..
     """What is left over, joined: exchanges and findings, those that are final first."""
     import pyarrow.compute as pc
 
-    from wireloom.pipeline.steps import turns
+    from wireloom.pipeline.steps import leftovers, turns
 
     begins = rows.group_by("connection").aggregate([("sequence", "min")])
     unseen = begins.filter(pc.greater(begins["sequence_min"], 0))["connection"].to_pylist()
     left = pa.concat_tables([turns.TURNS.empty_table(), *found.turns])
     marks = pa.concat_tables([turns.MARKS.empty_table(), *found.marks])
-    joined = turns.join(left, marks, {}, clock, unseen)
+    joined = leftovers.join(left, marks, {}, clock, unseen)
     return joined.exchanges, joined.open_exchanges, joined.findings, joined.open_findings
-
-
-def _plain(rows: pa.Table, table: Table) -> pa.Table:
-    return rows.cast(arrow_schema(table.columns))
 
 
 def _columns(table: Table) -> list[tuple[str, Column]]:

@@ -28,7 +28,8 @@ from wireloom.pipeline.schemas import (
     arrow_schema,
     spark_schema,
 )
-from wireloom.pipeline.steps import audit, nodes, sessions, traffic, turns
+from wireloom.pipeline.session import described, parallelism
+from wireloom.pipeline.steps import audit, leftovers, nodes, sessions, traffic, turns
 from wireloom.pipeline.tables import WrittenFile
 
 if TYPE_CHECKING:
@@ -57,25 +58,29 @@ class Plan:
 class SparkWorkers:
     """The workers of a Spark session, and the rows by which they report: see `files.py`."""
 
-    def __init__(self, found: DataFrame) -> None:
-        self.found = found
+    def __init__(self, found: DataFrame, batch: int) -> None:
+        self.found, self.batch = found, batch
         self.spark = found.sparkSession
-        self.tasks = self.spark.sparkContext.defaultParallelism
+        self.tasks = parallelism(self.spark)
 
     def decode(self) -> list[Report]:
         """Reading the batch decodes and writes it."""
-        return [Report.of(row) for row in self.found.collect()]
+        with described(self.spark, f"wireloom batch {self.batch}: decode, write messages and rejects"):
+            return [Report.of(row) for row in self.found.collect()]
 
     def join(self, plan: Plan) -> list[Report]:
         """A task each for some of the facts."""
         numbers = self.spark.range(0, plan.tasks, 1, plan.tasks)
 
-        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def join_facts_of_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     yield from join_facts(plan, number)
 
-        return [Report.of(row) for row in numbers.mapInArrow(work, spark_schema(REPORT)).collect()]
+        text = f"wireloom batch {self.batch}: join, write exchanges, sessions, traffic, findings and nodes"
+        with described(self.spark, text):
+            joined = numbers.mapInArrow(join_facts_of_task, spark_schema(REPORT))
+            return [Report.of(row) for row in joined.collect()]
 
 
 def tasks_for(reports: Sequence[Report], most: int) -> int:
@@ -96,7 +101,7 @@ def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
     known = sessions.join(gathered("visits"), plan.clock)
     yield from write_table(warehouse, SESSIONS, known.sessions)
     yield from write_table(warehouse, SESSIONS, known.open_sessions, held=True)
-    spoken = turns.join(gathered("turns"), gathered("marks"), known.ended, plan.clock, known.without_past)
+    spoken = leftovers.join(gathered("turns"), gathered("marks"), known.ended, plan.clock, known.without_past)
     yield from write_table(warehouse, EXCHANGES, spoken.exchanges)
     yield from write_table(warehouse, EXCHANGES, spoken.open_exchanges, held=True)
     replays, seen = audit.join(gathered("packets"), gathered("seen"), plan.clock)

@@ -11,8 +11,10 @@ from pathlib import Path
 from wireloom.model import ConfigError, parse_size
 from wireloom.pipeline import planning
 from wireloom.pipeline.captures.choosing import IDLE_S, Choice
+from wireloom.pipeline.captures.planning import LATENESS_S
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table
 from wireloom.protocols.registry import protocols
+from wireloom.topics import read_topic_map
 
 DEFAULTS = {
     "table": "messages",
@@ -22,6 +24,8 @@ DEFAULTS = {
     "ports": "",
     "auto": "true",
     "idle": str(IDLE_S),
+    "lateness": str(LATENESS_S),
+    "topics": "",
     "flowGroups": "auto",
     "stateDir": "",
 }
@@ -39,6 +43,8 @@ class CaptureOptions:
     """In how many groups flows are read; None: as suits the machine."""
     state: str = ""
     """Where a stream keeps what is unfinished."""
+    topics: Mapping[int, str] = field(default_factory=dict)
+    """Numbers that stand for topics, in protocols that number them."""
 
     @property
     def choice(self) -> Choice:
@@ -57,6 +63,8 @@ class Options:
     trust: str = ""
     """A trust file: whose signatures hold."""
     captures: CaptureOptions = field(default_factory=CaptureOptions)
+    lateness_s: float = LATENESS_S
+    """So much later than another input may come what is earlier than it."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
@@ -84,6 +92,7 @@ class Options:
             parse_size("maxBytesPerTrigger", values["maxBytesPerTrigger"]),
             check_trust(values["trust"]),
             _capture_options(values),
+            _seconds("lateness", values["lateness"]),
         )
 
 
@@ -105,10 +114,17 @@ def _capture_options(values: Mapping[str, str]) -> CaptureOptions:
     auto, idle, groups = values["auto"].lower(), values["idle"], values["flowGroups"].lower()
     if auto not in _SWITCH:
         raise ConfigError(f"option 'auto' is {values['auto']!r}; it must be true or false")
-    if not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", idle) or not float(idle):
+    if not _seconds("idle", idle):
         raise ConfigError(f"option 'idle' is {idle!r}; it must be a number of seconds such as {IDLE_S}")
     if groups != "auto" and not re.fullmatch(r"[1-9]\d{0,3}", groups):
         raise ConfigError(f"option 'flowGroups' is {groups!r}; it must be auto or a number of tasks such as 8")
     Choice.parse(values["ports"])
     number = None if groups == "auto" else int(groups)
-    return CaptureOptions(values["ports"], _SWITCH[auto], float(idle), number, values["stateDir"])
+    topics = read_topic_map(Path(values["topics"])) if values["topics"] else {}
+    return CaptureOptions(values["ports"], _SWITCH[auto], float(idle), number, values["stateDir"], topics)
+
+
+def _seconds(name: str, text: str) -> float:
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,6})?", text):
+        raise ConfigError(f"option {name!r} is {text!r}; it must be a number of seconds such as {DEFAULTS[name]}")
+    return float(text)

@@ -85,10 +85,10 @@ def extents(lane: str) -> list[Extent]:
     return found
 
 
-def latest(inputs: Sequence[str], *, settled: bool = False) -> Offsets:
-    """The end of everything that is there now; `settled` leaves captures out that are being written."""
+def latest(inputs: Sequence[str]) -> Offsets:
+    """The end of everything that is there now."""
     found = {lane: _position(known[-1], known[-1].length) for lane, known in lanes(inputs).items() if known}
-    return found | captures.positions([given for given in inputs if not captures.is_journal(given)], settled=settled)
+    return found | captures.positions([given for given in inputs if not captures.is_journal(given)])
 
 
 def advance(inputs: Sequence[str], start: Offsets, target: Offsets, max_bytes: int | None) -> Offsets:

@@ -6,8 +6,9 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from wireloom.pipeline.batch import BatchCommit, PipelineFailed
 from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.schemas import LEFT_OUT, MESSAGES, REJECTS
+from wireloom.pipeline.session import is_remote
 from wireloom.pipeline.warehouse import Warehouse, write_json
 
 if TYPE_CHECKING:
@@ -72,9 +74,11 @@ class Pipeline:
 
         Pipeline(["data/journal"], "data/warehouse").run(once=True)
 
-    `spark` is a session to use; by default one is started (see `session.py`) and stopped at the end.
-    `report` is called after every batch, `note` with a line for the user now and then. `options` are those of
-    the data source. With `only_messages` the tables beside `messages` and `rejects` are left as they are.
+    `spark` is a session to use, also one of Spark Connect; by default one is started on `master`, or through `remote`
+    (see `session.py`), and stopped at the end. `report` is called after every batch, `note` with a line for the user
+    now and then. `options` are those of the data source. With `only_messages` the tables beside `messages` and
+    `rejects` are left as they are. `table_format` is `delta` (the default) or `parquet`: how the tables of a new
+    warehouse are stored.
     """
 
     def __init__(
@@ -83,18 +87,27 @@ class Pipeline:
         warehouse: str | Path,
         *,
         master: str | None = None,
+        remote: str | None = None,
         conf: Mapping[str, str] | None = None,
         options: Mapping[str, str] | None = None,
         spark: SparkSession | None = None,
         report: Callable[[Batch], None] | None = None,
         note: Callable[[str], None] | None = None,
         only_messages: bool = False,
+        table_format: str | None = None,
     ) -> None:
         given = {"paths": json.dumps([str(path) for path in inputs]), **(options or {})}
-        self.inputs = Options.parse(given).inputs
-        self.warehouse = Warehouse.prepared(warehouse)
+        parsed = Options.parse(given)
+        self.inputs = parsed.inputs
+        self._lateness_us = int(parsed.lateness_s * 1_000_000)
+        self.warehouse = Warehouse.prepared(warehouse, table_format)
         self.summary = Summary()
-        self._master, self._conf, self._options = master, dict(conf or {}), dict(options or {})
+        if master and remote:
+            raise ConfigError(
+                "the pipeline runs either on a master or through Spark Connect: give 'master' or 'remote'"
+            )
+        self._master, self._remote = master, remote
+        self._conf, self._options = dict(conf or {}), dict(options or {})
         self._note = note
         self._only_messages = only_messages
         self._spark = spark
@@ -127,8 +140,9 @@ class Pipeline:
         from wireloom.pipeline.session import start_session, warm_up
 
         if self._note is not None:
-            self._note(f"starting Spark on {self._master or 'all cores of this machine'}")
-        spark = start_session(self._master, self._conf, "wireloom pipeline", quick=True)
+            place = f"on {self._master or 'all cores of this machine'}"
+            self._note(f"connecting to {self._remote}" if self._remote else f"starting Spark {place}")
+        spark = start_session(self._master, self._conf, "wireloom pipeline", quick=True, remote=self._remote)
         threading.Thread(target=warm_up, args=(spark,), daemon=True).start()
         return spark
 
@@ -136,11 +150,14 @@ class Pipeline:
         for left in reversed(range(_STARTS)):
             try:
                 query = self._start_query(spark, once, interval)
+                follow = Follower(query) if is_remote(spark) else None
                 while not query.awaitTermination(1):
+                    self._tell(follow)
                     if self._stopping:
                         # No batch can begin while the lock is held, and none is under way.
                         with self._between_batches:
                             query.stop()
+                self._tell(follow)
             except Exception as error:
                 if self._stopping:
                     return
@@ -150,19 +167,23 @@ class Pipeline:
                 return
 
     def _start_query(self, spark: SparkSession, once: bool, interval: float) -> StreamingQuery:
-        from wireloom.pipeline.files import FORMAT
+        from wireloom.pipeline.files import FORMAT, OBSERVED, counters
         from wireloom.pipeline.session import register
 
         register(spark)
-        reader = spark.readStream.format(FORMAT).option("warehouse", str(self.warehouse.root))
+        reader = spark.readStream.format(FORMAT).option("warehouse", str(self.warehouse.store))
         reader = reader.option("onlyMessages", str(self._only_messages).lower())
         for name, value in self._options.items():
             reader = reader.option(name, value)
-        found = reader.option("paths", json.dumps(self.inputs)).load()
+        found = reader.option("paths", json.dumps(self.inputs)).load().observe(OBSERVED, *counters())
+        # Through Spark Connect batches are done by the server, which has nothing of this process.
+        work: Callable[[DataFrame, int], object] = self._batch
+        if is_remote(spark):
+            work = partial(do_batch, self.warehouse, self._lateness_us)
         writer = (
             found.writeStream.queryName("wireloom")
             .option("checkpointLocation", str(self.warehouse.checkpoint))
-            .foreachBatch(self._batch)
+            .foreachBatch(work)  # type: ignore[arg-type] # what it returns is not looked at
         )
         writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{interval} seconds")
         return writer.start()
@@ -171,21 +192,57 @@ class Pipeline:
         with self._between_batches:
             if self._stopping:
                 raise PipelineFailed("stopped")
-            from wireloom.pipeline.joining import SparkWorkers
+            batch = do_batch(self.warehouse, self._lateness_us, found, number)
+        self._done(batch, self.warehouse.offsets(number))
 
-            began = time.monotonic()
-            work = BatchCommit(self.warehouse, number, SparkWorkers(found))
-            done = work.commit()
-            leave_cursors(self.warehouse, number)
-            if number % _TIDY_EVERY == _TIDY_EVERY - 1:
-                self.warehouse.tidy()
-            batch = Batch(
-                number, done[MESSAGES.name], done[REJECTS.name], time.monotonic() - began, work.files, work.bytes,
-                bytes_left(self.inputs, self.warehouse.offsets(number)) if self._report else 0, done[LEFT_OUT],
-            )  # fmt: skip
-            self.summary.add(batch)
+    def _tell(self, follow: Follower | None) -> None:
+        for batch, offsets in follow.new_batches() if follow is not None else ():
+            self._done(batch, offsets)
+
+    def _done(self, batch: Batch, offsets: planning.Offsets) -> None:
+        self.summary.add(batch)
         if self._report is not None:
-            self._report(batch)
+            self._report(replace(batch, bytes_left=bytes_left(self.inputs, offsets)))
+
+
+def do_batch(warehouse: Warehouse, lateness_us: int, found: DataFrame, number: int) -> Batch:
+    """What there is to do with each batch of the query."""
+    from wireloom.pipeline.joining import SparkWorkers
+
+    began = time.monotonic()
+    work = BatchCommit(warehouse, number, SparkWorkers(found, number), lateness_us)
+    done = work.commit()
+    leave_cursors(warehouse, number)
+    if number % _TIDY_EVERY == _TIDY_EVERY - 1:
+        warehouse.tidy()
+    return Batch(
+        number, done[MESSAGES.name], done[REJECTS.name], time.monotonic() - began, work.files, work.bytes,
+        left_out=done[LEFT_OUT],
+    )  # fmt: skip
+
+
+class Follower:
+    """Learns from a query's progress what its batches brought, where they are done by another process."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self.query = query
+        self._last = -1
+
+    def new_batches(self) -> Iterator[tuple[Batch, planning.Offsets]]:
+        """The batches that were done since the last call, and the position at the end of each."""
+        from wireloom.pipeline.files import COUNTERS, OBSERVED
+
+        for progress in self.query.recentProgress:
+            counted = progress.observedMetrics.get(OBSERVED)
+            if progress.batchId > self._last and counted is not None and progress.numInputRows:
+                self._last = progress.batchId
+                seconds = progress.durationMs.get("triggerExecution", 0) / 1000
+                told = counted.asDict()
+                # A server hands rows over as their values, in the order in which they were asked for.
+                values = told["values"] if "values" in told else told.values()
+                counts = dict(zip(COUNTERS, values, strict=True))
+                offsets = json.loads(progress.sources[0].endOffset)
+                yield Batch(progress.batchId, seconds=seconds, **counts), offsets
 
 
 def bytes_left(inputs: Sequence[str], read: planning.Offsets) -> int:

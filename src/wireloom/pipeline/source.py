@@ -76,7 +76,10 @@ class FlowGroup(InputPartition):
         from wireloom.pipeline.captures.reader import CaptureReader
         from wireloom.pipeline.captures.reading import read_captures
 
-        reader = CaptureReader(options.choice, idle_s=options.idle_s, group=self.group, groups=self.groups, trust=trust)
+        reader = CaptureReader(
+            options.choice, idle_s=options.idle_s, group=self.group, groups=self.groups, trust=trust,
+            topics=options.topics,
+        )  # fmt: skip
         self.counts = reader.counts
         if self.known is not None:
             reader.thaw(load_state(self.known))
@@ -167,7 +170,9 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict, limit: ReadLimit) -> dict:  # type: ignore[type-arg]  # noqa: N802
         """How far the next batch goes."""
         inputs = self.options.inputs
-        target = planning.latest(inputs, settled=True) if self.target is None else self.target
+        target = self.target
+        if target is None:
+            target = captures.settled(start, planning.latest(inputs), self.options.lateness_s)
         most = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         return planning.advance(inputs, start, target, most)
 
@@ -236,7 +241,7 @@ def input_of(partition: InputPartition) -> tuple[int, int]:
 
 def read_table(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition as record batches with exactly the table's types."""
-    from wireloom.pipeline.decode import plain
+    from wireloom.pipeline.rows import plain
 
     for _, decoded in decoded_parts(options, partition):
         rows = decoded.messages if options.table == MESSAGES else decoded.rejects

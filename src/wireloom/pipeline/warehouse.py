@@ -4,6 +4,8 @@ warehouse.json   what this folder is and the version of its layout
 lock             held by the one pipeline that writes
 checkpoint/      Spark's record of what was read
 messages/ ...    the tables, and `_state`, whose commit ends a batch
+
+With the table format `parquet` the tables stand in `_tables`, and `messages/ ...` are plain folders, see `folders.py`.
 """
 
 from __future__ import annotations
@@ -13,18 +15,27 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wireloom.model import ConfigError
-from wireloom.pipeline import tables
+from wireloom.pipeline import folders, tables
 from wireloom.pipeline.schemas import STATE, TABLES, Table
+from wireloom.pipeline.tables import WrittenFile
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 VERSION = 1
+DELTA, PARQUET = "delta", "parquet"
+FORMATS = (DELTA, PARQUET)
+"""How tables may be stored."""
 _DESCRIPTION = "warehouse.json"
 _LOCK = "lock"
 _FACTS = "_facts"
+_ASIDE = "_tables"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +43,16 @@ class Warehouse:
     """A warehouse on disk."""
 
     root: Path
+    table_format: str = DELTA
+
+    @property
+    def store(self) -> Path:
+        """The folder that the tables are in, and what belongs to no table."""
+        return self.root / _ASIDE if self.table_format == PARQUET else self.root
 
     def folder(self, table: Table) -> Path:
-        """Where a table is."""
-        return self.root / table.name
+        """Where a table is: its files and its log."""
+        return self.store / table.name
 
     @property
     def checkpoint(self) -> Path:
@@ -53,7 +70,8 @@ class Warehouse:
                 f"{root} is no warehouse: make one with `wireloom pipeline run --input DIR --warehouse {root} --once`"
             ) from None
         try:
-            version = json.loads(text)["format"]
+            described = json.loads(text)
+            version, stored = described["format"], described.get("tables", DELTA)
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{path / _DESCRIPTION} is damaged: restore it or choose another warehouse") from None
         if version != VERSION:
@@ -61,12 +79,19 @@ class Warehouse:
                 f"warehouse {root} has format {version}, this Wireloom reads and writes format {VERSION}: "
                 "use the Wireloom that made it, or another warehouse"
             )
-        return cls(path.resolve())
+        if stored not in FORMATS:
+            raise ConfigError(f"warehouse {root} has tables of the format {stored!r}; known: {', '.join(FORMATS)}")
+        return cls(path.resolve(), stored)
 
     @classmethod
-    def prepared(cls, root: Path | str) -> Warehouse:
-        """A warehouse to write to, made if the folder is new or empty."""
+    def prepared(cls, root: Path | str, table_format: str | None = None) -> Warehouse:
+        """A warehouse to write to, made if the folder is new or empty.
+
+        `table_format` is `delta` or `parquet`; by default what the warehouse has, `delta` for a new one.
+        """
         path = Path(root)
+        if table_format not in (None, *FORMATS):
+            raise ConfigError(f"the table format {table_format!r} is unknown; it must be {' or '.join(FORMATS)}")
         try:
             path.mkdir(parents=True, exist_ok=True)
             if not (path / _DESCRIPTION).exists():
@@ -75,13 +100,45 @@ class Warehouse:
                     raise ConfigError(
                         f"{root} is no warehouse and not empty (it holds {strangers[0]}): choose an empty folder"
                     )
-                write_json(path / _DESCRIPTION, {"format": VERSION, "tables": "delta"})
+                write_json(path / _DESCRIPTION, {"format": VERSION, "tables": table_format or DELTA})
         except OSError as error:
             raise ConfigError(f"cannot make a warehouse in {root}: {error.strerror}; choose another folder") from None
         found = cls.existing(path)
+        if table_format not in (None, found.table_format):
+            raise ConfigError(
+                f"warehouse {root} has tables of the format {found.table_format!r}, which stays: "
+                f"leave the format out, or choose another warehouse for {table_format!r}"
+            )
+        if found.table_format == PARQUET:
+            folders.check_links(found.root, found.root / _DESCRIPTION)
         for table in (*TABLES.values(), STATE):
             tables.create(found.folder(table), table)
         return found
+
+    def commit(
+        self,
+        handle: DeltaTable,
+        table: Table,
+        query: str,
+        batch: int,
+        added: Sequence[WrittenFile],
+        removed: Sequence[WrittenFile] = (),
+    ) -> None:
+        """Commit files of a batch to a table, see `tables.commit`."""
+        tables.commit(handle, table, query, batch, added, removed)
+        self._show(table, added, removed)
+
+    def replace(
+        self, handle: DeltaTable, table: Table, added: Sequence[WrittenFile], removed: Sequence[WrittenFile]
+    ) -> None:
+        """Put files in the place of others that hold the same rows."""
+        tables.replace(handle, table, added, removed)
+        self._show(table, added, removed)
+
+    def _show(self, table: Table, added: Sequence[WrittenFile], removed: Sequence[WrittenFile]) -> None:
+        if self.table_format == PARQUET and table != STATE:
+            names = [file.path for file in added], [file.path for file in removed]
+            folders.change(self.folder(table), self.root / table.name, *names)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -118,7 +175,15 @@ class Warehouse:
         """Delete the files that replaced rows and broken runs left behind. Not while a batch is under way."""
         for table in (*TABLES.values(), STATE):
             tables.tidy(self.folder(table))
-        shutil.rmtree(self.root / _FACTS, ignore_errors=True)
+        shutil.rmtree(self.store / _FACTS, ignore_errors=True)
+        self.match_folders()
+
+    def match_folders(self) -> None:
+        """Make plain folders show what the tables hold, whatever a kill left there. Only for whoever holds the lock."""
+        if self.table_format == PARQUET:
+            for table in TABLES.values():
+                files = tables.files(tables.open_table(self.folder(table)), table)
+                folders.match(self.folder(table), self.root / table.name, [file.path for file in files])
 
     def query_id(self) -> str | None:
         """The id of the streaming query, from Spark's checkpoint; None before the first run."""

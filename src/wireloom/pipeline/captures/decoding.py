@@ -60,7 +60,12 @@ def _decode_spans(name: str, found: list[tuple[Part, tuple[int, int]]], rows_out
         np.array([stop for _, (_, stop) in found], np.int64),
         np.arange(len(found), dtype=np.int32),
         [
-            Stream(part.half.direction, {}, part.half.state, keys_beside(rows_out.files[part.trace.file[0]], name))
+            Stream(
+                part.half.direction,
+                rows_out.topics,
+                part.half.state,
+                keys_beside(rows_out.files[part.trace.file[0]], name),
+            )
             for part in parts
         ],
     )
@@ -106,7 +111,7 @@ def decode_datagrams(walk: Walk, name: str, rows_out: Rows) -> None:
     rows, of = rows[~cut], of[~cut]
     decoder, settings = _decoder(name)
     start = own.start[rows]
-    streams = [Stream(Direction.DGRAM, {}, half.state) for _, half in halves]
+    streams = [Stream(Direction.DGRAM, rows_out.topics, half.state) for _, half in halves]
     columns = decoder.decode(Spans(own.data, start, start + own.size[rows], of.astype(np.int32), streams), settings)
     by_place = np.argsort(start, kind="stable")
     chosen = rows[by_place]

@@ -7,6 +7,7 @@ to the next, so what tasks have not finished is kept in files named after the po
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import time
@@ -17,11 +18,12 @@ from pathlib import Path
 from wireloom.journal import blocks
 from wireloom.journal.segment import LOCK, is_segment
 from wireloom.model import ConfigError, JournalError
-from wireloom.pipeline.captures.storage import is_far, list_captures
+from wireloom.pipeline.captures.storage import changed_at, first_time_ns, is_far, list_captures
 
 CAPTURE = "capture"
-SETTLED_S = 3.0
-"""A capture that was changed in the last seconds is left for a later batch of a stream: somebody is writing it."""
+LATENESS_S = 3
+"""A capture that was changed in the last seconds is left for a later batch of a stream: somebody is writing it, or an
+earlier one may still come."""
 MOST_GROUPS = 16
 _LEAST_BYTES = 1 << 20
 """A group of flows for fewer bytes is not worth a task."""
@@ -64,14 +66,23 @@ def check_capture_input(given: str) -> str:
     return given if is_far(given) else str(Path(given).absolute())
 
 
-def positions(inputs: Sequence[str], *, settled: bool = False) -> dict[str, dict[str, str | int]]:
-    """All captures that the inputs name now; `settled`: only those that nobody seems to be writing."""
-    found = {}
-    for given in inputs:
-        for path, size in list_captures(given).items():
-            if not settled or is_far(path) or time.time() - Path(path).stat().st_mtime >= SETTLED_S:
-                found[path] = {CAPTURE: size}
-    return found  # type: ignore[return-value]
+def positions(inputs: Sequence[str]) -> dict[str, dict[str, str | int]]:
+    """All captures that the inputs name now."""
+    return {path: {CAPTURE: size} for given in inputs for path, size in list_captures(given).items()}
+
+
+def settled(start: Positions, target: Positions, lateness_s: float) -> dict[str, dict[str, str | int]]:
+    """The target without new captures that must wait: those that came, or were written to, less than `lateness_s` ago,
+    and those that are later than one of these. A capture that has waited twice as long waits no more.
+    """  # fmt: skip
+    now = time.time()
+    age = {path: now - changed_at(path) for path, _, _ in new_captures(start, target)}
+    waiting = {path for path in age if age[path] < lateness_s}
+    if waiting and len(waiting) < len(age):
+        earliest = min(map(first_time_ns, waiting))
+        waiting |= {path for path in age if age[path] < 2 * lateness_s and first_time_ns(path) > earliest}
+    found = {path: start.get(path) if path in waiting else position for path, position in target.items()}
+    return {path: dict(position) for path, position in found.items() if position is not None}
 
 
 def of_captures(offsets: Positions) -> dict[str, int]:
@@ -80,17 +91,17 @@ def of_captures(offsets: Positions) -> dict[str, int]:
 
 
 def advance(start: Positions, target: Positions, most: int | None) -> dict[str, dict[str, str | int]]:
-    """Positions with whole captures added in order of their names, until there are so many bytes; at least one."""
-    reached: dict[str, dict[str, str | int]] = {path: {CAPTURE: size} for path, size in of_captures(start).items()}
-    taken = 0
-    for path, size in sorted(of_captures(target).items()):
-        known = int(reached.get(path, {CAPTURE: 0})[CAPTURE])
-        if size != known:
-            if most is not None and taken and taken + size - known > most:
-                break
-            reached[path] = {CAPTURE: size}
-            taken += size - known
-    return reached
+    """Positions with whole captures added in order of their packets' times: so many bytes, or at least one capture.
+
+    Names need not sort as times do. Only where not all fit into one batch, they are looked into.
+    """
+    new = new_captures(start, target)
+    taken = sum(size - known for _, known, size in new)
+    if most is not None and taken > most:
+        in_time = sorted(new, key=lambda each: (first_time_ns(each[0]), each[0]))
+        sizes = list(itertools.accumulate(size - known for _, known, size in in_time))
+        new = [each for each, so_far in zip(in_time, sizes, strict=True) if so_far <= most] or in_time[:1]
+    return {path: {CAPTURE: size} for path, size in {**of_captures(start), **{p: s for p, _, s in new}}.items()}
 
 
 def new_captures(start: Positions, end: Positions) -> list[tuple[str, int, int]]:

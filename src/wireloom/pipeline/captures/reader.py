@@ -10,6 +10,8 @@ on. However the packets are cut into pieces, the rows are the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from wireloom.pipeline.captures import headers, state, tcp
@@ -37,6 +39,7 @@ class CaptureReader:
         group: int = 0,
         groups: int = 1,
         trust: str = "",
+        topics: Mapping[int, str] | None = None,
     ) -> None:
         self.choice = choice
         self.idle_us = int(idle_s * 1_000_000)
@@ -46,6 +49,7 @@ class CaptureReader:
         self.latest_us = 0
         self.counts = Counts()
         self.trust = trust
+        self.topics = topics or {}
 
     def file_number(self, name: str) -> int:
         """The number by which `Segments.file` names a capture."""
@@ -92,7 +96,7 @@ class CaptureReader:
 
     def _rows(self, walk: Walk) -> DecodedRange:
         """Everything that can be told now."""
-        rows = Rows(self.files, Audited(self.trust))
+        rows = Rows(self.files, Audited(self.trust), self.topics)
         parts = assemble(walk, rows.reject)
         decide(parts, auto=self.choice.auto)
         decode_parts(parts, rows)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from wireloom.model import KINDS, Direction
 from wireloom.pipeline.captures.connections import Connection, Half, Refused
 from wireloom.pipeline.captures.trace import Trace
-from wireloom.pipeline.decode import Audited, DecodedRange, coded, constant, empty
+from wireloom.pipeline.decode import Audited, DecodedRange
 from wireloom.pipeline.dictionaries import unified
-from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES, REJECTS, Table, arrow_schema
+from wireloom.pipeline.rows import empty, message_rows, reject_rows
+from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
 from wireloom.pipeline.steps.sessions import Event
-from wireloom.pipeline.steps.view import words
+from wireloom.pipeline.steps.view import DAY_US, DIRECTIONS, coded
 from wireloom.protocols.columns import Columns
-
-_DAY_US = 86_400_000_000
-_DIRECTIONS = tuple(Direction)
 
 DAMAGED = "capture.damaged"
 """The clause of a capture that cannot be read to its end."""
@@ -39,10 +35,14 @@ class Speaker(NamedTuple):
 
 @dataclass(slots=True)
 class Rows:
-    """What came of a piece of a capture. `files` are the names behind the numbers of files."""
+    """What came of a piece of a capture.
+
+    `files` are the names behind the numbers of files, `topics` those behind numbers that stand for topics.
+    """
 
     files: Sequence[str]
     audited: Audited
+    topics: Mapping[int, str] = field(default_factory=dict)
     tables: list[pa.Table] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     _rejects: list[tuple[object, ...]] = field(default_factory=list)
@@ -63,32 +63,19 @@ class Rows:
         speaker = of[columns.span]
         last = trace.pieces(columns.offset + np.maximum(columns.size, 1) - 1)
         first = trace.pieces(columns.offset)
-        time_us = trace.time_us[last]
-        directions = np.array([_DIRECTIONS.index(s.half.direction) for s in speakers], np.int8)
-        values = {
-            "time": pa.array(time_us).cast(pa.timestamp("us", tz="UTC")),
-            "date": pa.array((time_us // _DAY_US).astype(np.int32)).cast(pa.date32()),
-            "protocol": constant(protocol, count),
-            "connection": coded(speaker, [s.connection.id for s in speakers]),
-            "direction": coded(directions[speaker], [str(d) for d in _DIRECTIONS]),
-            "source": coded(speaker, [s.connection.end(s.side) for s in speakers]),
-            "destination": coded(speaker, [s.connection.end(1 - s.side) for s in speakers]),
-            "sequence": pa.array(_numbers(speakers, speaker)),
-            "kind": coded(columns.kind.astype(np.int8), [str(kind) for kind in KINDS]),
-            "topic": words(columns.topic),
-            "message_id": columns.message_id,
-            "correlation_id": columns.correlation_id,
-            "status": words(columns.status),
-            "content_type": words(columns.content_type),
-            "body": columns.body,
-            "body_size": pc.binary_length(columns.body),
-            "wire_size": pa.array(columns.wire_size.astype(np.int32)),
-            "attributes": columns.attributes,
-            "authenticity": words(columns.authenticity),
-            "file": coded(trace.file[first], list(self.files)),
-            "offset": pa.array(trace.offset[first] + columns.offset - trace.at[first]),
-        }
-        rows = pa.table([values[name] for name in MESSAGES.names], names=list(MESSAGES.names))
+        directions = np.array([DIRECTIONS.index(s.half.direction) for s in speakers], np.int8)
+        rows = message_rows(
+            protocol,
+            columns,
+            time_us=trace.time_us[last],
+            connection=coded(speaker, [s.connection.id for s in speakers]),
+            direction=directions[speaker],
+            source=coded(speaker, [s.connection.end(s.side) for s in speakers]),
+            destination=coded(speaker, [s.connection.end(1 - s.side) for s in speakers]),
+            sequence=_numbers(speakers, speaker),
+            file=coded(trace.file[first], self.files),
+            offset=trace.offset[first] + columns.offset - trace.at[first],
+        )
         self.tables.append(self.audited.examine(protocol, columns, data, rows))
 
     def reject(self, connection: Connection | None, half: Half | None, refused: Refused) -> None:
@@ -96,7 +83,7 @@ class Rows:
         self._rejects.append(
             (
                 refused.time_us,
-                refused.time_us // _DAY_US,
+                refused.time_us // DAY_US,
                 None if connection is None else connection.protocol,
                 None if connection is None else connection.id,
                 None if half is None else str(half.direction),
@@ -132,7 +119,7 @@ class Rows:
         else:
             messages = tables[0] if len(tables) == 1 else unified(pa.concat_tables(tables))
         return DecodedRange(
-            messages, _table(REJECTS, self._rejects), self.events, self.audited.findings(), self.audited.packets()
+            messages, reject_rows(self._rejects), self.events, self.audited.findings(), self.audited.packets()
         )
 
 
@@ -149,15 +136,3 @@ def _numbers(speakers: Sequence[Speaker], speaker: NDArray[np.int64]) -> NDArray
     for known, count in zip(halves.values(), counts.tolist(), strict=True):
         known.count += count
     return numbers
-
-
-def _table(table: Table, rows: Sequence[tuple[object, ...]]) -> pa.Table:
-    schema = arrow_schema(table.columns)
-    if not rows:
-        return schema.empty_table()
-    storage = {pa.timestamp("us", tz="UTC"): pa.int64(), pa.date32(): pa.int32()}
-    arrays = [
-        pa.array(values, storage.get(field.type, field.type)).cast(field.type)
-        for values, field in zip(zip(*rows, strict=True), schema, strict=True)
-    ]
-    return pa.table(arrays, schema=schema)

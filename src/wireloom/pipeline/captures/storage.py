@@ -98,6 +98,26 @@ def _list_far(given: str) -> dict[str, int]:
     }
 
 
+def changed_at(path: str) -> float:
+    """When a capture came here, or was last written to, in seconds since 1970.
+
+    A copy may keep the time of its original; when it came here, the file's own record tells.
+    """
+    if is_far(path):
+        import fsspec
+
+        system, name = fsspec.core.url_to_fs(path)
+        try:
+            return float(system.modified(name).timestamp())
+        except NotImplementedError:
+            return 0.0
+    try:
+        found = Path(path).stat()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the capture: {error.strerror}") from None
+    return max(found.st_mtime, found.st_ctime)
+
+
 class Capture:
     """The packets of one capture, in pieces. After the last, `damage` says whether the file could be read to its end.
 

@@ -16,6 +16,8 @@ from wireloom.kernels import kernel
 UPGRADE = "websocket.upgrade"
 FRAME = "websocket.frame"
 """Clauses of what breaks the transport's own rules."""
+COMPRESSED = "websocket.compressed"
+"""The clause of messages that permessage-deflate packed, which nobody has unpacked here."""
 MOST_HEAD = 1 << 16
 _REQUEST = b"GET "
 
@@ -26,7 +28,7 @@ mask; the frame's kind; whether a message in several frames is under way."""
 
 _FAULTS = (
     "",
-    "reserved bits are set: compressed messages are not read",
+    "reserved bits are set, and no extension uses them",
     "an unknown kind of frame",
     "a text message; this protocol uses binary ones",
     "a control frame that is too long or in parts",
@@ -34,7 +36,9 @@ _FAULTS = (
     "a frame to the client with a mask",
     "a message begins inside another one, or goes on without having begun",
     "a frame of an impossible length",
+    "a message packed by permessage-deflate, which is not unpacked here: capture with compression off",
 )
+_PACKED = len(_FAULTS) - 1
 
 
 @dataclass(slots=True)
@@ -64,7 +68,7 @@ class Unwrapping:
         runs = np.empty(((end - at) // 2 + 2, 3), np.int64)
         position, out, made, fault = _unwrap(data, at, end, start, self.to_server, state, runs)
         self.numbers = state.tolist()
-        clause = FRAME if fault else None
+        clause = (COMPRESSED if fault == _PACKED else FRAME) if fault else None
         return Unwrapped(int(position), int(out), runs[:made], clause, _FAULTS[fault])
 
     def start_inside(self) -> None:
@@ -143,7 +147,7 @@ def _unwrap(data, start, end, out, to_server, state, runs):  # type: ignore[no-u
             head = 10
         head += 4 * masked
         if first & 0x70:
-            return at, out, made, 1
+            return at, out, made, _PACKED if first & 0x70 == 0x40 and opcode in (1, 2) else 1
         if opcode > 10 or 2 < opcode < 8:
             return at, out, made, 2
         if opcode == 1:

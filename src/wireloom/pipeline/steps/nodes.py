@@ -28,7 +28,6 @@ SIGHTINGS = pa.schema(
         ("beats", pa.list_(pa.int64())),
         ("hello", pa.int64()),
         ("capabilities", pa.string()),
-        ("late", pa.bool_()),
     ]
 )
 """What is known of a node: `beats` are the times of Heartbeats whose neighbours are not all known, `gap` the longest
@@ -37,7 +36,7 @@ between the others, in microseconds."""
 _PING, _EVENT, _OPEN = (KINDS.index(kind) for kind in (Kind.PING, Kind.EVENT, Kind.OPEN))
 
 
-def observe(view: View, *, late: bool = False) -> pa.Table:
+def observe(view: View) -> pa.Table:
     """Rows of `SIGHTINGS`, one a node; forgeries say nothing about the node they name."""
     found = [SIGHTINGS.empty_table()]
     numbers, names = view.protocol
@@ -50,11 +49,11 @@ def observe(view: View, *, late: bool = False) -> pa.Table:
         node = view.attribute(attribute, rows)
         known = node.is_valid().to_numpy(False)
         if known.any():
-            found.append(_observe(view, rows[known], node.filter(pa.array(known)), late))
+            found.append(_observe(view, rows[known], node.filter(pa.array(known))))
     return pa.concat_tables(found)
 
 
-def _observe(view: View, rows: NDArray[np.int64], node: pa.Array, late: bool) -> pa.Table:
+def _observe(view: View, rows: NDArray[np.int64], node: pa.Array) -> pa.Table:
     of, names = codes(node)
     count, time_us, kind = len(names), view.time_us[rows], view.kind[rows]
     first, last = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
@@ -78,7 +77,6 @@ def _observe(view: View, rows: NDArray[np.int64], node: pa.Array, late: bool) ->
             "beats": pa.array([each.tolist() for each in beats], pa.list_(pa.int64())),
             "hello": pa.array(hello, pa.int64()),
             "capabilities": pa.array(capabilities, pa.string()),
-            "late": np.full(count, late),
         }
     ).cast(SIGHTINGS)
 
@@ -117,8 +115,8 @@ def join(sightings: pa.Table, clock: Clock) -> tuple[pa.Table, pa.Table]:
         gaps = [b - a for a, b in itertools.pairwise(beats)]
         settled = [each["gap"] for each in own if each["gap"] is not None]
         said = max(own, key=lambda each: (each["hello"] or -1, each["capabilities"] or ""))
-        late = any(each["late"] for each in own)
-        safe = clock.watermark_us - clock.lateness_us if late else np.iinfo(np.int64).max
+        # A node may be heard in several places, and one of them may be read later.
+        safe = clock.watermark_us - clock.lateness_us
         done = [place for place, beat in enumerate(beats[:-1]) if beats[place + 1] <= safe]
         kept = len(done)
         state = {
@@ -132,7 +130,6 @@ def join(sightings: pa.Table, clock: Clock) -> tuple[pa.Table, pa.Table]:
             "beats": beats[kept:],
             "hello": said["hello"],
             "capabilities": said["capabilities"],
-            "late": late,
         }
         carried.append(state)
         longest = max([*settled, *gaps], default=None)

@@ -51,7 +51,6 @@ VISITS = pa.schema(
         ("lane", pa.string()),
         ("place", pa.string()),
         ("midstream", pa.bool_()),
-        ("late", pa.bool_()),
     ]
 )
 """What is known of a connection. `from_c2s` and `from_s2c` are the smallest sequence numbers seen, `place` is where in
@@ -60,7 +59,7 @@ connection outlives that."""
 
 _MIN = ("first", "opened", "closed", "farewell", "from_c2s", "from_s2c")
 _SUM = ("messages_c2s", "messages_s2c", "bytes_c2s", "bytes_s2c", "rejects")
-_ANY = ("midstream", "late")
+_ANY = ("midstream",)
 _MAX = tuple(name for name in VISITS.names if name not in (*_MIN, *_SUM, "bucket", "connection", *_ANY))
 _RANKS = ("close", "error", "redirect")
 """Goodbyes, the most telling last."""
@@ -86,7 +85,7 @@ class Event:
     offset: int = 0
 
 
-def observe(view: View, rejects: View, events: Sequence[Event], file: str, *, late: bool = False) -> pa.Table:
+def observe(view: View, rejects: View, events: Sequence[Event], file: str) -> pa.Table:
     """Rows of `VISITS`, one a connection, for what one file holds."""
     lane, _, file = file.rpartition("/")
     parts = [_of_messages(view), _of_rejects(rejects), _of_events(events)]
@@ -95,7 +94,7 @@ def observe(view: View, rejects: View, events: Sequence[Event], file: str, *, la
         names = [None if name is None else str(name) for name in part["connection"]]
         count = len(names)
         if count:
-            given = {**part, "lane": [lane] * count, "late": [late] * count, "bucket": _buckets(names)}
+            given = {**part, "lane": [lane] * count, "bucket": _buckets(names)}
             given["place"] = [f"{file}:{offset:020d}" for offset in part["place"]]
             made.append(pa.table({f.name: pa.array(given.get(f.name, [None] * count), f.type) for f in VISITS}))
     return _together(pa.concat_tables(made)) if made else VISITS.empty_table()
@@ -255,9 +254,7 @@ def join(visits: pa.Table, clock: Clock) -> Joined:
     starts = known.filter(pc.is_null(known["connection"]))
     known = _end_at_starts(known.filter(pc.is_valid(known["connection"])), starts)
     closed = pc.fill_null(known["closed"], NEVER).to_numpy()
-    late = known["late"].to_numpy()
-    patience = LINGER_US + np.where(late, clock.lateness_us, 0)
-    over = (closed < NEVER) & (clock.watermark_us - patience > np.where(closed < NEVER, closed, 0))
+    over = (closed < NEVER) & (clock.watermark_us - LINGER_US > np.where(closed < NEVER, closed, 0))
     rows = _rows(known)
     names = known["connection"].to_pylist()
     begins = np.maximum(*(pc.fill_null(known[name], 0).to_numpy() for name in ("from_c2s", "from_s2c")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -156,7 +156,7 @@ def dates(time_us: NDArray[np.int64]) -> pa.Array:
     return pa.array((time_us // DAY_US).astype(np.int32)).cast(pa.date32())
 
 
-def coded(numbers: NDArray[np.integer], words: list[str | None]) -> pa.Array:
+def coded(numbers: NDArray[np.integer], words: Sequence[str | None]) -> pa.Array:
     """Codes into words as a dictionary array; None is null."""
     known = [word for word in dict.fromkeys(words) if word is not None]
     place = {word: number for number, word in enumerate(known)}

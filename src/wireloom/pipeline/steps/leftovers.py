@@ -1,0 +1,179 @@
+"""From messages to exchanges and to findings about conversations, the second part: what tasks left over.
+
+Requests that wait and answers to something earlier, of all tasks and of earlier batches, see `turns.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from wireloom.pipeline import ledger
+from wireloom.pipeline.dictionaries import unified
+from wireloom.pipeline.ledger import MARK, OPEN, Clock
+from wireloom.pipeline.steps import findings
+from wireloom.pipeline.steps.exchanges import NEVER, OUTCOMES, exchange_rows
+from wireloom.pipeline.steps.turns import MARKS, TURNS, broken_rules, ended_at
+from wireloom.pipeline.steps.view import codes, files_in_order, one_piece, typed
+from wireloom.protocols.registry import protocols
+
+
+@dataclass(slots=True)
+class Joined:
+    """What `join` makes of everything that was left over.
+
+    `exchanges` and `findings` are final. `open_exchanges` and `open_findings` are right for what has been read so far
+    and are replaced next time. `turns` are carried.
+    """
+
+    exchanges: pa.Table
+    open_exchanges: pa.Table
+    findings: pa.Table
+    open_findings: pa.Table
+    turns: pa.Table
+
+
+def join(
+    turns: pa.Table, marks: pa.Table, ended: Mapping[str, int], clock: Clock, without_past: Collection[str] = ()
+) -> Joined:
+    """Settle what tasks, and earlier batches, left over.
+
+    `ended` says when connections were closed: after that nobody waits for anything. `without_past` are connections
+    whose beginning was not seen: what answers nothing there may well answer something earlier.
+    """
+    turns = _with_marks(turns, marks)
+    return _Join(turns, clock).result(ended, without_past)
+
+
+def _with_marks(turns: pa.Table, marks: pa.Table) -> pa.Table:
+    """Turns in order, with those marks among them whose key is open somewhere."""
+    waiting = turns["key"].filter(pc.equal(turns["act"], OPEN))
+    if marks.num_rows and len(waiting):
+        met = marks.filter(pc.is_in(marks["key"], value_set=waiting.combine_chunks()))
+        missing = {name: pa.nulls(met.num_rows, pa.string()) for name in TURNS.names}
+        zeros = pa.array(np.zeros(met.num_rows, np.int32))
+        values = {
+            **missing,
+            **{name: met[name] for name in MARKS.names},
+            "act": pa.array(np.full(met.num_rows, MARK, np.uint8)),
+            "last": met["time"],
+            "steps": zeros,
+            "size": zeros,
+            "asked": zeros.cast(pa.bool_()),
+        }
+        turns = pa.concat_tables([turns, typed(values, TURNS)])
+    turns = unified(turns).combine_chunks()
+    places = files_in_order(one_piece(turns["file"]))
+    order = np.lexsort((turns["offset"].to_numpy(), places, turns["time"].to_numpy()))
+    return turns if (order[1:] > order[:-1]).all() else turns.take(pa.array(order)).combine_chunks()
+
+
+class _Join:
+    """The arrays of one `join`."""
+
+    def __init__(self, turns: pa.Table, clock: Clock) -> None:
+        self.turns, self.clock = turns, clock
+        self.act: NDArray[np.uint8] = turns["act"].to_numpy()
+        self.time: NDArray[np.int64] = turns["time"].to_numpy()
+        protocol, names = codes(one_piece(turns["protocol"]))
+        conversations = [protocols()[str(name)].conversation for name in names]
+        self.pairings = [(pairing, each) for each in conversations for pairing in each.pairings]
+        before = np.cumsum([0, *(len(each.pairings) for each in conversations)])
+        self.pairing: NDArray[np.int64] = before[protocol] + turns["pairing"].to_numpy()
+        """Of each turn, which of `pairings` it belongs to."""
+        self.settled = ledger.settle(
+            turns["key"].to_numpy(),
+            self.act,
+            self._of_pairing([pairing.counted for pairing, _ in self.pairings], np.bool_),
+            self.time,
+            steps=turns["steps"].to_numpy(),
+            last=turns["last"].to_numpy(),
+        )
+
+    def _of_pairing(self, values: Sequence[object], kind: type[np.generic]) -> NDArray[Any]:
+        return np.array(list(values) or [0], kind)[self.pairing]
+
+    def result(self, ended: Mapping[str, int], without_past: Collection[str]) -> Joined:
+        """Everything, sorted into what is final and what is not."""
+        settled, act, time_us = self.settled, self.act, self.time
+        watermark = self.clock.watermark_us
+        connection, names = codes(one_piece(self.turns["connection"]))
+        closed = np.array([ended.get(name or "", NEVER) for name in names] or [NEVER])[connection]
+        end = np.minimum(closed, ended_at(settled, time_us))
+        opens, mated = act == OPEN, settled.mate >= 0
+        waiting = opens & ~mated & (end == NEVER) & (watermark - settled.last <= ledger.FORGET_US)
+        exchange = opens & self._of_pairing([pairing.exchange for pairing, _ in self.pairings], np.bool_)
+        rows = np.flatnonzero(exchange)
+        all_exchanges = self._exchanges(rows, np.minimum(end, watermark), waiting)
+        kept = waiting[rows]
+        past = np.array([name in without_past for name in names] or [False])[connection]
+        final, open_findings = self._findings(waiting, past)
+        return Joined(
+            all_exchanges.filter(pa.array(~kept)),
+            all_exchanges.filter(pa.array(kept)),
+            final,
+            open_findings,
+            self._carried(waiting),
+        )
+
+    def _exchanges(self, rows: NDArray[np.int64], end: NDArray[np.int64], waiting: NDArray[np.bool_]) -> pa.Table:
+        mate = self.settled.mate[rows]
+        closing = np.maximum(mate, 0)
+        asking, answering = pa.array(rows), pa.array(closing)
+        taken = self.turns.select(["protocol", "connection", "topic", "message_id", "size"])
+        taken = taken if len(rows) == len(self.time) else taken.take(asking)
+        answers = self.turns.select(["outcome", "status", "size"]).take(answering)
+        said, words = codes(one_piece(answers["outcome"]))
+        outcome = np.array([OUTCOMES.index(word or "done") for word in words] or [0], np.int8)[said]
+        limits = [int(conversation.answer_limit * 1e6) for _, conversation in self.pairings]
+        return exchange_rows(
+            protocol=taken["protocol"],
+            connection=taken["connection"],
+            topic=taken["topic"],
+            request_id=taken["message_id"],
+            requested=self.time[rows],
+            last=self.settled.last[rows],
+            answered=np.where(mate >= 0, self.time[closing], NEVER),
+            ended=end[rows],
+            outcome=outcome,
+            status=one_piece(answers["status"]),
+            steps=self.settled.steps[rows],
+            request_size=taken["size"].to_numpy(),
+            response_size=answers["size"].to_numpy(),
+            limit_us=self._of_pairing(limits, np.int64)[rows],
+            open_=waiting[rows],
+        )
+
+    def _findings(self, waiting: NDArray[np.bool_], past: NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:
+        final: list[pa.Table] = []
+        provisional: list[pa.Table] = []
+        # Nothing comes before all of this that is not in it.
+        certain = dataclasses.replace(self.settled, unclaimed=self.settled.unclaimed & past)
+        asked = self.turns["asked"].to_numpy()
+        # An opening that pushed another one aside has done so once and for all.
+        held = waiting & (self.settled.superseded < 0)
+        for place, (pairing, _) in enumerate(self.pairings):
+            own = self.pairing == place
+            for rule, broken in broken_rules(pairing, self.act, certain, asked):
+                for found, rows in (
+                    (final, np.flatnonzero(own & broken & ~held)),
+                    (provisional, np.flatnonzero(own & broken & held)),
+                ):
+                    if len(rows):
+                        found.append(findings.of_table(self.turns.take(pa.array(rows)), rule))
+        return findings.together(final), findings.together(provisional)
+
+    def _carried(self, waiting: NDArray[np.bool_]) -> pa.Table:
+        """What goes on to the next batch; the steps it had are counted in."""
+        rows = np.flatnonzero(waiting)
+        carried = self.turns.take(pa.array(rows))
+        for name, new in (("steps", self.settled.steps), ("last", self.settled.last)):
+            carried = carried.set_column(TURNS.get_field_index(name), TURNS.field(name), pa.array(new[rows]))
+        return carried.combine_chunks()
