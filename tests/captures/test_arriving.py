@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.captures.test_spark import conversations
+from tests.captures.reading import read_files
+from tests.captures.test_spark import conversations, keyed
 from tests.captures.writing import pcap
-from tests.pipeline.batches import contents
+from tests.pipeline.batches import contents, new_warehouse
 from wireloom.model import ConfigError
 from wireloom.pipeline import planning
+from wireloom.pipeline.batch import BatchCommit
 from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.captures.storage import changed_at
+from wireloom.pipeline.files import FLOWS, Report, write_decoded
+from wireloom.pipeline.joining import Plan, join_facts
 from wireloom.pipeline.options import Options
-from wireloom.pipeline.source import FlowGroup, JournalStreamReader
+from wireloom.pipeline.source import FlowGroup, JournalStreamReader, decoded_parts, partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,10 +110,68 @@ def test_a_batch_reads_arriving_captures_in_order_of_time(tmp_path: Path) -> Non
     expected = None
     for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [3, 1, 5, 0, 4, 2]):
         files = tuple((str(paths[number]), 0, paths[number].stat().st_size) for number in order)
-        rows = [r for _, part in FlowGroup(files, 0, 1).decode(options, "") for r in part.messages.to_pylist()]
+        rows = [r for _, part in FlowGroup(files, 0, 1).decode(options, "", "") for r in part.messages.to_pylist()]
         key = sorted((r["connection"], r["direction"], r["sequence"], r["offset"]) for r in rows)
         expected = expected or key
         assert key == expected
+
+
+class CaptureWorkers:
+    """Does what Spark's workers do with the captures between two positions, one task after the other."""
+
+    def __init__(self, warehouse: Path, options: Options, start: planning.Offsets, end: planning.Offsets) -> None:
+        self.warehouse, self.options, self.start, self.end = warehouse, options, start, end
+        self.tasks = 1
+
+    def decode(self) -> list[Report]:
+        return [
+            Report.of(row)
+            for partition in partitions(self.options, self.start, self.end)
+            for batch in write_decoded(self.warehouse, list(decoded_parts(self.options, partition)))
+            for row in batch.to_pylist()
+        ]
+
+    def join(self, plan: Plan) -> list[Report]:
+        return [Report.of(row) for batch in join_facts(plan, 0) for row in batch.to_pylist()]
+
+
+def commit_captures(root: Path, folder: Path, start: planning.Offsets, end: planning.Offsets, number: int = 0) -> None:
+    """One batch of a stream of captures."""
+    warehouse = new_warehouse(root)
+    options = Options.parse({"path": str(folder), "stateDir": str(warehouse.store / FLOWS), "flowGroups": "2"})
+    BatchCommit(warehouse, number, CaptureWorkers(warehouse.store, options, start, end)).commit()
+
+
+@pytest.mark.parametrize("seed", [8, 9])
+def test_at_every_commit_the_tables_are_those_of_one_batch_over_the_captures_so_far(seed: int, tmp_path: Path) -> None:
+    rotation(tmp_path / "c", seed, count=5)
+    inputs = [str(tmp_path / "c")]
+    target, position, number = planning.latest(inputs), {}, 0
+    while position != target:
+        after = planning.advance(inputs, position, target, 1)
+        commit_captures(tmp_path / "many", tmp_path / "c", position, after, number)
+        commit_captures(tmp_path / f"one-{number}", tmp_path / "c", {}, after)
+        assert contents(tmp_path / "many") == contents(tmp_path / f"one-{number}")
+        position, number = after, number + 1
+    assert number == 5
+    assert contents(tmp_path / "many")["exchanges"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_captures_are_a_streaming_dataframe(spark: SparkSession, tmp_path: Path) -> None:
+    from wireloom.pipeline.session import register
+
+    register(spark)
+    paths = rotation(tmp_path / "c", 10, count=3)
+    reader = spark.readStream.format("wireloom").option("stateDir", str(tmp_path / "state"))
+    stream = reader.option("flowGroups", "1").option("maxBytesPerTrigger", "1").load(str(tmp_path / "c"))
+    query = stream.writeStream.format("memory").queryName("arriving").trigger(availableNow=True).start()
+    assert query.awaitTermination(240)
+    rows = [row.asDict() for row in spark.table("arriving").collect()]
+    expected = read_files(paths)
+    assert not expected.rejects
+    assert keyed(rows) == keyed(expected.messages)
 
 
 @pytest.mark.spark

@@ -21,11 +21,13 @@ from tests.captures.conversations import (
     talk,
     websocket_frame,
 )
-from tests.captures.reading import read_packets
+from tests.captures.reading import read_files, read_packets
 from tests.captures.writing import RST, START_NS
 from tests.protocols.wolpertinger.talk import pair
 from wireloom.model import ConfigError, Direction, Kind, Message
 from wireloom.pipeline.captures.choosing import Choice
+from wireloom.pipeline.captures.reader import CaptureReader
+from wireloom.pipeline.options import Options
 from wireloom.protocols.hsp import frames
 
 PORTS = {"emp": 5040, "hsp": 5042, "yamp": 5043, "wolpertinger": 5045}
@@ -237,10 +239,7 @@ def test_compressed_websocket_messages_are_rejects_that_say_so(side: int, tmp_pa
 
 
 def test_numbers_of_topics_have_names_where_a_map_is_given(tmp_path: Path) -> None:
-    from tests.captures.reading import read_files
     from tests.captures.writing import pcap
-    from wireloom.pipeline.captures.reader import CaptureReader
-    from wireloom.pipeline.options import Options
 
     bodies = [frames.encode(frames.Data(number, b"x")) for number in (7, 8, 7)]
     wire = Wire(server="10.0.0.2:5042").open().say(0, b"".join(bodies)).close()
@@ -274,9 +273,7 @@ def test_protocols_are_recognised_by_their_first_bytes(name: str, tmp_path: Path
 
 
 def test_other_traffic_is_counted_and_left_out(tmp_path: Path) -> None:
-    from tests.captures.reading import read_files
     from tests.captures.writing import pcap
-    from wireloom.pipeline.captures.reader import CaptureReader
 
     request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
     web = Wire(server="10.0.0.2:80").open().say(0, request).say(1, b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 900).close()
@@ -364,3 +361,13 @@ def test_keys_beside_a_capture_open_what_is_encrypted(tmp_path: Path) -> None:
     keys.write_text(right + '\n{"settings": {}}\n')
     with pytest.raises(ConfigError, match=r"keys\.jsonl:2: a line must be"):
         requests()
+    keys.rename(tmp_path / "elsewhere")
+    given = {"path": str(tmp_path / "0000.pcap"), "keys": str(tmp_path / "elsewhere")}
+    with pytest.raises(ConfigError, match=r"elsewhere:2: a line must be"):
+        Options.parse(given)
+    (tmp_path / "elsewhere").write_text(right)
+    assert requests()[0] == "other"
+    found = read_files([given["path"]], CaptureReader(Choice.parse(), keys=Options.parse(given).keys))
+    assert ("request", b'["secret"]') in [(m["kind"], m["body"]) for m in found.messages]
+    with pytest.raises(ConfigError, match="cannot read the key file: No such file"):
+        Options.parse({**given, "keys": str(tmp_path / "nowhere")})

@@ -17,7 +17,7 @@ from tests.pipeline.journals import START_NS, compared, expected_messages, expec
 from wireloom.journal import segments
 from wireloom.model import ConfigError
 from wireloom.pipeline import Pipeline, PipelineFailed, tables
-from wireloom.pipeline.query import ask, describe
+from wireloom.pipeline.query import ask, ask_spark, describe
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, TABLES, TRAFFIC
 from wireloom.pipeline.warehouse import Warehouse
 
@@ -92,6 +92,22 @@ def test_every_reader_counts_the_same(spark: SparkSession, undisturbed: Path) ->
         assert counted > 0 or name == "nodes"
         assert frame.columns == list(table.names)
         assert polars.read_delta(str(folder)).height == counted
+
+
+def test_sql_by_spark_answers_as_duckdb_does(spark: SparkSession, undisturbed: Path) -> None:
+    query = (
+        "select kind, topic, count(*) as n, max(time) as latest, min(body_size) as least from messages group by 1, 2"
+    )
+    by_spark, by_duckdb = ask_spark(undisturbed, query, spark), ask(undisturbed, query)
+    assert by_spark.columns == by_duckdb.columns
+    assert sorted(map(str, by_spark.rows)) == sorted(map(str, by_duckdb.rows))
+    query = "select body, attributes from messages where sequence = 0"
+    rows = ask_spark(undisturbed, query, spark).rows
+    assert sorted(map(repr, rows)) == sorted(map(repr, ask(undisturbed, query).rows))
+    with pytest.raises(ConfigError, match=r"the query does not work: .*the tables are messages, rejects"):
+        ask_spark(undisturbed, "select nothing from messages", spark)
+    with pytest.raises(ConfigError, match="there is no table 'message'; the tables are messages"):
+        Warehouse.existing(undisturbed).read(spark, "message")
 
 
 def test_a_killed_worker_is_replaced(spark: SparkSession, journal: Path, undisturbed: Path, tmp_path: Path) -> None:

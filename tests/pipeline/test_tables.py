@@ -8,10 +8,13 @@ from pathlib import Path
 
 import polars
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
+from tests.pipeline.batches import ranges, run_batches
+from tests.pipeline.conversations import make_conversations
 from wireloom.model import ConfigError
 from wireloom.pipeline import tables
 from wireloom.pipeline.query import ask, describe
@@ -127,6 +130,19 @@ def test_a_folder_without_tables_is_no_table(tmp_path: Path) -> None:
 def test_state_is_a_table_of_its_own(warehouse: Warehouse) -> None:
     assert tables.summary(warehouse.folder(STATE), STATE).rows == 0
     assert STATE.name not in TABLES
+
+
+def test_files_are_packed_by_zstd_and_have_dictionaries_where_values_repeat(tmp_path: Path) -> None:
+    make_conversations(tmp_path / "j", seed=61, steps=100)
+    run_batches(tmp_path / "w", [[ranges(tmp_path / "j")]])
+    (path,) = (tmp_path / "w" / "messages").glob("date=*/*.parquet")
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    columns = {group.column(i).path_in_schema.partition(".")[0]: group.column(i) for i in range(group.num_columns)}
+    assert {each.compression for each in columns.values()} == {"ZSTD"}
+    for name in ("body", "message_id", "correlation_id", "sequence", "offset"):
+        assert not columns[name].has_dictionary_page, name
+    for name in ("connection", "topic", "kind", "protocol", "source"):
+        assert columns[name].has_dictionary_page, name
 
 
 def test_old_files_that_nobody_needs_are_deleted(warehouse: Warehouse) -> None:

@@ -8,9 +8,12 @@ import json
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from wireloom.model import ConfigError
+
+if TYPE_CHECKING:
+    from wireloom.pipeline.query import Answer
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,6 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     run.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two batches (default 1)")
     run.add_argument("--max-bytes", default="512m", metavar="SIZE", help="read at most this much a batch")
     run.add_argument("--trust", metavar="FILE", help="a trust file: check signatures with the keys in it")
+    run.add_argument("--keys", metavar="FILE", help="a key file: open encrypted connections with the keys in it")
     run.add_argument("--only-messages", action="store_true", help="write messages and rejects, and no other table")
     run.add_argument(
         "--table-format",
@@ -89,8 +93,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="ask the tables a question",
         epilog='example: wireloom sql "select topic, count(*) from messages group by topic" --warehouse data/warehouse',
     )
-    sql.add_argument("query", help="a query in DuckDB's SQL on the tables")
+    sql.add_argument("query", help="a query on the tables, in the SQL of DuckDB, or of Spark with --spark")
     sql.add_argument("--warehouse", required=True, metavar="DIR", help="where the tables are")
+    sql.add_argument("--spark", action="store_true", help="ask Spark, for tables too big for one process")
+    place = sql.add_mutually_exclusive_group()
+    place.add_argument("--master", metavar="URL", help="with --spark: where it runs (default: this machine)")
+    place.add_argument("--remote", metavar="URL", help="with --spark: a Spark Connect server to ask")
     form = sql.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a JSON object a row")
     form.add_argument("--csv", action="store_true", help="print comma-separated values with a head line")
@@ -119,6 +127,7 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
         "lateness": arguments.lateness,
         "topics": arguments.topics or "",
         "trust": arguments.trust or "",
+        "keys": arguments.keys or "",
     }
     pipeline = Pipeline(
         arguments.input,
@@ -178,9 +187,7 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 def run_sql(arguments: argparse.Namespace) -> int:
     """Ask the tables a question."""
-    from wireloom.pipeline.query import ask
-
-    answer = ask(arguments.warehouse, arguments.query)
+    answer = _answer(arguments)
     if arguments.json:
         for row in answer.rows:
             print(json.dumps(dict(zip(answer.columns, row, strict=True)), default=_plain, ensure_ascii=False))
@@ -192,6 +199,22 @@ def run_sql(arguments: argparse.Namespace) -> int:
         print_table(answer.columns, [[_text(value, "-") for value in row] for row in answer.rows], sys.stdout)
         print(f"({len(answer.rows):,} {'row' if len(answer.rows) == 1 else 'rows'})")
     return 0
+
+
+def _answer(arguments: argparse.Namespace) -> Answer:
+    from wireloom.pipeline.query import ask, ask_spark
+
+    if not arguments.spark:
+        if arguments.master or arguments.remote:
+            raise ConfigError("--master and --remote are for Spark: add --spark")
+        return ask(arguments.warehouse, arguments.query)
+    from wireloom.pipeline.session import start_session
+
+    spark = start_session(arguments.master, app="wireloom sql", remote=arguments.remote)
+    try:
+        return ask_spark(arguments.warehouse, arguments.query, spark)
+    finally:
+        spark.stop()
 
 
 def run_tables(arguments: argparse.Namespace) -> int:

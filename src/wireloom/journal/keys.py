@@ -100,17 +100,24 @@ def keys_in(data: Buffer, start: int, end: int) -> Iterator[Keys]:
         offset += size
 
 
-def keys_beside(file: str, protocol: str) -> tuple[Mapping[str, str], ...]:
-    """What a key file beside a segment or a capture holds for a protocol: candidates for each of its connections.
+def keys_for(file: str, protocol: str, given: str = "") -> tuple[Mapping[str, str], ...]:
+    """The keys that may open connections of a protocol in a segment or a capture: candidates for each of them.
 
-    A line is a JSON object as in a block of keys: `{"protocol": "wolpertinger", "settings": {"aes_key": ...}}`.
+    They are in a key file that was `given`, and in one beside the file. A line is a JSON object as in a block of keys:
+    `{"protocol": "wolpertinger", "settings": {"aes_key": ...}}`.
     """
-    path = Path(file).with_name(KEY_FILE)
-    try:
-        changed = path.stat().st_mtime_ns
-    except OSError:
-        return ()
-    return tuple([values for name, values in _key_file(str(path), changed) if name == protocol])
+    entries: list[tuple[str, Mapping[str, str]]] = []
+    for path in (*filter(None, [given]), str(Path(file).with_name(KEY_FILE))):
+        try:
+            entries += read_key_file(path)
+        except FileNotFoundError:
+            continue
+    return tuple([values for name, values in entries if name == protocol])
+
+
+def read_key_file(path: str) -> tuple[tuple[str, Mapping[str, str]], ...]:
+    """The protocol and the settings in each line of a key file."""
+    return _key_file(path, Path(path).stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=16)

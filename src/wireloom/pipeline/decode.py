@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from wireloom.journal import blocks as journal_blocks
 from wireloom.journal import index as journal_index
 from wireloom.journal.index import NO_MAP, BlockIndex
-from wireloom.journal.keys import Keys, keys_beside
+from wireloom.journal.keys import Keys, keys_for
 from wireloom.journal.segment import committed_length
 from wireloom.model import ConfigError, JournalError
 from wireloom.pipeline import blocks, ledger
@@ -111,8 +111,8 @@ def auditor(name: str, trust: str) -> Auditor | None:
     return decoder.auditor(settings)
 
 
-def decode_range(part: Range, trust: str = "") -> DecodedRange:
-    """The messages and rejects of one range; `trust` is a trust file for those who sign."""
+def decode_range(part: Range, trust: str = "", keys: str = "") -> DecodedRange:
+    """The messages and rejects of one range; `trust` is a trust file for those who sign, `keys` a key file."""
     path = Path(part.file)
     limit = committed_length(path)
     rejects = _Rejects(part.file)
@@ -123,7 +123,7 @@ def decode_range(part: Range, trust: str = "") -> DecodedRange:
         # Unmapped when the last array that looks at it is gone.
         data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     events: list[Event] = []
-    messages = _decode(data, part, min(limit, len(data)), rejects, events, audited)
+    messages = _decode(data, part, min(limit, len(data)), rejects, events, audited, keys)
     return DecodedRange(messages, rejects.table(), events, audited.findings(), audited.packets())
 
 
@@ -168,7 +168,13 @@ class Audited:
 
 
 def _decode(
-    data: NDArray[np.uint8], part: Range, limit: int, rejects: _Rejects, events: list[Event], audited: Audited
+    data: NDArray[np.uint8],
+    part: Range,
+    limit: int,
+    rejects: _Rejects,
+    events: list[Event],
+    audited: Audited,
+    key_file: str,
 ) -> pa.Table:
     try:
         first = journal_blocks.check_head(data.data[:limit])
@@ -206,7 +212,7 @@ def _decode(
                 detail = f"no protocol {name!r} is installed here"
                 rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), UNKNOWN_PROTOCOL, detail)
             continue
-        tables += _decode_runs(data, runs, maps, keys, part.file, rejects, audited)
+        tables += _decode_runs(data, runs, maps, keys, part.file, rejects, audited, key_file)
     if not tables:
         return empty(MESSAGES)
     return tables[0] if len(tables) == 1 else unified(pa.concat_tables(tables))
@@ -358,10 +364,11 @@ def _decode_runs(
     file: str,
     rejects: _Rejects,
     audited: Audited,
+    key_file: str,
 ) -> list[pa.Table]:
     """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
     decoder, settings = _decoder(runs.protocol)
-    of = _streams(segment, runs, maps, keys, keys_beside(file, runs.protocol))
+    of = _streams(segment, runs, maps, keys, keys_for(file, runs.protocol, key_file))
     everything = np.arange(len(runs.start))
     number, streams = of.number, of.streams
     if decoder.has_pieces:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from wireloom.journal.keys import read_key_file
 from wireloom.model import ConfigError, parse_size
 from wireloom.pipeline import planning
 from wireloom.pipeline.captures.choosing import IDLE_S, Choice
@@ -21,6 +22,7 @@ DEFAULTS = {
     "partitionBytes": "16m",
     "maxBytesPerTrigger": "512m",
     "trust": "",
+    "keys": "",
     "ports": "",
     "auto": "true",
     "idle": str(IDLE_S),
@@ -62,6 +64,8 @@ class Options:
     max_bytes: int
     trust: str = ""
     """A trust file: whose signatures hold."""
+    keys: str = ""
+    """A key file: what opens encrypted connections."""
     captures: CaptureOptions = field(default_factory=CaptureOptions)
     lateness_s: float = LATENESS_S
     """So much later than another input may come what is earlier than it."""
@@ -91,6 +95,7 @@ class Options:
             parse_size("partitionBytes", values["partitionBytes"]),
             parse_size("maxBytesPerTrigger", values["maxBytesPerTrigger"]),
             check_trust(values["trust"]),
+            check_keys(values["keys"]),
             _capture_options(values),
             _seconds("lateness", values["lateness"]),
         )
@@ -104,6 +109,18 @@ def check_trust(path: str) -> str:
     for known in protocols().values():
         if any(each.name == "trust" for each in fields(known.settings_type)):
             known.columns().auditor(known.settings({"trust": absolute}))
+    return absolute
+
+
+def check_keys(path: str) -> str:
+    """The absolute path of a key file that can be read; empty for none."""
+    if not path:
+        return ""
+    absolute = str(Path(path).resolve())
+    try:
+        read_key_file(absolute)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the key file: {error.strerror}") from None
     return absolute
 
 

@@ -1,4 +1,4 @@
-"""Questions to a warehouse without Spark: DuckDB on the newest committed version of each table."""
+"""Questions to a warehouse: DuckDB, or Spark for big ones, on the newest committed version of each table."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from wireloom.pipeline.warehouse import Warehouse
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,33 @@ def ask(warehouse: Path | str, query: str) -> Answer:
         return Answer(columns, result.fetchall())
 
 
+def ask_spark(warehouse: Path | str, query: str, spark: SparkSession) -> Answer:
+    """The same as `ask`, in the SQL of Spark and with as many machines as it has."""
+    import pyarrow as pa
+    from pyspark.errors import PySparkException
+
+    found = Warehouse.existing(warehouse)
+    for name in TABLES:
+        if name in query.lower():
+            found.read(spark, name).createOrReplaceTempView(name)
+    try:
+        answer = spark.sql(query).toArrow()
+    except PySparkException as error:
+        raise _wrong(str(error)) from None
+    columns = [
+        [None if each is None else dict(each) for each in column.to_pylist()]
+        if pa.types.is_map(column.type)
+        else column.to_pylist()
+        for column in answer.columns
+    ]
+    return Answer(tuple(answer.column_names), list(zip(*columns, strict=True)))
+
+
+def _wrong(said: str) -> ConfigError:
+    first = said.strip().splitlines()[0]
+    return ConfigError(f"the query does not work: {first}; the tables are {', '.join(TABLES)}")
+
+
 def ask_batches(warehouse: Path | str, query: str, rows: int = 4096) -> Iterator[pa.RecordBatch]:
     """The rows that a `select` finds as Arrow batches of so many rows, read as they are asked for."""
     with _opened(warehouse, query) as connection:
@@ -62,9 +90,7 @@ def _opened(warehouse: Path | str, query: str) -> Iterator[duckdb.DuckDBPyConnec
         try:
             yield connection
         except duckdb.Error as error:
-            first = str(error).strip().splitlines()[0]
-            known = ", ".join(TABLES)
-            raise ConfigError(f"the query does not work: {first}; the tables are {known}") from None
+            raise _wrong(str(error)) from None
 
 
 def describe(warehouse: Path | str) -> dict[str, tables.Summary]:

@@ -70,7 +70,7 @@ class FlowGroup(InputPartition):
         self.counts = Counts()
         """What was seen so far, for whoever reads it."""
 
-    def decode(self, options: CaptureOptions, trust: str) -> Iterator[tuple[Range, DecodedRange]]:
+    def decode(self, options: CaptureOptions, trust: str, keys: str) -> Iterator[tuple[Range, DecodedRange]]:
         """The rows, in pieces."""
         from wireloom.pipeline.captures.planning import load_state, save_state
         from wireloom.pipeline.captures.reader import CaptureReader
@@ -78,7 +78,7 @@ class FlowGroup(InputPartition):
 
         reader = CaptureReader(
             options.choice, idle_s=options.idle_s, group=self.group, groups=self.groups, trust=trust,
-            topics=options.topics,
+            keys=keys, topics=options.topics,
         )  # fmt: skip
         self.counts = reader.counts
         if self.known is not None:
@@ -224,10 +224,10 @@ def decoded_parts(options: Options, partition: InputPartition) -> Iterator[tuple
     from wireloom.pipeline.decode import decode_range
 
     if isinstance(partition, FlowGroup):
-        yield from partition.decode(options.captures, options.trust)
+        yield from partition.decode(options.captures, options.trust, options.keys)
     elif isinstance(partition, Ranges):
         for part in partition.ranges:
-            yield part, decode_range(part, options.trust)
+            yield part, decode_range(part, options.trust, options.keys)
 
 
 def input_of(partition: InputPartition) -> tuple[int, int]:

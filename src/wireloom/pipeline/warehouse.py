@@ -27,6 +27,7 @@ from wireloom.pipeline.tables import WrittenFile
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
 
 VERSION = 1
 DELTA, PARQUET = "delta", "parquet"
@@ -114,6 +115,16 @@ class Warehouse:
         for table in (*TABLES.values(), STATE):
             tables.create(found.folder(table), table)
         return found
+
+    def read(self, spark: SparkSession, name: str) -> DataFrame:
+        """The newest version of a table as a DataFrame.
+
+        Warehouse.existing("data/warehouse").read(spark, "messages").groupBy("topic").count().show()
+        """
+        if name not in TABLES:
+            raise ConfigError(f"there is no table {name!r}; the tables are {', '.join(TABLES)}")
+        folder, table = self.folder(TABLES[name]), TABLES[name]
+        return tables.read_spark(spark, folder, table, tables.files(tables.open_table(folder), table))
 
     def commit(
         self,

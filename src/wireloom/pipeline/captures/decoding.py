@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from wireloom.journal.keys import keys_beside
+from wireloom.journal.keys import keys_for
 from wireloom.model import Direction
 from wireloom.pipeline.captures.connections import OTHER, WAIT, Refused
 from wireloom.pipeline.captures.rows import Rows, Speaker
@@ -64,7 +64,7 @@ def _decode_spans(name: str, found: list[tuple[Part, tuple[int, int]]], rows_out
                 part.half.direction,
                 rows_out.topics,
                 part.half.state,
-                keys_beside(rows_out.files[part.trace.file[0]], name),
+                keys_for(rows_out.files[part.trace.file[0]], name, rows_out.keys),
             )
             for part in parts
         ],

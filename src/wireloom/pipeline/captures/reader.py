@@ -39,6 +39,7 @@ class CaptureReader:
         group: int = 0,
         groups: int = 1,
         trust: str = "",
+        keys: str = "",
         topics: Mapping[int, str] | None = None,
     ) -> None:
         self.choice = choice
@@ -48,7 +49,7 @@ class CaptureReader:
         self.connections: dict[FlowKey, Connection] = {}
         self.latest_us = 0
         self.counts = Counts()
-        self.trust = trust
+        self.trust, self.keys = trust, keys
         self.topics = topics or {}
 
     def file_number(self, name: str) -> int:
@@ -96,7 +97,7 @@ class CaptureReader:
 
     def _rows(self, walk: Walk) -> DecodedRange:
         """Everything that can be told now."""
-        rows = Rows(self.files, Audited(self.trust), self.topics)
+        rows = Rows(self.files, Audited(self.trust), self.topics, self.keys)
         parts = assemble(walk, rows.reject)
         decide(parts, auto=self.choice.auto)
         decode_parts(parts, rows)

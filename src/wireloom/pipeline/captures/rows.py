@@ -37,12 +37,14 @@ class Speaker(NamedTuple):
 class Rows:
     """What came of a piece of a capture.
 
-    `files` are the names behind the numbers of files, `topics` those behind numbers that stand for topics.
+    `files` are the names behind the numbers of files, `topics` those behind numbers that stand for topics. `keys` is a
+    key file, or empty.
     """
 
     files: Sequence[str]
     audited: Audited
     topics: Mapping[int, str] = field(default_factory=dict)
+    keys: str = ""
     tables: list[pa.Table] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     _rejects: list[tuple[object, ...]] = field(default_factory=list)
