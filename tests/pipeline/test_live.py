@@ -1,0 +1,77 @@
+"""A hub that is writing: whatever moment a batch ends at, the tables are those of one batch over the same input."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import wireloom
+from tests.hub.running import hub_on, url_of
+from tests.pipeline.batches import LocalWorkers, contents, new_warehouse, run_batches
+from wireloom.hub import Hub
+from wireloom.journal import segments
+from wireloom.model import Message, RequestFailed
+from wireloom.pipeline import planning
+from wireloom.pipeline.batch import BatchCommit
+from wireloom.pipeline.planning import Offsets
+
+LISTENERS = "\n".join(
+    f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\nprofile = true' for scheme in ("hsp", "emp", "yamp")
+)
+HUB = f"{LISTENERS}\n[journal]\nsegment_bytes = 6000\n"
+BATCHES = 4
+
+
+async def answer(message: Message, peer: wireloom.Peer) -> object:
+    if message.value() == 3:
+        raise RequestFailed("418", b"short and stout")
+    return {"got": message.value()}
+
+
+async def speak(hub: Hub, stop: asyncio.Event) -> None:
+    """Events and requests, some refused, on connections that come and go."""
+    async with wireloom.connect(url_of(hub, "yamp"), handler=answer) as provider:
+        await provider.provide("tea/#")
+        while not stop.is_set():
+            for scheme in ("emp", "yamp", "hsp"):
+                async with wireloom.connect(url_of(hub, scheme)) as client:
+                    for number in range(5):
+                        await client.publish("sensors/kitchen", {"n": number}, ack=number == 4)
+                        if scheme != "hsp":
+                            try:
+                                await client.request("tea/green", number)
+                            except RequestFailed:
+                                continue
+            await asyncio.sleep(0.02)
+
+
+async def test_tables_of_a_hub_that_is_writing_are_at_every_commit_those_of_one_batch(tmp_path: Path) -> None:
+    inputs = [str(tmp_path / "journal")]
+    many = new_warehouse(tmp_path / "many")
+    stop = asyncio.Event()
+
+    def compare(number: int, start: Offsets, end: Offsets) -> None:
+        new = planning.plan(inputs, start, end)
+        BatchCommit(many, number, LocalWorkers(many.store, [[part] for part in new], tasks=2)).commit()
+        run_batches(tmp_path / f"one-{number}", [[planning.plan(inputs, {}, end)]])
+        assert contents(many.root) == contents(tmp_path / f"one-{number}")
+
+    async with hub_on(tmp_path, HUB) as hub:
+        speaking = asyncio.create_task(speak(hub, stop))
+        try:
+            position: Offsets = {}
+            for number in range(BATCHES):
+                async with asyncio.timeout(60):
+                    while planning.latest(inputs) == position:
+                        await asyncio.sleep(0.05)
+                end = planning.latest(inputs)
+                # Beside the hub, which goes on meanwhile.
+                await asyncio.to_thread(compare, number, position, end)
+                position = end
+        finally:
+            stop.set()
+            await asyncio.wait_for(speaking, 60)
+    assert len(segments(tmp_path / "journal")) > 3
+    compare(BATCHES, position, planning.latest(inputs))
+    rows = contents(many.root)
+    assert rows["exchanges"] and rows["sessions"] and not rows["rejects"]
