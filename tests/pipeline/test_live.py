@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+
+import pytest
 
 import wireloom
 from tests.hub.running import hub_on, url_of
@@ -45,33 +50,37 @@ async def speak(hub: Hub, stop: asyncio.Event) -> None:
             await asyncio.sleep(0.02)
 
 
+def commit_and_compare(folder: Path, number: int, start: Offsets, end: Offsets) -> None:
+    """Do one more batch, and everything so far again in one batch elsewhere."""
+    inputs = [str(folder / "journal")]
+    many = new_warehouse(folder / "many")
+    new = planning.plan(inputs, start, end)
+    BatchCommit(many, number, LocalWorkers(many.store, [[part] for part in new], tasks=2)).commit()
+    run_batches(folder / f"one-{number}", [[planning.plan(inputs, {}, end)]])
+    assert contents(many.root) == contents(folder / f"one-{number}")
+
+
+@pytest.mark.timeout(400)
 async def test_tables_of_a_hub_that_is_writing_are_at_every_commit_those_of_one_batch(tmp_path: Path) -> None:
     inputs = [str(tmp_path / "journal")]
-    many = new_warehouse(tmp_path / "many")
-    stop = asyncio.Event()
-
-    def compare(number: int, start: Offsets, end: Offsets) -> None:
-        new = planning.plan(inputs, start, end)
-        BatchCommit(many, number, LocalWorkers(many.store, [[part] for part in new], tasks=2)).commit()
-        run_batches(tmp_path / f"one-{number}", [[planning.plan(inputs, {}, end)]])
-        assert contents(many.root) == contents(tmp_path / f"one-{number}")
-
-    async with hub_on(tmp_path, HUB) as hub:
-        speaking = asyncio.create_task(speak(hub, stop))
-        try:
-            position: Offsets = {}
-            for number in range(BATCHES):
-                async with asyncio.timeout(60):
-                    while planning.latest(inputs) == position:
-                        await asyncio.sleep(0.05)
-                end = planning.latest(inputs)
-                # Beside the hub, which goes on meanwhile.
-                await asyncio.to_thread(compare, number, position, end)
-                position = end
-        finally:
-            stop.set()
-            await asyncio.wait_for(speaking, 60)
-    assert len(segments(tmp_path / "journal")) > 3
-    compare(BATCHES, position, planning.latest(inputs))
-    rows = contents(many.root)
+    stop, position = asyncio.Event(), {}
+    # A process of its own, as in life: the hub goes on meanwhile.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pipeline:
+        run = partial(asyncio.get_running_loop().run_in_executor, pipeline, commit_and_compare, tmp_path)
+        async with hub_on(tmp_path, HUB) as hub:
+            speaking = asyncio.create_task(speak(hub, stop))
+            try:
+                for number in range(BATCHES):
+                    async with asyncio.timeout(60):
+                        while planning.latest(inputs) == position:
+                            await asyncio.sleep(0.05)
+                    end = planning.latest(inputs)
+                    await asyncio.wait_for(run(number, position, end), 120)
+                    position = end
+            finally:
+                stop.set()
+                await asyncio.wait_for(speaking, 60)
+        assert len(segments(tmp_path / "journal")) > 3
+        await asyncio.wait_for(run(BATCHES, position, planning.latest(inputs)), 120)
+    rows = contents(tmp_path / "many")
     assert rows["exchanges"] and rows["sessions"] and not rows["rejects"]
