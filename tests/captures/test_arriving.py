@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.captures.conversations import Wire
 from tests.captures.reading import read_files
 from tests.captures.test_spark import conversations, keyed
 from tests.captures.writing import pcap
@@ -25,6 +26,7 @@ from wireloom.pipeline.files import FLOWS, Report, write_decoded
 from wireloom.pipeline.joining import Plan, join_facts
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.source import FlowGroup, JournalStreamReader, decoded_parts, partitions
+from wireloom.protocols.hsp import frames
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +35,14 @@ if TYPE_CHECKING:
 def rotation(folder: Path, seed: int, count: int = 6) -> list[Path]:
     """A rotation of captures, in order of time; their names are in another order."""
     folder.mkdir()
-    packets = conversations(seed, count=2)
+    asking = Wire("10.0.0.9:4000", "10.0.1.1:5042")
+    asking.step_ns = 70_000_000
+    asking.open()
+    for number in range(30):
+        asking.say(0, frames.encode(frames.DataAck(number, 7, b"?")))
+        if number % 3:
+            asking.say(1, frames.encode(frames.Ack(number)))
+    packets = sorted([*conversations(seed, count=2), *asking.packets], key=lambda packet: packet.time_ns)
     bounds = [0, *sorted(random.Random(seed).sample(range(1, len(packets)), count - 1)), len(packets)]
     names = random.Random(seed).sample(range(100), count)
     paths = []
@@ -154,7 +163,8 @@ def test_at_every_commit_the_tables_are_those_of_one_batch_over_the_captures_so_
         assert contents(tmp_path / "many") == contents(tmp_path / f"one-{number}")
         position, number = after, number + 1
     assert number == 5
-    assert contents(tmp_path / "many")["exchanges"]
+    rows = contents(tmp_path / "many")
+    assert rows["messages"] and rows["exchanges"] and rows["sessions"] and rows["traffic"]
 
 
 @pytest.mark.spark

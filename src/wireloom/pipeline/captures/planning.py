@@ -75,8 +75,10 @@ def settled(start: Positions, target: Positions, lateness_s: float) -> dict[str,
     """The target without new captures that must wait: those that came, or were written to, less than `lateness_s` ago,
     and those that are later than one of these. A capture that has waited twice as long waits no more.
     """  # fmt: skip
-    now = time.time()
-    age = {path: now - changed_at(path) for path, _, _ in new_captures(start, target)}
+    now, before = time.time(), of_captures(start)
+    # One that is still empty is as new as can be.
+    new = [path for path, size in of_captures(target).items() if not size or size != before.get(path, 0)]
+    age = {path: now - changed_at(path) for path in new}
     waiting = {path for path in age if age[path] < lateness_s}
     if waiting and len(waiting) < len(age):
         earliest = min(map(first_time_ns, waiting))
