@@ -33,11 +33,12 @@ async def answer(message: Message, peer: wireloom.Peer) -> object:
     return {"got": message.value()}
 
 
-async def speak(hub: Hub, stop: asyncio.Event) -> None:
-    """Events and requests, some refused, on connections that come and go."""
+async def speak(hub: Hub, rounds: asyncio.Semaphore) -> None:
+    """Rounds of events and requests, some refused, on connections that come and go."""
     async with wireloom.connect(url_of(hub, "yamp"), handler=answer) as provider:
         await provider.provide("tea/#")
-        while not stop.is_set():
+        while True:
+            await rounds.acquire()
             for scheme in ("emp", "yamp", "hsp"):
                 async with wireloom.connect(url_of(hub, scheme)) as client:
                     for number in range(5):
@@ -47,7 +48,6 @@ async def speak(hub: Hub, stop: asyncio.Event) -> None:
                                 await client.request("tea/green", number)
                             except RequestFailed:
                                 continue
-            await asyncio.sleep(0.02)
 
 
 def commit_and_compare(folder: Path, number: int, start: Offsets, end: Offsets) -> None:
@@ -63,14 +63,15 @@ def commit_and_compare(folder: Path, number: int, start: Offsets, end: Offsets) 
 @pytest.mark.timeout(400)
 async def test_tables_of_a_hub_that_is_writing_are_at_every_commit_those_of_one_batch(tmp_path: Path) -> None:
     inputs = [str(tmp_path / "journal")]
-    stop, position = asyncio.Event(), {}
+    rounds, position = asyncio.Semaphore(0), {}
     # A process of its own, as in life: the hub goes on meanwhile.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pipeline:
         run = partial(asyncio.get_running_loop().run_in_executor, pipeline, commit_and_compare, tmp_path)
         async with hub_on(tmp_path, HUB) as hub:
-            speaking = asyncio.create_task(speak(hub, stop))
+            speaking = asyncio.create_task(speak(hub, rounds))
             try:
                 for number in range(BATCHES):
+                    rounds.release(2)
                     async with asyncio.timeout(60):
                         while planning.latest(inputs) == position:
                             await asyncio.sleep(0.05)
@@ -78,8 +79,8 @@ async def test_tables_of_a_hub_that_is_writing_are_at_every_commit_those_of_one_
                     await asyncio.wait_for(run(number, position, end), 120)
                     position = end
             finally:
-                stop.set()
-                await asyncio.wait_for(speaking, 60)
+                speaking.cancel()
+                await asyncio.wait([speaking], timeout=60)
         assert len(segments(tmp_path / "journal")) > 3
         await asyncio.wait_for(run(BATCHES, position, planning.latest(inputs)), 120)
     rows = contents(tmp_path / "many")
