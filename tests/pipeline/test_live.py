@@ -27,6 +27,7 @@ LISTENERS = "\n".join(
 )
 HUB = f"{LISTENERS}\n[journal]\nsegment_bytes = 6000\n"
 BATCHES = 3
+ROOT = Path(__file__).resolve().parents[2]
 
 
 async def answer(message: Message, peer: wireloom.Peer) -> object:
@@ -73,9 +74,8 @@ commit_and_compare(pathlib.Path(folder), int(number), json.loads(start), json.lo
 
 async def compare(folder: Path, number: int, start: Offsets, end: Offsets) -> None:
     """The same in a process of its own, as in life: the hub goes on meanwhile."""
-    root = Path(__file__).resolve().parents[2]
     words = [sys.executable, "-c", PROGRAM, str(folder), str(number), json.dumps(start), json.dumps(end)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(root / "src"), str(root)))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
     run = partial(subprocess.run, words, env=environment, capture_output=True, text=True, timeout=120, check=False)
     done = await asyncio.to_thread(run)
     assert done.returncode == 0, done.stderr
