@@ -161,7 +161,8 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, route: str, said: 
     assert said in str(error.value)
 
 
-def test_protobuf_with_a_descriptor_set(tmp_path: Path) -> None:
+def descriptor_set(folder: Path) -> Path:
+    """As protoc writes it: `message Sold { string name = 1; int32 price = 2; }` in the package shop."""
     from google.protobuf import descriptor_pb2
 
     field = descriptor_pb2.FieldDescriptorProto
@@ -175,8 +176,13 @@ def test_protobuf_with_a_descriptor_set(tmp_path: Path) -> None:
     file = descriptor_pb2.FileDescriptorProto(
         name="shop.proto", package="shop", syntax="proto3", message_type=[message]
     )
-    path = tmp_path / "shop.desc"
+    path = folder / "shop.desc"
     path.write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
+    return path
+
+
+def test_protobuf_with_a_descriptor_set(tmp_path: Path) -> None:
+    path = descriptor_set(tmp_path)
     schema = parse_schema({"protobuf": str(path), "message": "shop.Sold"})
     event = Message(Kind.EVENT, "a", b'{"name":"tea","price":5}', content_type="application/json")
     packed = transformed(event, "application/x-protobuf", schema)
@@ -186,6 +192,21 @@ def test_protobuf_with_a_descriptor_set(tmp_path: Path) -> None:
         transformed(event.with_(body=b'{"colour":1}'), "application/x-protobuf", schema)
     with pytest.raises(ConfigError, match=r"no message 'shop\.Bought'"):
         parse_schema({"protobuf": str(path), "message": "shop.Bought"})
+
+
+async def test_bodies_are_said_in_protobuf_and_back_on_their_way(tmp_path: Path) -> None:
+    schema = f'schema = {{ protobuf = "{descriptor_set(tmp_path)}", message = "shop.Sold" }}\n'
+    routes = (
+        f'[[route]]\ntopic = "json/#"\nto = "packed"\ncontent_type = "application/x-protobuf"\n{schema}'
+        f'[[route]]\ntopic = "protobuf/#"\nto = "plain"\ncontent_type = "application/json"\n{schema}'
+    )
+    async with hub_on(tmp_path, HUB + routes) as hub, wireloom.connect(url_of(hub, "emp")) as peer:
+        async with peer.subscribe("packed") as packed, peer.subscribe("plain") as plain, asyncio.timeout(20):
+            await peer.publish("json/sold", {"name": "tea", "price": 5})
+            event = await anext(packed)
+            assert (event.body, event.content_type) == (b"\n\x03tea\x10\x05", "application/x-protobuf")
+            peer.send(Message(Kind.EVENT, "protobuf/sold", event.body, content_type=event.content_type))
+            assert (await anext(plain)).value() == {"name": "tea", "price": 5}
 
 
 def test_flatbuffers_with_the_object_api(monkeypatch: pytest.MonkeyPatch) -> None:
