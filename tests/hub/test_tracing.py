@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -253,6 +255,32 @@ async def test_without_the_table_nothing_is_traced_and_a_context_still_passes(tm
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, table: str, line: int, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"hub.toml:{line}: tracing: .*{said}"):
         config(tmp_path, table)
+
+
+WITHOUT = """
+import sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "opentelemetry":
+            raise ModuleNotFoundError(name=name)
+
+sys.meta_path.insert(0, Nothing())
+from wireloom.cli.main import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_where_the_packages_are_missing_the_configuration_says_what_to_install(tmp_path: Path) -> None:
+    file = tmp_path / "hub.toml"
+    for text, code in (("[http]\n", 0), ("[http]\n[tracing]\n", 2)):
+        file.write_text(text)
+        words = [sys.executable, "-c", WITHOUT, "hub", "check", str(file)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stderr
+    assert "hub.toml:2: tracing: the package opentelemetry.sdk is not installed" in done.stderr
+    assert "pip install 'wireloom[tracing]'" in done.stderr
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "wireloom":
             raise
-        extra = EXTRAS.get(error.name or "", "spark")
+        extra = EXTRAS.get((error.name or "").partition(".")[0], "spark")
         return fail(f"this needs the package {error.name}: pip install 'wireloom[{extra}]'")
 
 
