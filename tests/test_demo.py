@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PATIENCE = 240
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(2 * PATIENCE)]
+PATIENCE = 400
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(PATIENCE + 150)]
 
 
 @contextmanager
