@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wireloom.model import HandshakeFailed, Kind, Message, PeerClosed, WireloomError
-from wireloom.peers.driver import BURST, Driver
+from wireloom.peers.driver import BURST, PIECE, Driver
+from wireloom.peers.peer import Peer
 from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import Role, Run, Session, SessionState
 from wireloom.protocols.registry import protocol
@@ -92,6 +93,36 @@ async def test_first_message_goes_out_at_once_the_rest_of_the_turn_together() ->
     await asyncio.sleep(0)
     assert len(bench.pipe.written) == 2
     assert b"".join(bench.pipe.written) == b"".join(b"\0\0\1\0\0\0\1" + bytes([n]) for n in range(4))
+
+
+async def test_answers_to_many_requests_go_out_while_the_rest_is_handled() -> None:
+    written_before: list[int] = []
+
+    def handler(message: Message, peer: Peer) -> bytes:
+        written_before.append(b"".join(pipe.written).count(b"\2\7"))
+        return b""
+
+    peer, pipe = Peer(HSP, handler=handler), StubPipe()
+    driver = Driver(HSP.session(Role.SERVER, HSP.settings()), on_run=peer.take)
+    peer.attach(driver)
+    driver.opened(pipe)
+    count = 3 * PIECE
+    driver.received(b"".join(bytes((1, 7, 7, 7, number, 1, 1, 0, 0, 0, 0)) for number in range(count)))
+    assert written_before == [number // PIECE * PIECE for number in range(count)]
+    assert b"".join(pipe.written) == b"".join(bytes((2, 7, 7, 7, number)) for number in range(count))
+
+
+async def test_many_requests_of_one_turn_go_out_in_pieces() -> None:
+    bench = Bench(role=Role.CLIENT).start()
+    request = Message(Kind.REQUEST, "hsp/257")
+    for _ in range(2 * PIECE + 2):
+        bench.driver.ask(request, alone=False)
+    assert len(bench.pipe.written) == 2
+    await asyncio.sleep(0)
+    assert len(bench.pipe.written) == 3
+    bench.driver.ask_many([request] * PIECE)
+    assert len(bench.pipe.written) == 4
+    assert len(b"".join(bench.pipe.written)) == (3 * PIECE + 2) * 11
 
 
 async def test_a_pipe_of_messages_gets_one_frame_a_write() -> None:
