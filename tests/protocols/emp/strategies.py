@@ -14,7 +14,10 @@ ids = st.one_of(st.integers(1, 300), st.integers(1, 2**64 - 1))
 texts = st.one_of(st.none(), st.sampled_from(["", "sensors/kitchen", "größe", "application/json"]), st.text(max_size=8))
 bodies = st.one_of(st.binary(max_size=40), st.just(b"z" * 300))
 hubs = st.builds(Hub, texts, texts, texts, st.booleans())
-unknown = st.builds(Block, st.integers(2, 127) | st.integers(129, 255), st.binary(max_size=10))
+contexts = st.sampled_from([b'{"traceparent": "00-%032x-%016x-01"}' % (5, 7), b'{"tracestate": "a=1"}', b"{}"])
+unknown = st.builds(Block, st.integers(2, 127) | st.integers(129, 255), st.binary(max_size=10)) | st.builds(
+    Block, st.just(129), contexts
+)
 
 
 @st.composite

@@ -61,6 +61,12 @@ def test_any_split_of_the_stream_gives_the_same_messages(data: bytes, steps: lis
     assert found == list(whole)
 
 
+def test_a_trace_is_an_attribute_in_columns_too() -> None:
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "x=1"}
+    messages = [Message(Kind.EVENT, "a", b"1"), Message(Kind.EVENT, "a", b"2", attributes=trace)]
+    assert_columns_agree(EMP, b"".join(EMP.encode(message, EMP.settings()) for message in messages * 20))
+
+
 def plain(found: Columns) -> object:
     rejects = [(reject.span, reject.offset, reject.size, reject.clause, reject.detail) for reject in found.rejects]
     return found.span.tolist(), rows_of_columns(found), rejects, found.consumed.tolist()
