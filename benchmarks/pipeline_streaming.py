@@ -48,16 +48,19 @@ class Pace:
 
 
 def stream_ours(spark: SparkSession, journal: Path, out: Path) -> Pace:
-    """The pipeline, committing `messages` after every batch."""
+    """The pipeline as a streaming query that commits `messages` after every batch."""
     shutil.rmtree(out, ignore_errors=True)
     pace = Pace()
     size = sum(path.stat().st_size for path in journal.glob("*.pcapng"))
 
     def report(batch: Batch) -> None:
         pace.add(batch.messages)
+        if not batch.bytes_left:
+            pipeline.stop()
 
     options = {"maxBytesPerTrigger": str(size // BATCHES + 1)}
-    Pipeline([journal], out, spark=spark, options=options, report=report, only_messages=True).run(once=True)
+    pipeline = Pipeline([journal], out, spark=spark, options=options, report=report, only_messages=True)
+    pipeline.run(once=False, interval=0.01)
     return pace
 
 

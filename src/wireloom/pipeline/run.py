@@ -115,8 +115,12 @@ class Pipeline:
         self._between_batches = threading.Lock()
         self._stopping = False
 
-    def run(self, *, once: bool = True, interval: float = 1.0) -> Summary:
-        """Read everything that is there (`once`), or go on until `stop`; `interval` is in seconds."""
+    def run(self, *, once: bool = True, interval: float = 1.0, query: bool | None = None) -> Summary:
+        """Read everything that is there (`once`), or go on until `stop`; `interval` is in seconds.
+
+        `query` says whether that is done by a streaming query of Spark. With `once` it need not be, and without one it
+        begins seconds sooner; by default it is where a session was given, whose owner may follow its queries.
+        """
         began = time.monotonic()
         with self.warehouse.locked():
             self.warehouse.check_checkpoint()
@@ -124,13 +128,41 @@ class Pipeline:
             own = self._spark is None
             spark = self._spark or self._start_session()
             try:
-                self._run(spark, once, interval)
+                if once and not (query if query is not None else not own):
+                    self._run_once(spark)
+                else:
+                    self._run(spark, once, interval)
             finally:
                 if own:
                     with contextlib.suppress(Exception):
                         spark.stop()
         self.summary.seconds = time.monotonic() - began
         return self.summary
+
+    def _run_once(self, spark: SparkSession) -> None:
+        """Without a streaming query, where that can be done."""
+        from wireloom.pipeline import once
+        from wireloom.pipeline.checkpoint import Checkpoint
+        from wireloom.pipeline.files import DecodedFiles, DecodingReader
+
+        if not once.can_plan(spark):
+            self._run(spark, True, 0)
+            return
+        source = DecodedFiles(
+            {
+                **self._options,
+                "paths": json.dumps(self.inputs),
+                "warehouse": str(self.warehouse.folder(MESSAGES).parent),
+                "onlyMessages": str(self._only_messages).lower(),
+            }
+        )
+        reader = DecodingReader(source.chosen, source.warehouse, source.only_messages)
+        try:
+            for batch in once.batches(spark, reader, Checkpoint(self.warehouse.checkpoint)):
+                self._batch(batch.found, batch.number)
+        except Exception as error:
+            if not self._stopping:
+                raise explain(error) from error
 
     def stop(self) -> None:
         """End a run after its current batch. May be called from any thread and from a signal handler."""

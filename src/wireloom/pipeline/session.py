@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import wireloom
 from wireloom.model import ConfigError
 from wireloom.pipeline.java import find_java, home_for_spark
+from wireloom.pipeline.spark_home import use_installed_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,6 +66,8 @@ def start_session(
     builder = SparkSession.builder.appName(app).master(master)
     for name, value in {**settings(master, quick=quick), **(conf or {})}.items():
         builder = builder.config(name, value)
+    if master.startswith("local"):
+        use_installed_pyspark()
     spark = builder.getOrCreate()
     register(spark)
     return spark
