@@ -100,7 +100,7 @@ def pipeline(journal: Path, warehouse: Path) -> Iterator[None]:
     with servers.running(
         [*command, "--input", str(journal), "--warehouse", str(warehouse)], stderr=subprocess.DEVNULL
     ) as process:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while not (warehouse / "_state" / "_delta_log" / f"{1:020}.json").exists():
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError("the pipeline did not start")
