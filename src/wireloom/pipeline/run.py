@@ -128,7 +128,8 @@ class Pipeline:
             own = self._spark is None
             spark = self._spark or self._start_session()
             try:
-                if once and not (query if query is not None else not own):
+                by_query = not own if query is None else query
+                if once and not by_query:
                     self._run_once(spark)
                 else:
                     self._run(spark, once, interval)
@@ -161,8 +162,9 @@ class Pipeline:
             for batch in once.batches(spark, reader, Checkpoint(self.warehouse.checkpoint)):
                 self._batch(batch.found, batch.number)
         except Exception as error:
-            if not self._stopping:
-                raise explain(error) from error
+            if self._stopping:
+                return
+            raise error if isinstance(error, WireloomError) else explain(error) from error
 
     def stop(self) -> None:
         """End a run after its current batch. May be called from any thread and from a signal handler."""
