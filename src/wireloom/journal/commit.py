@@ -56,6 +56,8 @@ class GroupCommit:
         self._syncing = False
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
+        self._since = 0.0
+        """When the first of what waits for a commit came."""
         self._average = 0.0
         """Seconds a commit takes, as a moving average."""
         self._latest: deque[float] = deque([0.0], maxlen=9)
@@ -136,8 +138,12 @@ class GroupCommit:
 
     def _pending(self) -> None:
         """The journal has something to commit where it had nothing."""
+        self._since = self._loop.time()
+        self._arm()
+
+    def _arm(self, delay: float = LATEST) -> None:
         if self._later is None and not self._syncing:
-            self._later = self._loop.call_later(LATEST, self._deadline)
+            self._later = self._loop.call_later(delay, self._deadline)
 
     def _schedule(self) -> None:
         """Commit once everything that is ready in this iteration of the loop has been appended."""
@@ -146,7 +152,12 @@ class GroupCommit:
 
     def _deadline(self) -> None:
         self._later = None
-        self._begin()
+        # The timer stays when a commit comes before it, for many do; what waits then has come later.
+        left = self._since + LATEST - self._loop.time()
+        if left > LATEST / 10 and self.healthy and self.journal.has_pending:
+            self._arm(left)
+        else:
+            self._begin()
 
     def _end_of_iteration(self) -> None:
         self._soon = None
@@ -159,9 +170,6 @@ class GroupCommit:
         if not self.journal.has_pending:
             self._tell_durable()
             return
-        if self._later is not None:
-            self._later.cancel()
-            self._later = None
         batch = self.journal.take()
         if self._waiting and batch.size <= INLINE_BYTES and self._is_fast:
             self._settle(batch, self._store(batch))
@@ -190,6 +198,8 @@ class GroupCommit:
             self.journal.settle(batch)
         except JournalError as error:
             self.last_error = str(error)
+            if self._later is not None:
+                self._later.cancel()
             self._later = self._loop.call_later(RETRY, self._deadline)
         else:
             self.last_error = None
@@ -204,7 +214,7 @@ class GroupCommit:
             if self._waiting:
                 self._schedule()
             else:
-                self._pending()
+                self._arm()
 
     def _tell_durable(self) -> None:
         if not self._waiting:
