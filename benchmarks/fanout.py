@@ -63,7 +63,7 @@ def _join_yamp(sock: socket.socket) -> None:
 
 
 def _join_nats(sock: socket.socket) -> None:
-    sock.sendall(b"SUB bench 1\r\nPING\r\n")
+    sock.sendall(b"SUB bench 2\r\nPING\r\n")
     while not sock.recv(4096).endswith(b"PONG\r\n"):
         pass
 
@@ -79,7 +79,7 @@ KINDS: dict[str, tuple[Callable[[int], bytes], Callable[[socket.socket], None], 
     "hsp": (_hsp, _join_hsp, 7),
     "emp": (_emp, _join_emp, 24),
     "yamp": (_yamp, _join_yamp, 27),
-    "nats": (_nats, _join_nats, len("MSG bench 1 64\r\n\r\n")),
+    "nats": (_nats, _join_nats, len("MSG bench 2 64\r\n\r\n")),
 }
 """How a message is built, how a subscriber asks for it, and how many bytes it has beside its payload on arrival."""
 
