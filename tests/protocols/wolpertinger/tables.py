@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wireloom.pipeline.decode import decode_range, plain
+from wireloom.pipeline.decode import decode_range
 from wireloom.pipeline.planning import Range, latest, plan
+from wireloom.pipeline.rows import plain
 from wireloom.pipeline.schemas import MESSAGES, REJECTS
 
 
