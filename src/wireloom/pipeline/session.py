@@ -120,8 +120,6 @@ def parallelism(spark: SparkSession) -> int:
 
 
 _PARALLELISM: dict[str, int] = {}
-_DESCRIBING = ("spark.job.description", "callSite.short")
-"""What jobs, and what jobs and stages, are called in the UI."""
 
 
 @contextlib.contextmanager
@@ -137,14 +135,12 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
             spark.removeTag(tag)
         return
     context = spark.sparkContext
-    before = {name: context.getLocalProperty(name) for name in _DESCRIBING}
-    for name in _DESCRIBING:
-        context.setLocalProperty(name, text)
+    before = context.getLocalProperty("spark.job.description")
+    context.setJobDescription(text)
     try:
         yield
     finally:
-        for name, value in before.items():
-            context.setLocalProperty(name, value)  # type: ignore[arg-type] # None takes it away
+        context.setLocalProperty("spark.job.description", before)  # type: ignore[arg-type] # None takes it away
 
 
 def warm_up(spark: SparkSession) -> None:
