@@ -49,8 +49,31 @@ class Router:
 
     def route_all(self, source: Connection, messages: Sequence[Message], ticket: int) -> None:
         """Act on the messages of a read; `ticket` is durable once the journal has them on disk."""
-        for message in messages:
-            self.route(source, message, ticket)
+        start, count = 0, len(messages)
+        while start < count:
+            message, end = messages[start], start + 1
+            if message.kind is _EVENT:
+                while end < count and messages[end].kind is _EVENT and messages[end].topic == message.topic:
+                    end += 1
+            if end - start > 1:
+                self._publish_many(source, messages[start:end], ticket)
+            else:
+                self.route(source, message, ticket)
+            start = end
+
+    def _publish_many(self, source: Connection, events: Sequence[Message], ticket: int) -> None:
+        """Publish events of one topic that came one after the other."""
+        topic = events[0].topic
+        if self.routes or not topic or topic.startswith(HUB_PREFIX):
+            for event in events:
+                self.route(source, event, ticket)
+            return
+        self._last[topic] = ticket
+        subscribers = self.subscriptions.lookup(topic)
+        if subscribers:
+            self._deliver_all(subscribers, events)
+        else:
+            self._hub.metrics.unmatched.add(len(events), source.name)
 
     def route(self, source: Connection, message: Message, ticket: int) -> None:
         """Act on one message."""
@@ -89,8 +112,7 @@ class Router:
                 self._fan_out(source, bulk, topic, subscribers)
             else:
                 self._hub.metrics.unmatched.add(bulk.count_of(topic), source.name)
-        for message in bulk.others():
-            self.route(source, message, ticket)
+        self.route_all(source, bulk.others(), ticket)
         if bulk.unanswered:
             self._hub.commit.when_durable(ticket, lambda: self._acknowledge_bulk(source, bulk))
 

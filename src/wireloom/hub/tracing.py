@@ -219,6 +219,10 @@ class TracedRouter(Router):
         self._of_read: dict[str, Span] = {}
         """Likewise for a whole read, by topic."""
 
+    def _publish_many(self, source: Connection, events: Sequence[Message], ticket: int) -> None:
+        for event in events:
+            self.route(source, event, ticket)
+
     def route(self, source: Connection, message: Message, ticket: int) -> None:
         """Act on one message, in a span."""
         topic = (message.topic or "").removeprefix(PUBLISH)
