@@ -19,7 +19,7 @@ import wireloom
 from examples.demo import company
 from examples.demo.meter import TOPICS
 from examples.demo.processes import Program, free_port
-from wireloom.cli.pipeline import run_sql
+from wireloom.cli.main import main as command_line
 from wireloom.model import WireloomError
 from wireloom.pipeline.query import ask
 from wireloom.pipeline.report import write_report
@@ -238,7 +238,7 @@ class Demo:
         }
         for title, query in queries.items():
             say(title)
-            run_sql(argparse.Namespace(warehouse=str(self.warehouse), query=query, json=False, csv=False, spark=False))
+            command_line(["sql", query, "--warehouse", str(self.warehouse)])
         copies, different = self.readings_in_table()
         complete = different == self.total == self.acknowledged
         if complete:

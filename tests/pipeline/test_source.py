@@ -62,7 +62,7 @@ def test_several_journals_are_one_table(spark: SparkSession, journal: Path, tmp_
 def test_the_users_error_is_in_what_spark_raises(spark: SparkSession, journal: Path) -> None:
     with pytest.raises(
         Exception,
-        match="unknown option 'tabel' of the format wireloom; known: auto, flowGroups, idle, maxBytesPerTrigger",
+        match="unknown option 'tabel' of the format wireloom; known: auto, flowGroups, idle, keys, lateness, max",
     ):
         spark.read.format("wireloom").option("tabel", "rejects").load(str(journal))
 
