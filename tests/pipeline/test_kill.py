@@ -15,17 +15,19 @@ import pytest
 
 from tests.pipeline.batches import contents, plain_contents, ranges, run_batches
 from tests.pipeline.commands import WIRELOOM
-from tests.pipeline.journals import make_journal
+from tests.pipeline.journals import START_NS, make_journal
 from tests.pipeline.test_run import check_against_journal
 from wireloom.pipeline.query import describe
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
-def start(journal: Path, warehouse: Path, log: IO[bytes], table_format: str) -> subprocess.Popen[bytes]:
+def start(
+    journal: Path, warehouse: Path, log: IO[bytes], table_format: str, mode: str = "--once"
+) -> subprocess.Popen[bytes]:
     command = [*WIRELOOM, "pipeline", "run", "--input", str(journal), "--warehouse", str(warehouse)]
     command += ["--table-format", table_format]
-    return subprocess.Popen([*command, "--once", "--max-bytes", "300k"], stderr=log, start_new_session=True)
+    return subprocess.Popen([*command, mode, "--max-bytes", "300k"], stderr=log, start_new_session=True)
 
 
 def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -43,23 +45,33 @@ def end(members: list[psutil.Process]) -> None:
             continue
 
 
-def run_with_kills(folder: Path, kills: int, seed: int, table_format: str) -> None:
+def run_with_kills(folder: Path, kills: int, seed: int, table_format: str, *, mixed: bool = False) -> None:
+    """Kill run after run; `mixed`: continuous runs too, and Java and workers before the driver."""
     journal, warehouse, log = folder / "journal", folder / "warehouse", folder / "log"
-    make_journal(journal, runs=150)
     rng = random.Random(seed)
     orphans: list[psutil.Process] = []
     for number in range(kills):
+        # Something new to do for every run, whatever the ones before got done.
+        make_journal(journal, runs=60, seed=number, start_ns=START_NS + number * 10**12)
         with log.open("wb") as sink:
-            process = start(journal, warehouse, sink, table_format)
+            # Runs with and without a streaming query go on where the other was.
+            mode = rng.choice(("--once", "--continuous")) if mixed else "--once"
+            process = start(journal, warehouse, sink, table_format, mode)
             if number % 2 == 0:
                 # Into the batches: the first one done says that they are under way.
-                while b"batch " not in log.read_bytes() and process.poll() is None:
+                deadline = time.monotonic() + 600
+                while b"batch " not in log.read_bytes() and process.poll() is None and time.monotonic() < deadline:
                     time.sleep(0.02)
                 time.sleep(rng.random() * 1.5)
             else:
                 time.sleep(rng.random() * 20)
+            relatives = family(process)
+            orphans += relatives
+            if mixed and relatives and rng.random() < 0.5:
+                # First Java, a worker, or the parent of workers: what the driver makes of that is cut off, too.
+                end([rng.choice(relatives)])
+                time.sleep(rng.random())
             # Only the driver; its Java and the workers may live on for a moment beside the next run.
-            orphans += family(process)
             process.kill()
             process.wait()
     with log.open("wb") as sink:
@@ -85,7 +97,7 @@ def test_two_kills(tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("table_format", ["delta", "parquet"])
 def test_twenty_kills(tmp_path: Path, table_format: str) -> None:
-    run_with_kills(tmp_path, 20, seed=int.from_bytes(os.urandom(4), "big"), table_format=table_format)
+    run_with_kills(tmp_path, 20, seed=int.from_bytes(os.urandom(4), "big"), table_format=table_format, mixed=True)
 
 
 def test_sigterm_ends_a_continuous_run_after_its_batch(tmp_path: Path) -> None:
