@@ -169,12 +169,7 @@ class Driver:
                 self._took(run)
         finally:
             self._busy = False
-        if self._is_plain and session.state is _OPEN and not session.offloads:
-            out = session.outgoing()
-            if out:
-                self._pipe.write(out)  # type: ignore[union-attr]
-        else:
-            self._after()
+        self._say(session)
 
     def _received_much(self, data: bytes) -> None:
         """More arrived than is taken at once."""
@@ -334,9 +329,11 @@ class Driver:
 
     def write_out(self) -> None:
         """Write what the session has to say now; inside a callback of the transport that is done at its end."""
-        session = self.session
-        if self._busy or self._finishing:
-            return
+        if not self._busy and not self._finishing:
+            self._say(self.session)
+
+    def _say(self, session: Session) -> None:
+        """Write what the session has to say: at once where nothing else depends on it."""
         if self._is_plain and session.state is _OPEN and not session.offloads:
             out = session.outgoing()
             if out:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
 
 from wireloom.pipeline import tables
@@ -116,7 +116,7 @@ class DecodedFiles(DataSource):
         """A row a file."""
         return spark_schema(REPORT)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> DecodingReader:  # noqa: N802
         """A reader that writes."""
         return DecodingReader(self.chosen, self.warehouse, self.only_messages)
 

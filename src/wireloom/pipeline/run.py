@@ -144,20 +144,13 @@ class Pipeline:
         """Without a streaming query, where that can be done."""
         from wireloom.pipeline import once
         from wireloom.pipeline.checkpoint import Checkpoint
-        from wireloom.pipeline.files import DecodedFiles, DecodingReader
+        from wireloom.pipeline.files import DecodedFiles
 
         if not once.can_plan(spark):
             self._run(spark, True, 0)
             return
-        source = DecodedFiles(
-            {
-                **self._options,
-                "paths": json.dumps(self.inputs),
-                "warehouse": str(self.warehouse.folder(MESSAGES).parent),
-                "onlyMessages": str(self._only_messages).lower(),
-            }
-        )
-        reader = DecodingReader(source.chosen, source.warehouse, source.only_messages)
+        source = DecodedFiles(self._source_options())
+        reader = source.streamReader(source.schema())
         try:
             for batch in once.batches(spark, reader, Checkpoint(self.warehouse.checkpoint)):
                 self._batch(batch.found, batch.number)
@@ -205,11 +198,8 @@ class Pipeline:
         from wireloom.pipeline.session import register
 
         register(spark)
-        reader = spark.readStream.format(FORMAT).option("warehouse", str(self.warehouse.store))
-        reader = reader.option("onlyMessages", str(self._only_messages).lower())
-        for name, value in self._options.items():
-            reader = reader.option(name, value)
-        found = reader.option("paths", json.dumps(self.inputs)).load().observe(OBSERVED, *counters())
+        reader = spark.readStream.format(FORMAT).options(**self._source_options())
+        found = reader.load().observe(OBSERVED, *counters())
         # Through Spark Connect batches are done by the server, which has nothing of this process.
         work: Callable[[DataFrame, int], object] = self._batch
         if is_remote(spark):
@@ -221,6 +211,15 @@ class Pipeline:
         )
         writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{interval} seconds")
         return writer.start()
+
+    def _source_options(self) -> dict[str, str]:
+        """What the format behind the pipeline is told, by a streaming query or without one."""
+        return {
+            **self._options,
+            "paths": json.dumps(self.inputs),
+            "warehouse": str(self.warehouse.store),
+            "onlyMessages": str(self._only_messages).lower(),
+        }
 
     def _batch(self, found: DataFrame, number: int) -> None:
         with self._between_batches:
