@@ -36,11 +36,11 @@ SCHEMA = (
 )
 
 
-def write_inputs(folder: Path, requests: int = REQUESTS) -> tuple[Path, Path]:
+def write_inputs(folder: Path, requests: int = REQUESTS, line_files: int = LINE_FILES) -> tuple[Path, Path]:
     """The same messages as a journal and as JSON lines."""
     lines = folder / "lines"
     lines.mkdir(parents=True)
-    files = [(lines / f"part-{n:02}.json").open("w") for n in range(LINE_FILES)]
+    files = [(lines / f"part-{n:02}.json").open("w") for n in range(line_files)]
     journal = write_journal(folder, requests, files)
     for file in files:
         file.close()

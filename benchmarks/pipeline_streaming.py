@@ -1,8 +1,8 @@
 """The same messages as in `pipeline`, as a stream in micro-batches of about a second.
 
-Each side gets batches of the size it does in about a second, one after the other, and writes `messages`. Compared are
-messages a second from the end of the first batch, which warms up, to the end of the last. The peer is Spark's file
-source, `from_json`, and its file sink with a checkpoint: a user's streaming query with the same promise.
+Each side gets batches of the size it does in about a second on two cores, one after the other, and writes `messages`.
+Compared are messages a second from the end of the first batch, which warms up, to the end of the last. The peer is
+Spark's file source, `from_json`, and its file sink with a checkpoint: a user's streaming query with the same promise.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import Result, compare
-from benchmarks.pipeline import LINE_FILES, SCHEMA, write_inputs
+from benchmarks.pipeline import SCHEMA, write_inputs
 from wireloom.pipeline import Pipeline, start_session
 from wireloom.pipeline.run import Batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-BATCHES = 5
-"""Micro-batches of ours; the peer's are as many as there are files of JSON lines, or half as many."""
+REQUESTS = 1_500_000
+"""Each has an answer."""
+BATCHES = 4
+"""Micro-batches of ours."""
+PEER_BATCHES = 24
+"""Micro-batches of the peer, of two files of JSON lines each: one for each core."""
 
 
 class Pace:
@@ -64,12 +68,12 @@ def stream_ours(spark: SparkSession, journal: Path, out: Path) -> Pace:
     return pace
 
 
-def stream_theirs(spark: SparkSession, lines: Path, out: Path, files: int) -> Pace:
+def stream_theirs(spark: SparkSession, lines: Path, out: Path) -> Pace:
     """What a user would write."""
     from pyspark.sql import functions as f
 
     shutil.rmtree(out, ignore_errors=True)
-    text = spark.readStream.format("text").option("maxFilesPerTrigger", files).load(str(lines))
+    text = spark.readStream.format("text").option("maxFilesPerTrigger", 2).load(str(lines))
     rows = text.select(f.from_json("value", SCHEMA).alias("row")).select("row.*")
     rows = rows.withColumn("date", f.to_date("time")).withColumn("body", f.col("body").cast("binary"))
     query = (
@@ -94,7 +98,7 @@ def stream_theirs(spark: SparkSession, lines: Path, out: Path, files: int) -> Pa
 def run() -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="wireloom-bench-") as name:
         folder = Path(name)
-        journal, lines = write_inputs(folder)
+        journal, lines = write_inputs(folder, REQUESTS, 2 * PEER_BATCHES)
         spark = start_session("local[2]", {"spark.driver.memory": "4g"}, "benchmark")
         seconds: dict[str, float] = {}
 
@@ -104,7 +108,7 @@ def run() -> list[Result]:
             return pace.rate()
 
         def theirs() -> float:
-            pace = stream_theirs(spark, lines, folder / "parquet", files=LINE_FILES // 8)
+            pace = stream_theirs(spark, lines, folder / "parquet")
             seconds["the peer's"] = pace.batch_seconds()
             return pace.rate()
 
