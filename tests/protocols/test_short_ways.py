@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.protocols.emp import strategies as emp_strategies
 from tests.protocols.hsp import strategies as hsp_strategies
 from tests.protocols.yamp import strategies as yamp_strategies
-from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed
+from wireloom.model import BodyError, Kind, LimitExceeded, Message, NotSupported, PeerClosed
 from wireloom.protocols.contract import Role, Session
 from wireloom.protocols.emp import frames as emp_frames
 from wireloom.protocols.registry import protocol
@@ -223,6 +223,42 @@ def test_the_short_way_writes_the_events_that_the_long_way_writes(
         slow.send(event, 1.0)
     assert written == slow.outgoing()
     assert quick.outgoing() == b"", "nothing is queued"
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(
+    topic=st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=300),
+    body=st.binary(max_size=1100),
+    kind=st.sampled_from([None, "application/json", "text/plain", "größe"]),
+    attributes=st.sampled_from([{}, {"urgent": "1"}, {"type": "7"}]),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_short_way_tells_what_the_long_way_tells(
+    name: str, topic: str, body: bytes, kind: str | None, attributes: dict[str, str]
+) -> None:
+    limit = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}[name]
+    event = Message(Kind.EVENT, topic, body, content_type=kind, attributes=attributes)
+    outcomes: list[object] = []
+    for way in ("tell", "send"):
+        session = talking(name, Role.CLIENT, **{limit: 1024})
+        try:
+            session.tell(event, 1.0) if way == "tell" else session.send(event, 1.0)
+        except (NotSupported, LimitExceeded, BodyError) as error:
+            outcomes.append((type(error), str(error)))
+            continue
+        outcomes.append((session.outgoing(), session.sent, session.counters))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_plain_events_are_told_the_short_way_until_the_conversation_is_over(name: str) -> None:
+    session = talking(name, Role.CLIENT)
+    event = Message(Kind.EVENT, "a/b", b"1", content_type=session.content_type)
+    with patch.object(session, "send", side_effect=AssertionError("the long way")):
+        session.tell(event, 1.0)
+    session.close(1.0)
+    with pytest.raises(PeerClosed):
+        session.tell(event, 1.0)
 
 
 @pytest.mark.parametrize("name", READERS)

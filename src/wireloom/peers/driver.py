@@ -266,6 +266,21 @@ class Driver:
             self._more = True
         return sent
 
+    def tell(self, event: Message) -> None:
+        """Send an event: the same as `send`, for whom it is of no concern what id it gets."""
+        if self.failure is not None:
+            raise fresh(self.failure)
+        self.session.tell(event, self._now())
+        self._burst += 1
+        if self._busy:
+            self._more = True
+        elif not self._flush_due:
+            self.flush()
+        elif self._by_message or self._burst % BURST == 0:
+            self._after()
+        else:
+            self._more = True
+
     def ask(self, request: Message, *, alone: bool) -> str | None:
         """Send a request; returns its id. `alone` if no other waits for an answer: then it is written at once.
 

@@ -152,7 +152,7 @@ class Peer:
         driver = self._driver
         if driver is None or not driver.is_open:
             driver = await self._ready(timeout)
-        driver.send(message)
+        driver.tell(message)
         if driver.is_crowded:
             await driver.drain()
 
@@ -334,7 +334,7 @@ class Peer:
 
     def send_event(self, topic: str, body: object = None) -> None:
         """Send an event without waiting for room; see `is_slow`."""
-        self._current().send(self._message(_EVENT, topic, body, None))
+        self._current().tell(self._message(_EVENT, topic, body, None))
 
     @property
     def is_slow(self) -> bool:

@@ -276,6 +276,16 @@ def write_requests(requests: Sequence[Message], first: int, settings: EmpSetting
     return number - first
 
 
+def write_event(shape: Shape, body: bytes) -> bytes:
+    """A plain event.
+
+    >>> write_event(shape_of("a", None), b"hi").hex()
+    '00000016058000000000000c80000000010001616869'
+    """
+    block = shape.block
+    return _pack_head(8 + len(block) + len(body), _DATA, 0x80 if block else 0) + block + body
+
+
 def write_request(shape: Shape, number: int, body: bytes) -> bytes:
     """A plain request.
 

@@ -23,6 +23,7 @@ from wireloom.protocols.emp.plain import (
     read_plain,
     read_related,
     shape_of,
+    write_event,
     write_events,
     write_plain,
     write_request,
@@ -340,6 +341,18 @@ class EmpSession(Session):
         return Run()
 
     # The application's side
+
+    def tell(self, event: Message, now: float) -> None:
+        """Queue an event; the short way, where it is open and nothing is unusual."""
+        body = event.body
+        if (
+            self._plain and self.state is OPEN and not event.attributes and event.status is None
+            and len(body) <= self._largest_plain and (shape := shape_of(event.topic, event.content_type)) is not None
+        ):  # fmt: skip
+            self._out.append(write_event(shape, body))
+            self.sent += 1
+        else:
+            self.send(event, now)
 
     def ask(self, request: Message, now: float) -> str | None:
         """Queue a request; the short way, where it is open and nothing is unusual."""
