@@ -11,17 +11,40 @@ from wireloom.kernels import inlined, kernel
 @inlined
 def u32(data: NDArray[np.uint8], at: int | np.int64) -> np.int64:
     """The big-endian number of four bytes at `at`."""
+    # Unsigned positions cannot count from the end: without that check the four become one load.
+    here = np.uint64(at)
     return (
-        (np.int64(data[at]) << 24)
-        | (np.int64(data[at + 1]) << 16)
-        | (np.int64(data[at + 2]) << 8)
-        | np.int64(data[at + 3])
+        (np.int64(data[here]) << 24)
+        | (np.int64(data[here + np.uint64(1)]) << 16)
+        | (np.int64(data[here + np.uint64(2)]) << 8)
+        | np.int64(data[here + np.uint64(3)])
     )
+
+
+@inlined
+def is_ascii(data: NDArray[np.uint8], at: int | np.int64, end: int | np.int64) -> bool:
+    """Whether bytes are ASCII. No early end: so the loop takes many bytes a step."""
+    seen = np.uint8(0)
+    for position in range(np.uint64(at), np.uint64(end)):
+        seen |= data[position]
+    return bool(seen < 0x80)
+
+
+@inlined
+def is_same(data: NDArray[np.uint8], one: np.int64, other: np.int64, size: np.int64) -> bool:
+    """Whether the same bytes stand in two places. No early end, as above."""
+    here, there = np.uint64(one), np.uint64(other)
+    differing = np.uint8(0)
+    for position in range(np.uint64(size)):
+        differing |= data[here + position] ^ data[there + position]
+    return bool(differing == 0)
 
 
 @kernel
 def is_utf8(data: NDArray[np.uint8], at: int | np.int64, end: int | np.int64) -> bool:
     """Whether bytes are UTF-8 as RFC 3629 has it: no overlong forms, no surrogates, nothing past U+10FFFF."""
+    if is_ascii(data, at, end):
+        return True
     while at < end:
         lead = data[at]
         if lead < 0x80:

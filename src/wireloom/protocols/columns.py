@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wireloom.kernels import inlined, kernel
+from wireloom.kernels import kernel
 from wireloom.model import KINDS, Direction, Kind
+from wireloom.protocols.buffers import is_same
 from wireloom.protocols.contract import Decoded, Framing, Rejected, Settings, decode_stream
 
 if TYPE_CHECKING:
@@ -285,22 +286,24 @@ def _number_slices(
 ) -> int:
     """Number the different slices in order of appearance; `first` says in which row each stands first."""
     found, before = 0, np.int32(-1)
+    last, last_size = np.int64(0), np.int64(-1)
     mask = np.uint64(slots.shape[0] - 1)
     for row in range(start.shape[0]):
-        codes[row] = -1
-        if start[row] < 0:
+        at, length = start[row], size[row]
+        if at < 0:
+            codes[row] = -1
             continue
         # Mostly it is the word of the row before.
-        if before >= 0 and _same(data, start[first[before]], start[row], size[first[before]], size[row]):
+        if length == last_size and is_same(data, last, at, length):
             codes[row] = before
             continue
-        value = np.uint64(size[row])
-        for position in range(np.uint64(start[row]), np.uint64(start[row] + size[row])):
+        value = np.uint64(length)
+        for position in range(np.uint64(at), np.uint64(at + length)):
             value = (value ^ np.uint64(data[position])) * np.uint64(0x100000001B3)
         slot = (value ^ (value >> np.uint64(32))) & mask
         while slots[slot] >= 0:
             known = first[slots[slot]]
-            if _same(data, start[known], start[row], size[known], size[row]):
+            if size[known] == length and is_same(data, start[known], at, length):
                 break
             slot = (slot + np.uint64(1)) & mask
         if slots[slot] < 0:
@@ -309,18 +312,8 @@ def _number_slices(
             found += 1
         before = slots[slot]
         codes[row] = before
+        last, last_size = at, length
     return found
-
-
-@inlined
-def _same(data: NDArray[np.uint8], one: np.int64, other: np.int64, one_size: np.int64, other_size: np.int64) -> bool:
-    if one_size != other_size:
-        return False
-    here, there = np.uint64(one), np.uint64(other)
-    for position in range(np.uint64(one_size)):
-        if data[here + np.uint64(position)] != data[there + np.uint64(position)]:
-            return False
-    return True
 
 
 def number_words(
@@ -346,5 +339,8 @@ def words_column(codes: NDArray[np.int32], words: Sequence[str]) -> pa.Dictionar
     if not missing.any():
         return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(words, pa.string()))
     # A code that is valid also where the value is null: not everybody looks for that first.
-    valid = pa.array(np.where(missing, np.int32(0), codes), mask=missing)
+    if missing.all():
+        valid = pa.nulls(len(codes), pa.int32())
+    else:
+        valid = pa.array(np.where(missing, np.int32(0), codes), mask=missing)
     return pa.DictionaryArray.from_arrays(valid, pa.array(words or [""], pa.string()))

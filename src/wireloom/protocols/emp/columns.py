@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import Direction, Kind, Message, ProtocolViolation
-from wireloom.protocols.buffers import u32
+from wireloom.protocols.buffers import is_ascii, u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -112,65 +112,47 @@ def _string(data: NDArray[np.uint8], at: np.int64, end: np.int64) -> np.int64 | 
     size = (np.int64(data[at]) << 8) | np.int64(data[at + 1])
     if end - at - 2 < size:
         return -1
-    for position in range(at + 2, at + 2 + size):
-        if data[position] >= 0x80:
-            return -1
-    return size
+    return size if is_ascii(data, at + 2, at + 2 + size) else -1
 
 
-@kernel
-def _read_hub(data: NDArray[np.uint8], at: np.int64, end: np.int64, row: NDArray[np.int64]) -> bool:
-    """Topic and content type of a hub block; False when it says more, or is not plain."""
-    if at >= end or data[at] & 0x84:
-        return False
-    flags = data[at]
-    at += 1
-    if flags & 0x01:
-        size = _string(data, at, end)
-        if size < 0:
-            return False
-        row[_TOPIC], row[_TOPIC_SIZE] = at + 2, size
-        at += 2 + size
-    if flags & 0x02:
-        size = _string(data, at, end)
-        if size < 0:
-            return False
-        row[_CONTENT], row[_CONTENT_SIZE] = at + 2, size
-        at += 2 + size
-    return bool(at == end)
+@inlined
+def _read_data(
+    data: NDArray[np.uint8], at: np.int64, end: np.int64, more: bool, left_out: int
+) -> tuple[int, np.int64, np.int64, np.int64, np.int64, np.int64, np.int64]:
+    """What the blocks of a data message say: its kind, body, id, topic and content type with their sizes.
 
-
-@kernel
-def _read_data(data: NDArray[np.uint8], at: np.int64, end: np.int64, left_out: int, row: NDArray[np.int64]) -> int:
-    """Kind and fields of a data message with blocks, or `_DEEP`."""
-    kind = _EVENT
+    The kind is `_DEEP` where that is not plain.
+    """
+    kind, number = _EVENT, np.int64(0)
+    topic, topic_size, content, content_size = np.int64(-1), np.int64(0), np.int64(-1), np.int64(0)
     hub_seen = False
-    more = True
-    while more:
-        if end - at < 8:
-            return _DEEP
-        size = u32(data, at) + left_out
+    while more and kind != _DEEP:
+        size = u32(data, at) + left_out if end - at >= 8 else np.int64(0)
         if size < 8 or size > end - at:
-            return _DEEP
+            kind = _DEEP
+            break
         extension = data[at + 4]
         more = data[at + 5] & 0x80 != 0
-        if extension == _REQUEST_RESPONSE:
-            if size != 20 or kind != _EVENT:
-                return _DEEP
+        if extension == _REQUEST_RESPONSE and size == 20 and kind == _EVENT:
             number = (u32(data, at + 12) << 32) | u32(data, at + 16)
-            if number == 0:
-                return _DEEP
-            row[_ID] = number
-            kind = _REQUEST if data[at + 8] & 0x80 else _RESPONSE
-        elif extension == _HUB:
-            if hub_seen or not _read_hub(data, at + 8, at + size, row):
-                return _DEEP
+            kind = _DEEP if number == 0 else _REQUEST if data[at + 8] & 0x80 else _RESPONSE
+        elif extension == _HUB and not hub_seen and size > 8 and data[at + 8] & 0x84 == 0:
             hub_seen = True
+            flags, place, stop = data[at + 8], at + 9, at + size
+            if flags & 0x01:
+                topic, topic_size = place + 2, _string(data, place, stop)
+                place = topic + topic_size
+            if flags & 0x02 and topic_size >= 0:
+                content, content_size = place + 2, _string(data, place, stop)
+                place = content + content_size
+            if topic_size < 0 or content_size < 0 or place != stop:
+                kind = _DEEP
         else:
-            return _DEEP
+            kind = _DEEP
         at += size
-    row[_BODY], row[_BODY_SIZE] = at, end - at
-    return kind
+    if kind == _DEEP:
+        return kind, end, np.int64(0), np.int64(-1), np.int64(0), np.int64(-1), np.int64(0)
+    return kind, at, number, topic, topic_size, content, content_size
 
 
 @kernel
@@ -182,29 +164,29 @@ def _fill(
     rows: NDArray[np.int64],
 ) -> None:
     """The fields of every message that `_count` counted."""
-    index = 0
+    index = np.uint64(0)
     for span in range(start.shape[0]):
-        at = start[span]
-        while at < consumed[span]:
-            row = rows[:, index]
+        at, last = start[span], consumed[span]
+        while at < last:
             size = u32(data, at) + left_out
-            row[_SPAN], row[_OFFSET], row[_SIZE] = span, at, size
-            row[_BODY], row[_BODY_SIZE], row[_ID] = at + size, 0, 0
-            row[_TOPIC], row[_TOPIC_SIZE], row[_CONTENT], row[_CONTENT_SIZE] = -1, 0, -1, 0
-            type_ = data[at + 4]
-            blocks = data[at + 5] & 0x80
+            end = at + size
+            type_, blocks = data[at + 4], data[at + 5] & 0x80
+            kind, number = _DEEP, np.int64(0)
+            topic, topic_size, content, content_size = np.int64(-1), np.int64(0), np.int64(-1), np.int64(0)
+            body = end
             if type_ == _DATA:
-                if blocks:
-                    row[_KIND] = _read_data(data, at + 8, at + size, left_out, row)
-                else:
-                    row[_KIND] = _EVENT
-                    row[_BODY], row[_BODY_SIZE] = at + 8, size - 8
-            elif not blocks and type_ in (_BYE, _PING, _PONG):
-                row[_KIND] = _CONTROL[type_]
-            else:
-                row[_KIND] = _DEEP
-            at += size
-            index += 1
+                kind, body, number, topic, topic_size, content, content_size = _read_data(
+                    data, at + 8, end, blocks != 0, left_out
+                )
+            elif blocks == 0 and type_ in (_BYE, _PING, _PONG):
+                kind = _CONTROL[type_]
+            rows[_SPAN, index], rows[_OFFSET, index], rows[_SIZE, index] = span, at, size
+            rows[_KIND, index], rows[_ID, index] = kind, number
+            rows[_BODY, index], rows[_BODY_SIZE, index] = body, end - body
+            rows[_TOPIC, index], rows[_TOPIC_SIZE, index] = topic, topic_size
+            rows[_CONTENT, index], rows[_CONTENT_SIZE, index] = content, content_size
+            at = end
+            index += np.uint64(1)
 
 
 @dataclass(slots=True)

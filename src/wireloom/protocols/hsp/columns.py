@@ -6,6 +6,7 @@ against each other. Where a frame is in doubt, the readable decoder is asked for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -39,6 +40,8 @@ _DATA, _DATA_ACK, _ACK = int(frames.Command.DATA), int(frames.Command.DATA_ACK),
 _PING, _PONG = int(frames.Command.PING), int(frames.Command.PONG)
 _ERROR, _ERROR_UNDEF = int(frames.Command.ERROR), int(frames.Command.ERROR_UNDEF)
 _TYPES = 0x10000
+_INVALID = -2
+"""The code of what is no text."""
 
 _KIND_OF_COMMAND = np.array(
     [
@@ -327,14 +330,37 @@ class _Words:
 
     def numbers(self, values: NDArray[np.int32]) -> NDArray[np.int32]:
         """Codes of 16-bit numbers written as decimal text."""
-        table = np.full(_TYPES, -1, np.int32)
-        for number in np.flatnonzero(np.bincount(values, minlength=1)):
-            table[number] = self.code(str(number))
-        return table[values]
+        return _coded(values.astype(np.int64), _TYPES, lambda number: self.code(str(number)))
 
     def take(self, codes: NDArray[np.int32]) -> pa.Array:
         """The texts of a column of codes; -1 is null."""
         return words_column(codes, list(self._codes))
+
+
+@kernel
+def _mark(table: NDArray[np.int32], key: NDArray[np.int64]) -> None:
+    """Mark each key that occurs; -1 is none."""
+    for row in range(key.shape[0]):
+        if key[row] >= 0:
+            table[key[row]] = 0
+
+
+@kernel
+def _look_up(table: NDArray[np.int32], key: NDArray[np.int64], codes: NDArray[np.int32]) -> None:
+    """What the table says for each key; -1 for none."""
+    for row in range(key.shape[0]):
+        codes[row] = table[key[row]] if key[row] >= 0 else -1
+
+
+def _coded(key: NDArray[np.int64], keys: int, code: Callable[[int], int]) -> NDArray[np.int32]:
+    """The code of each of many keys below `keys`, asking for that of each different one once; -1 for the key -1."""
+    table = np.full(keys, -1, np.int32)
+    _mark(table, key)
+    for each in np.flatnonzero(table == 0):
+        table[each] = code(int(each))
+    codes = np.empty(len(key), np.int32)
+    _look_up(table, key, codes)
+    return codes
 
 
 def _number_topics(
@@ -350,11 +376,34 @@ def _number_topics(
             known[content] = len(maps)
             maps.append(name)
         map_of_stream[index] = known[content]
-    key = map_of_stream[spans.stream[found.span]] * _TYPES + found.type
-    table = np.full(max(len(maps), 1) * _TYPES, -1, np.int32)
-    for number in np.flatnonzero(np.bincount(key[typed], minlength=1)):
-        table[number] = topics.code(maps[number // _TYPES].topic(int(number % _TYPES)))
-    return np.where(typed, table[np.where(typed, key, 0)], -1).astype(np.int32)
+    key = np.where(typed, found.type, -1).astype(np.int64)
+    if len(maps) > 1:
+        key += np.where(typed, _TYPES * map_of_stream[spans.stream[found.span]], 0)
+    return _coded(key, max(len(maps), 1) * _TYPES, lambda each: topics.code(maps[each // _TYPES].topic(each % _TYPES)))
+
+
+@kernel
+def _apply_envelopes(
+    rows: NDArray[np.int64],
+    places: NDArray[np.int64],
+    name_code: NDArray[np.int32],
+    code_of_name: NDArray[np.int32],
+    type_code: NDArray[np.int32],
+    code_of_type: NDArray[np.int32],
+    topic_code: NDArray[np.int32],
+    kind_code: NDArray[np.int32],
+    body: NDArray[np.int64],
+    body_size: NDArray[np.int64],
+) -> None:
+    """Give each row what its envelope says, where that is a topic other than the envelope's own."""
+    for index in range(rows.shape[0]):
+        # The last code stands for what is no envelope: those have the number -1.
+        row, name, kind = rows[index], code_of_name[name_code[index]], code_of_type[type_code[index]]
+        if name > _INVALID and kind > _INVALID and name != topic_code[row]:
+            head = 3 + places[2, index] + places[3, index]
+            topic_code[row], kind_code[row] = name, kind
+            body[row] += head
+            body_size[row] -= head
 
 
 def _unwrap(
@@ -374,19 +423,20 @@ def _unwrap(
     topic, content_type, topic_size, content_size = places
     name_code, names = number_words(data, topic, topic_size)
     type_code, types = number_words(data, content_type, content_size)
-    # The last one stands for what is no envelope: those have the code -1.
-    name_code = np.array([*(_text_code(topics, raw, "utf-8") for raw in names), _INVALID], np.int32)[name_code]
-    type_code = np.array([*(_text_code(kinds, raw, "ascii") for raw in types), _INVALID], np.int32)[type_code]
-    valid = (name_code > _INVALID) & (type_code > _INVALID) & (name_code != topic_code[rows])
-    rows = rows[valid]
-    topic_code[rows] = name_code[valid]
-    kind_code[rows] = type_code[valid]
-    head = (3 + topic_size + content_size)[valid]
-    found.body[rows] += head
-    found.body_size[rows] -= head
-
-
-_INVALID = -2
+    code_of_name = np.array([*(_text_code(topics, raw, "utf-8") for raw in names), _INVALID], np.int32)
+    code_of_type = np.array([*(_text_code(kinds, raw, "ascii") for raw in types), _INVALID], np.int32)
+    _apply_envelopes(
+        rows,
+        places,
+        name_code,
+        code_of_name,
+        type_code,
+        code_of_type,
+        topic_code,
+        kind_code,
+        found.body,
+        found.body_size,
+    )
 
 
 def _text_code(words: _Words, raw: bytes, encoding: str) -> int:

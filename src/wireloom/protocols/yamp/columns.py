@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from wireloom.kernels import kernel
+from wireloom.kernels import inlined, kernel
 from wireloom.model import Direction, Kind, ProtocolViolation
-from wireloom.protocols.buffers import is_utf8, u32
+from wireloom.protocols.buffers import is_ascii, is_utf8, u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -70,67 +70,71 @@ _FIELDS = 9
 _SPAN, _OFFSET, _SIZE, _TEXT, _TEXT_SIZE, _BODY, _BODY_SIZE, _FLAG, _NAMED = range(_FIELDS)
 
 
-@kernel
-def _frame(data: NDArray[np.uint8], at: int, end: int, max_body: int, row: NDArray[np.int64]) -> int:
-    """Read the frame at `at` into `row`; its size, 0 when it is incomplete, -1 when it breaks a rule.
+@inlined
+def _frame(
+    data: NDArray[np.uint8], at: np.int64, end: np.int64, max_body: int
+) -> tuple[np.int64, np.int64, np.int64, np.int64, np.int64, np.int64]:
+    """The frame at `at`: its size, text, size of the text, body, size of the body, and flag.
 
-    Fields are checked in the order in which they stand, as in `frames.decode`.
+    The size is 0 when it is incomplete, -1 when it breaks a rule. Fields are checked in the order in which they
+    stand, as in `frames.decode`.
     """
+    none = np.int64(0)
     type_ = data[at]
     if type_ > _RESPONSE:
-        return -1
-    row[_BODY] = row[_BODY_SIZE] = row[_FLAG] = row[_TEXT] = row[_TEXT_SIZE] = 0
-    if type_ == _HANDSHAKE:
-        if end < at + 4:
-            return 0
-        text, size = at + 4, int(data[at + 3])
-        row[_FLAG] = (int(data[at + 1]) << 8) | int(data[at + 2])
+        return np.int64(-1), none, none, none, none, none
+    flag = none
+    if type_ >= _EVENT:
+        text = at + 18
+        if end < text:
+            return none, none, none, none, none, none
+        size = np.int64(data[at + 17])
+    elif type_ == _HANDSHAKE:
+        text = at + 4
+        if end < text:
+            return none, none, none, none, none, none
+        size = np.int64(data[at + 3])
+        flag = (np.int64(data[at + 1]) << 8) | np.int64(data[at + 2])
     elif type_ in (_PING, _PONG):
-        if end < at + 2:
-            return 0
-        body, size = at + 2, int(data[at + 1])
+        body = at + 2
+        if end < body:
+            return none, none, none, none, none, none
+        size = np.int64(data[at + 1])
         if end < body + size:
-            return 0
-        row[_BODY], row[_BODY_SIZE] = body, size
-        return body + size - at
-    elif type_ in (_CLOSE, _CLOSE_REDIRECT):
-        if end < at + 3:
-            return 0
-        text, size = at + 3, (int(data[at + 1]) << 8) | int(data[at + 2])
+            return none, none, none, none, none, none
+        return body + size - at, none, none, body, size, none
     else:
-        if end < at + 18:
-            return 0
-        text, size = at + 18, int(data[at + 17])
+        text = at + 3
+        if end < text:
+            return none, none, none, none, none, none
+        size = (np.int64(data[at + 1]) << 8) | np.int64(data[at + 2])
     position = text + size
     if end < position:
-        return 0
-    if not is_utf8(data, text, position):
-        return -1
-    row[_TEXT], row[_TEXT_SIZE] = text, size
+        return none, none, none, none, none, none
+    if not (is_ascii(data, text, position) or is_utf8(data, text, position)):
+        return np.int64(-1), none, none, none, none, none
     if type_ < _EVENT:
-        return position - at
+        return position - at, text, size, none, none, flag
     if type_ != _EVENT:
         if type_ != _REQUEST:
             position += 16
         if end <= position:
-            return 0
-        flag = int(data[position])
+            return none, none, none, none, none, none
+        flag = np.int64(data[position])
         if flag > (3 if type_ == _RESPONSE else 1):
-            return -1
-        row[_FLAG] = flag
+            return np.int64(-1), none, none, none, none, none
         position += 1
         if type_ == _CANCEL:
-            return position - at
-    if end < position + 4:
-        return 0
-    size = int(u32(data, position))
-    if size > max_body:
-        return -1
+            return position - at, text, size, none, none, flag
     body = position + 4
-    if end < body + size:
-        return 0
-    row[_BODY], row[_BODY_SIZE] = body, size
-    return body + size - at
+    if end < body:
+        return none, none, none, none, none, none
+    body_size = u32(data, position)
+    if body_size > max_body:
+        return np.int64(-1), none, none, none, none, none
+    if end < body + body_size:
+        return none, none, none, none, none, none
+    return body + body_size - at, text, size, body, body_size, flag
 
 
 @kernel
@@ -153,30 +157,34 @@ def _scan(
     """
     total = shaken = 0
     room = rows.shape[1]
-    row = np.zeros(_FIELDS, np.int64)
     broken[:] = False
     named[:] = -1 - np.arange(named.shape[0])
     for index in range(start.shape[0]):
         at, last, of = start[index], end[index], stream[index]
         bad[index] = -1
         if broken[of]:
-            bad[index] = at
-        while at < last and not broken[of]:
-            size = _frame(data, at, last, max_body, row)
+            bad[index] = consumed[index] = at
+            continue
+        in_force = named[of]
+        while at < last:
+            size, text, text_size, body, body_size, flag = _frame(data, at, last, max_body)
             if size <= 0:
                 if size < 0:
                     bad[index] = at
                     broken[of] = True
                 break
             if data[at] == _HANDSHAKE:
-                named[of] = shaken
+                in_force = shaken
                 shaken += 1
             if total < room:
-                row[_SPAN], row[_OFFSET], row[_SIZE], row[_NAMED] = index, at, size, named[of]
-                for field in range(_FIELDS):
-                    rows[field, total] = row[field]
+                row = np.uint64(total)
+                rows[_SPAN, row], rows[_OFFSET, row], rows[_SIZE, row] = index, at, size
+                rows[_TEXT, row], rows[_TEXT_SIZE, row] = text, text_size
+                rows[_BODY, row], rows[_BODY_SIZE, row] = body, body_size
+                rows[_FLAG, row], rows[_NAMED, row] = flag, in_force
             at += size
             total += 1
+        named[of] = in_force
         consumed[index] = at
     return total
 
@@ -184,15 +192,18 @@ def _scan(
 @kernel
 def _write_uids(data: NDArray[np.uint8], at: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
     """Each uid as 36 characters: lowercase hexadecimal digits with hyphens."""
+    target = np.uint64(0)
     for index in range(at.shape[0]):
-        position = index * 36
-        for byte in range(16):
-            if byte in (4, 6, 8, 10):
-                out[position] = _HYPHEN
-                position += 1
-            value = data[at[index] + byte]
-            out[position], out[position + 1] = _DIGITS[value >> 4], _DIGITS[value & 15]
-            position += 2
+        source = np.uint64(at[index])
+        for group in (4, 2, 2, 2, 6):
+            for _ in range(group):
+                value = data[source]
+                out[target], out[target + np.uint64(1)] = _DIGITS[value >> 4], _DIGITS[value & 15]
+                source += np.uint64(1)
+                target += np.uint64(2)
+            if group < 6:
+                out[target] = _HYPHEN
+                target += np.uint64(1)
 
 
 @dataclass(slots=True)
@@ -283,8 +294,8 @@ def _find(data: NDArray[np.uint8], spans: Spans, max_body: int) -> _Scanned:
     return _Scanned(rows, data[rows[_OFFSET]], consumed, bad, named)
 
 
-_GUESS = 22
-"""Bytes of a frame, as a first guess: those of the shortest user message. Rows that stay empty take no memory."""
+_GUESS = 64
+"""Bytes of a frame, as a first guess. Rows that stay empty take no memory."""
 
 
 def _rejects(
@@ -372,8 +383,11 @@ def _uid_texts(data: NDArray[np.uint8], at: NDArray[np.int64], valid: NDArray[np
     """Uids as text where `valid`, null elsewhere."""
     import pyarrow as pa
 
+    if not valid.any():
+        return pa.nulls(len(at), pa.string())
     offsets = np.zeros(len(at) + 1, np.int32)
-    np.cumsum(valid * 36, out=offsets[1:])
+    np.cumsum(valid, out=offsets[1:])
+    offsets *= 36
     out = np.empty(int(offsets[-1]), np.uint8)
     _write_uids(data, at[valid], out)
     return pa.StringArray.from_buffers(len(at), pa.py_buffer(offsets), pa.py_buffer(out), _bitmap(valid))
