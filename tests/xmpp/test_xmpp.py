@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import wireloom
-from tests.hub.running import hub_on, journaled, url_of
+from tests.hub.running import eventually, hub_on, journaled, records, url_of
 from tests.protocols.wolpertinger.tables import tables_of
 from tests.protocols.wolpertinger.test_components import Everything
 from tests.xmpp.prosody import ACCOUNTS, MISSING, Prosody, is_installed, prosody
@@ -377,3 +377,85 @@ url = "http://127.0.0.1:0"
     assert (len(messages), rejects) == (sum(counted.values()), [])
     assert sum("fragment_count" in dict(row["attributes"]) for row in messages) > 4  # type: ignore[call-overload]
     assert tables_of(tmp_path, 64) == (messages, rejects)
+
+
+def xmpp_hub(server: Prosody, settings: str, more: str = "") -> str:
+    """A hub that is reached over XMPP, and by yamp from this machine."""
+    return (
+        f"""
+[[listener]]
+url = "{server.url("bob", "hub")}"
+tls = {{ ca = "{server.ca}" }}
+profile = true
+settings = {{ {settings} }}
+[[listener]]
+url = "yamp://127.0.0.1:0"
+profile = true
+[http]
+url = "http://127.0.0.1:0"
+{more}
+"""
+        + ALICE_MAY
+    )
+
+
+async def test_events_of_the_hub_keep_to_the_stanza_size_limit_of_the_server_by_splitting(tmp_path: Path) -> None:
+    """Nobody set anything, and a larger stanza would end the hub's stream."""
+    with prosody(tmp_path, limit=12_000, tells_limit=True) as server:
+        async with (
+            hub_on(tmp_path / "hub", xmpp_hub(server, "gzip_from = 0")) as hub,
+            wireloom.connect(server.url("alice", "bob@localhost/hub"), tls=server.tls, reconnect=False) as one,
+            wireloom.connect(url_of(hub, "yamp")) as two,
+            one.subscribe("rooms/#") as events,
+        ):
+            # The first is written in this thread, the second, being large, in another one.
+            for size in (15_000, 50_000):
+                await two.publish("rooms/kitchen", NOISE[:size], ack=True)
+                event = await asyncio.wait_for(anext(events), 30)
+                assert event.value() == NOISE[:size]
+                assert int(event.attributes["fragment_count"]) > size * 4 / 3 / 12_000
+            assert one.connected
+
+
+@pytest.mark.parametrize("policy", ["drop-oldest", "drop-newest"])
+async def test_a_slow_consumer_loses_split_events_whole_and_each_is_counted(
+    server: Prosody, tmp_path: Path, policy: str
+) -> None:
+    limits = f'[limits]\nqueue_bytes = 30000\nslow_consumer = "{policy}"'
+    # What is lost must not come later either, as something that was never confirmed.
+    settings = "split = 2000, gzip_from = 0, delivery_timeout = 0.5, resends = 100"
+    count = 20
+    bodies = [f"{number:02d}" + NOISE[:5000] for number in range(count)]
+    async with (
+        hub_on(tmp_path, xmpp_hub(server, settings, limits)) as hub,
+        wireloom.connect(server.url("alice", "bob@localhost/hub"), tls=server.tls) as one,
+        wireloom.connect(url_of(hub, "yamp")) as two,
+        one.subscribe("rooms/#") as events,
+    ):
+        got: list[object] = []
+
+        async def read() -> None:
+            async for event in events:
+                assert int(event.attributes["fragment_count"]) > 2
+                got.append(event.value())
+
+        task = asyncio.create_task(read())
+        slow = next(each for each in hub.connections.values() if each.name == "wolpertinger")
+        assert isinstance(slow.session, WolpertingerSession)
+        slow.hold_events()
+        for body in bodies:
+            await two.publish("rooms/kitchen", body, ack=True)
+        assert slow.queued_bytes <= 30_000
+        lost = int(hub.metrics.lost.value("wolpertinger", policy))
+        assert count - 6 < lost < count
+        slow.release_events()
+        unconfirmed = slow.session._unconfirmed.waiting
+        await eventually(lambda: not unconfirmed, 60)
+        await eventually(lambda: len(got) >= count - lost, 60)
+        kept = bodies[:-lost] if policy == "drop-newest" else bodies[lost:]
+        # What was sent again while it waited may arrive ahead of others.
+        assert sorted(map(str, got)) == kept
+        assert slow.delivered == count - lost
+        assert "wolpertinger.fragment.dropped" not in one.session.counters
+        task.cancel()
+    assert [block.details["count"] for block in records(tmp_path, "lost")] == [lost]

@@ -10,7 +10,7 @@ import abc
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.hub.limits import SlowConsumer
@@ -27,7 +27,9 @@ log = logging.getLogger("wireloom.hub")
 
 _PASSED_ON = (URGENT, *TRACE)
 """Attributes of an event that go on to its subscribers."""
-_EMPTY: deque[tuple[bytes, int]] = deque()
+Waiting = tuple[Sequence[bytes], int]
+"""What waits: frames that are sent together or not at all, and how many events they are."""
+_EMPTY: deque[Waiting] = deque()
 """The queue of all those for whom nothing waits: ten thousand empty ones would take much memory."""
 
 
@@ -107,9 +109,9 @@ class Outbox(abc.ABC):
 
     def _write_queued(self) -> None:
         while (self._urgent or self._queue) and not self.driver.writing_is_paused and not self._events_held:
-            data, count = (self._urgent or self._queue).popleft()
-            self._count_queued(-len(data))
-            self._write_events(data, count)
+            frames, count = (self._urgent or self._queue).popleft()
+            self._count_queued(-_size(frames))
+            self._write_frames(frames, count)
         if not self._queue and self._lost:
             self._report_lost()
         if not self.driver.writing_is_paused:
@@ -160,8 +162,8 @@ class Outbox(abc.ABC):
         Raises NotSupported or LimitExceeded where the peer's protocol cannot express it.
         """
         if self.driver.failure is None:
-            for frame in self._event_frames(message):
-                self._enqueue(frame, self._messages_in(frame), urgent=self.session.is_urgent(frame))
+            for frames, count in self._whole(self._event_frames(message)):
+                self._enqueue(frames, count, urgent=self.session.is_urgent(frames[0]))
             if self.session.offloads:
                 self.driver.flush()
 
@@ -169,19 +171,28 @@ class Outbox(abc.ABC):
         """Send an event ahead of those that wait; for who waited for room. Raises what `deliver` raises."""
         if self.driver.failure is not None:
             raise PeerClosed("the connection is gone")
-        for frame in self._event_frames(message):
-            self._write_events(frame, self._messages_in(frame))
+        for frames, count in self._whole(self._event_frames(message)):
+            self._write_frames(frames, count)
         if self.session.offloads:
             self.driver.flush()
 
-    def _messages_in(self, frame: bytes) -> int:
-        """How many events `_event_frames` gave in this frame: one, or a piece of one."""
-        return self.session.messages_in(frame) if self._pipe is not None and self._pipe.carries_messages else 1
+    def _whole(self, frames: Sequence[bytes]) -> Iterator[Waiting]:
+        """The frames of events, all pieces of one together."""
+        if self._pipe is None or not self._pipe.carries_messages:
+            yield from (((frame,), 1) for frame in frames)
+            return
+        pieces: list[bytes] = []
+        for frame in frames:
+            pieces.append(frame)
+            if count := self.session.messages_in(frame):
+                yield pieces, count
+                pieces = []
 
     def _event_frames(self, message: Message) -> Sequence[bytes]:
         event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
         if message.attributes:
             event = event.with_(attributes={k: v for k, v in message.attributes.items() if k in _PASSED_ON})
+        self.session.say_all()
         self.driver.write_pending()
         before = self.session.sent
         self.session.send(event, self.hub.now())
@@ -196,46 +207,50 @@ class Outbox(abc.ABC):
             self.driver.write_pending()
             if self._pipe is not None and self._pipe.carries_messages:
                 for frame in self.session.frames_of(encoded):
-                    self._enqueue(frame, 1, urgent=self.session.is_urgent(frame))
+                    self._enqueue((frame,), 1, urgent=self.session.is_urgent(frame))
             else:
-                self._enqueue(encoded, count)
+                self._enqueue((encoded,), count)
 
-    def _enqueue(self, data: bytes, count: int, *, urgent: bool = False) -> None:
+    def _enqueue(self, frames: Sequence[bytes], count: int, *, urgent: bool = False) -> None:
         if not (self.driver.writing_is_paused or self._queue or self._urgent or self._events_held):
-            self._write_events(data, count)
+            self._write_frames(frames, count)
             return
-        limits = self.hub.config.limits
-        if self._queued_bytes + len(data) > limits.queue_bytes:
+        limits, size = self.hub.config.limits, _size(frames)
+        if self._queued_bytes + size > limits.queue_bytes:
             match limits.slow_consumer:
                 case SlowConsumer.DROP_NEWEST:
-                    self._lose(count)
+                    self._drop(frames, count)
                     return
                 case SlowConsumer.DISCONNECT:
                     self._lose(count + sum(each for _, each in (*self._queue, *self._urgent)))
                     self.cut_off("slow-consumer")
                     return
                 case SlowConsumer.DROP_OLDEST:
-                    while self._queue and self._queued_bytes + len(data) > limits.queue_bytes:
-                        self._drop_oldest()
+                    while self._queue and self._queued_bytes + size > limits.queue_bytes:
+                        self._drop_waiting(self._queue.popleft())
         if urgent:
             if self._urgent is _EMPTY:
                 self._urgent = deque()
-            self._urgent.append((data, count))
+            self._urgent.append((frames, count))
         else:
             if self._queue is _EMPTY:
                 self._queue = deque()
-            self._queue.append((data, count))
-        self._count_queued(len(data))
+            self._queue.append((frames, count))
+        self._count_queued(size)
         self.hub.watch_memory()
 
     def _count_queued(self, change: int) -> None:
         self._queued_bytes += change
         self.hub.queued_bytes += change
 
-    def _drop_oldest(self) -> None:
-        oldest, dropped = self._queue.popleft()
-        self._count_queued(-len(oldest))
-        self._lose(dropped)
+    def _drop_waiting(self, waiting: Waiting) -> None:
+        self._count_queued(-_size(waiting[0]))
+        self._drop(*waiting)
+
+    def _drop(self, frames: Sequence[bytes], count: int) -> None:
+        for frame in frames:
+            self.session.discard(frame)
+        self._lose(count)
 
     def shed(self) -> None:
         """All queues together hold too much, and this one most: half of it goes, or the peer does."""
@@ -246,14 +261,17 @@ class Outbox(abc.ABC):
         goal = self._queued_bytes // 2
         newest = self.hub.config.limits.slow_consumer is SlowConsumer.DROP_NEWEST
         while self._queue and self._queued_bytes > goal:
-            data, count = self._queue.pop() if newest else self._queue.popleft()
-            self._count_queued(-len(data))
-            self._lose(count)
+            self._drop_waiting(self._queue.pop() if newest else self._queue.popleft())
 
     def _forget_queue(self) -> None:
         self._queue.clear()
         self._urgent.clear()
         self._count_queued(-self._queued_bytes)
+
+    def _write_frames(self, frames: Sequence[bytes], count: int) -> None:
+        for piece in frames[:-1]:
+            self._write_events(piece, 0)
+        self._write_events(frames[-1], count)
 
     def _write_events(self, data: bytes, count: int) -> None:
         assert self._pipe is not None
@@ -277,3 +295,7 @@ class Outbox(abc.ABC):
             "lost", {"count": self._lost, "reason": f"slow consumer: {self.hub.config.limits.slow_consumer}"}, self.id
         )
         self._lost = 0
+
+
+def _size(frames: Sequence[bytes]) -> int:
+    return len(frames[0]) if len(frames) == 1 else sum(map(len, frames))

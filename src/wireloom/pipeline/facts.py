@@ -15,12 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from wireloom.pipeline.dictionaries import unified
-from wireloom.pipeline.steps import audit, nodes, sessions, traffic, turns
+from wireloom.pipeline.steps import audit, nodes, resends, sessions, traffic, turns
 from wireloom.pipeline.steps.view import View, in_order, typed
 
 FACTS = {
     "turns": turns.TURNS,
     "marks": turns.MARKS,
+    "received": resends.RECEIVED,
     "visits": sessions.VISITS,
     "minutes": traffic.MINUTES,
     "sightings": nodes.SIGHTINGS,

@@ -101,7 +101,9 @@ def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
     known = sessions.join(gathered("visits"), plan.clock)
     yield from write_table(warehouse, SESSIONS, known.sessions)
     yield from write_table(warehouse, SESSIONS, known.open_sessions, held=True)
-    spoken = leftovers.join(gathered("turns"), gathered("marks"), known.ended, plan.clock, known.without_past)
+    spoken = leftovers.join(
+        gathered("turns"), gathered("marks"), known.ended, plan.clock, known.without_past, gathered("received")
+    )
     yield from write_table(warehouse, EXCHANGES, spoken.exchanges)
     yield from write_table(warehouse, EXCHANGES, spoken.open_exchanges, held=True)
     replays, seen = audit.join(gathered("packets"), gathered("seen"), plan.clock)
@@ -113,7 +115,13 @@ def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
         changing = traffic.as_counts(tables.read_arrow(warehouse / TRAFFIC.name, TRAFFIC, plan.traffic))
         counts = pa.concat_tables([gathered("minutes"), facts.of_task(changing, task, plan.tasks)])
         yield from write_table(warehouse, TRAFFIC, traffic.join(counts, traffic.over_before(plan.clock.watermark_us)))
-    state = {"turns": spoken.turns, "visits": known.visits, "sightings": sightings, "seen": seen}
+    state = {
+        "turns": spoken.turns,
+        "received": spoken.received,
+        "visits": known.visits,
+        "sightings": sightings,
+        "seen": seen,
+    }
     yield from write_table(warehouse, STATE, _state_rows(plan, state))
 
 

@@ -76,6 +76,11 @@ class Pairing:
     """What an opening breaks while another one with its key is open."""
     unasked: Rule | None = None
     """What a step breaks that the opening did not ask for."""
+    resent_by: str | None = None
+    """The attribute, a whole number, that tells a message that is sent again from a new one. A number that the same
+    direction of the connection had in the last ten minutes is that message once more: it opens and closes nothing."""
+    resent: Rule | None = None
+    """What a message that is sent again breaks, if anything is to be said about it."""
 
 
 def requests(
@@ -85,6 +90,8 @@ def requests(
     unasked: Rule | None = None,
     asked_by: str | None = None,
     stopped_by: str | None = None,
+    resent_by: str | None = None,
+    resent: Rule | None = None,
 ) -> Pairing:
     """Requests and their outcomes, which every protocol that has them correlates by id."""
     return Pairing(
@@ -97,6 +104,8 @@ def requests(
         unasked=unasked,
         asked_by=asked_by,
         stopped_by=stopped_by,
+        resent_by=resent_by,
+        resent=resent,
     )
 
 
@@ -136,7 +145,7 @@ class Conversation:
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Every rule, each once."""
-        found = [rule for p in self.pairings for rule in (p.unknown, p.again, p.unasked)]
+        found = [rule for p in self.pairings for rule in (p.unknown, p.again, p.unasked, p.resent)]
         found += [self.greeting.missing, self.greeting.repeated] if self.greeting else []
         found += [rule for _, rule in self.one_way.values()]
         return tuple(dict.fromkeys(rule for rule in found if rule is not None))

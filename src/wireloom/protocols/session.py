@@ -305,6 +305,12 @@ class Session(abc.ABC):
         """
         return None
 
+    def say_all(self) -> None:
+        """Have `outgoing` give all there is to say, also what would wait for company."""
+
+    def discard(self, frame: bytes) -> None:
+        """A frame of `outgoing` or `outgoing_frames` will not be sent: nothing waits for its effect."""
+
     def messages_in(self, frame: bytes) -> int:
         """How many messages a frame of `outgoing_frames` completes: none, for all pieces of a message but the last."""
         return 1

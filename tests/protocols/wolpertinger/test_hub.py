@@ -18,7 +18,8 @@ from tests.protocols.wolpertinger.talk import call, line
 from wireloom.journal import Journal
 from wireloom.model import ConfigError, Direction, Kind, Message, RequestFailed
 from wireloom.peers.components import Components, component, method
-from wireloom.protocols.wolpertinger import WolpertingerSettings, transmission
+from wireloom.protocols.contract import Role
+from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings, transmission
 from wireloom.protocols.wolpertinger.values import Value
 
 OTHERS = ("wolpertinger", "yamp", "emp", "hsp")
@@ -332,3 +333,50 @@ async def test_a_login_in_pieces_leaves_no_token_in_the_journal(tmp_path: Path) 
     for each in rejects:
         for payload in re.findall(rb";([A-Za-z0-9+/]+=*)\n", bytes(each["bytes"])):
             assert b"SSS" not in base64.b64decode(payload[: len(payload) // 4 * 4])
+
+
+async def test_a_confirmation_that_waits_for_company_does_not_go_out_with_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events for subscribers are not recorded; a confirmation is, and counts."""
+    monkeypatch.setattr(transmission, "_SOON", 5.0)
+    async with hub_on(tmp_path, HUB) as hub:
+        url = url_of(hub, "wolpertinger")
+        async with (
+            wireloom.connect(url, handler=Components(Calculator())) as provider,
+            wireloom.connect(url_of(hub, "yamp")) as caller,
+            provider.subscribe("rooms/#") as events,
+        ):
+            await provider.provide("Calculator.Add")
+            for _ in range(3):
+                # The hub has yet to confirm the provider's answer when the event follows.
+                assert await caller.request("Calculator.Add", [2, 3]) == 5
+                await caller.publish("rooms/kitchen", b"warm", ack=True)
+                assert (await anext(events)).body == b"warm"
+    said = [each for each in journaled(tmp_path) if each.message.protocol == "wolpertinger"]
+    for way in (Direction.C2S, Direction.S2C):
+        numbers = [each.sequence for each in said if each.message.direction is way]
+        assert numbers == list(range(len(numbers)))
+    answers = [
+        each.message for each in said if each.message.kind is Kind.RESPONSE and each.message.direction is Direction.C2S
+    ]
+    confirmed = {
+        each.message.correlation_id
+        for each in said
+        if each.message.kind is Kind.ACK and each.message.direction is Direction.S2C
+    }
+    assert len(answers) == 3
+    assert {each.attributes["message_id"] for each in answers} <= confirmed
+
+
+def test_what_was_handed_out_and_is_not_sent_is_not_sent_again() -> None:
+    session = WOLPERTINGER.session(Role.SERVER, WolpertingerSettings(split=64, gzip_from=0))
+    session.connected(0.0)
+    for text in ("first", "second"):
+        session.send(Message(Kind.EVENT, "rooms/kitchen", text.encode()), 0.0)
+    lines = session.outgoing_frames()
+    half = len(lines) // 2
+    for each in lines[:half]:
+        session.discard(each)
+    session.expire(20.0)
+    assert session.outgoing_frames() == lines[half:]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from wireloom.pipeline import ledger
 from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.ledger import MARK, OPEN, Clock
-from wireloom.pipeline.steps import findings
+from wireloom.pipeline.steps import findings, resends
 from wireloom.pipeline.steps.exchanges import NEVER, OUTCOMES, exchange_rows
 from wireloom.pipeline.steps.turns import MARKS, TURNS, broken_rules, ended_at
 from wireloom.pipeline.steps.view import codes, files_in_order, one_piece, typed
@@ -30,7 +30,7 @@ class Joined:
     """What `join` makes of everything that was left over.
 
     `exchanges` and `findings` are final. `open_exchanges` and `open_findings` are right for what has been read so far
-    and are replaced next time. `turns` are carried.
+    and are replaced next time. `turns` and `received` are carried.
     """
 
     exchanges: pa.Table
@@ -38,18 +38,46 @@ class Joined:
     findings: pa.Table
     open_findings: pa.Table
     turns: pa.Table
+    received: pa.Table
 
 
 def join(
-    turns: pa.Table, marks: pa.Table, ended: Mapping[str, int], clock: Clock, without_past: Collection[str] = ()
+    turns: pa.Table,
+    marks: pa.Table,
+    ended: Mapping[str, int],
+    clock: Clock,
+    without_past: Collection[str] = (),
+    received: pa.Table | None = None,
 ) -> Joined:
     """Settle what tasks, and earlier batches, left over.
 
     `ended` says when connections were closed: after that nobody waits for anything. `without_past` are connections
-    whose beginning was not seen: what answers nothing there may well answer something earlier.
+    whose beginning was not seen: what answers nothing there may well answer something earlier. `received` is what
+    earlier batches know of messages that may be sent again.
     """
     turns = _with_marks(turns, marks)
-    return _Join(turns, clock).result(ended, without_past)
+    again, known = resends.find(turns, received if received is not None else resends.RECEIVED.empty_table(), clock)
+    resent = turns.filter(pa.array(again)) if again.any() else None
+    if resent is not None:
+        turns = turns.filter(pa.array(~again)).combine_chunks()
+    joined = _Join(turns, clock).result(ended, without_past)
+    joined.received = known
+    if resent is not None:
+        joined.findings = pa.concat_tables([joined.findings, _resent_findings(resent)])
+    return joined
+
+
+def _resent_findings(resent: pa.Table) -> pa.Table:
+    """What is to be said about messages that were sent again."""
+    found = []
+    protocol, names = codes(one_piece(resent["protocol"]))
+    pairing = resent["pairing"].to_numpy()
+    for code, name in enumerate(names):
+        for number, each in enumerate(protocols()[str(name)].conversation.pairings):
+            rows = np.flatnonzero((protocol == code) & (pairing == number))
+            if each.resent is not None and len(rows):
+                found.append(findings.of_table(resent.take(pa.array(rows)), each.resent))
+    return findings.together(found)
 
 
 def _with_marks(turns: pa.Table, marks: pa.Table) -> pa.Table:
@@ -121,6 +149,7 @@ class _Join:
             final,
             open_findings,
             self._carried(waiting),
+            resends.RECEIVED.empty_table(),
         )
 
     def _exchanges(self, rows: NDArray[np.int64], end: NDArray[np.int64], waiting: NDArray[np.bool_]) -> pa.Table:
@@ -171,9 +200,11 @@ class _Join:
         return findings.together(final), findings.together(provisional)
 
     def _carried(self, waiting: NDArray[np.bool_]) -> pa.Table:
-        """What goes on to the next batch; the steps it had are counted in."""
+        """What goes on to the next batch; the steps it had are counted in, and its number is known already."""
         rows = np.flatnonzero(waiting)
         carried = self.turns.take(pa.array(rows))
         for name, new in (("steps", self.settled.steps), ("last", self.settled.last)):
             carried = carried.set_column(TURNS.get_field_index(name), TURNS.field(name), pa.array(new[rows]))
+        nothing = pa.nulls(len(rows), pa.int64())
+        carried = carried.set_column(TURNS.get_field_index("number"), TURNS.field("number"), nothing)
         return carried.combine_chunks()

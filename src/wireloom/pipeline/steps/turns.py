@@ -18,6 +18,7 @@ from wireloom.pipeline import ledger
 from wireloom.pipeline.ledger import CLOSE, NONE, OPEN, STEP, STOP, Settled
 from wireloom.pipeline.steps import findings
 from wireloom.pipeline.steps.exchanges import NEVER, OUTCOMES, exchange_rows, outcomes_of
+from wireloom.pipeline.steps.resends import whole_numbers
 from wireloom.pipeline.steps.view import (
     DIRECTIONS,
     WORDS,
@@ -53,9 +54,14 @@ TURNS = pa.schema(
         ("size", pa.int32()),
         ("file", WORDS),
         ("offset", pa.int64()),
+        ("lane", pa.uint64()),
+        ("number", pa.int64()),
     ]
 )
-"""A message that opens or closes something, as it is carried until both ends are known."""
+"""A message that opens or closes something, as it is carried until both ends are known.
+
+`lane` and `number` tell one that is sent again, where that can be told: see `resends.py`.
+"""
 
 _OF_A_MARK = ("bucket", "key", "protocol", "pairing", "time", "connection", "message_id", "file", "offset")
 MARKS = pa.schema([TURNS.field(name) for name in _OF_A_MARK])
@@ -175,6 +181,13 @@ def _observe_pairing(
     if not len(chosen.rows):
         return
     act = chosen.act
+    if pairing.resent_by is not None:
+        # Which of them are sent again is known only to those who see all of them: nothing is settled here.
+        everything, steps = np.arange(len(act)), np.zeros(len(act), np.int32)
+        found.turns.append(
+            _left_over(view, chosen, everything, number, view.time_us[chosen.rows], steps, pairing.resent_by)
+        )
+        return
     settled = ledger.settle(chosen.key, act, np.full(len(act), pairing.counted), view.time_us[chosen.rows])
     ended = ended_at(settled, view.time_us[chosen.rows])
     done = (act == OPEN) & ((settled.mate >= 0) | (ended < NEVER))
@@ -184,7 +197,7 @@ def _observe_pairing(
         found.findings.append(findings.of_rows(view, chosen.rows[broken], rule))
     left = np.flatnonzero(((act == OPEN) & ~done) | settled.unclaimed)
     if len(left):
-        found.turns.append(_left_over(view, chosen, settled, left, number))
+        found.turns.append(_left_over(view, chosen, left, number, settled.last[left], settled.steps[left]))
     if pairing.again is not None and not pairing.counted:
         marks = np.flatnonzero(settled.first & done)
         if len(marks):
@@ -266,7 +279,15 @@ def _marks(view: View, chosen: _Chosen, places: NDArray[np.int64], number: int) 
     return typed(values, MARKS)
 
 
-def _left_over(view: View, chosen: _Chosen, settled: Settled, places: NDArray[np.int64], number: int) -> pa.Table:
+def _left_over(
+    view: View,
+    chosen: _Chosen,
+    places: NDArray[np.int64],
+    number: int,
+    last: NDArray[np.int64],
+    steps: NDArray[np.int32],
+    resent_by: str | None = None,
+) -> pa.Table:
     rows = chosen.rows[places]
     taken = pa.array(rows)
     status = view.column("status").take(taken)
@@ -278,12 +299,19 @@ def _left_over(view: View, chosen: _Chosen, settled: Settled, places: NDArray[np
         "pairing": np.full(len(rows), number, np.uint8),
         "act": chosen.act[places],
         "time": view.time_us[rows],
-        "last": settled.last[places],
-        "steps": settled.steps[places],
+        "last": last,
+        "steps": steps,
         "asked": chosen.asked[places],
         "outcome": coded(outcomes_of(view.kind[rows], status, stops), OUTCOMES),
         "status": status,
         "size": view.column("body_size").to_numpy()[rows],
         **{name: view.column(name).take(taken) for name in texts},
+        "lane": pa.nulls(len(rows), pa.uint64()),
+        "number": pa.nulls(len(rows), pa.int64()),
     }
+    if resent_by is not None:
+        connection, names = view.connection
+        seeds = ledger.seeds([name or "" for name in names], len(DIRECTIONS), number)
+        values["lane"] = seeds[connection[rows] * len(DIRECTIONS) + view.direction[rows]]
+        values["number"] = whole_numbers(view.attribute(resent_by, rows))
     return typed(values, TURNS)

@@ -9,18 +9,18 @@ CONVERSATION = Conversation(
     pairings=(
         requests(
             unknown=Rule("wolpertinger.response.unknown-call", Severity.INFO, "a response to no pending call"),
-            # Who saw no confirmation sends a call again, so this is no breach by itself.
             again=Rule(
-                "wolpertinger.call-id.reused",
-                Severity.INFO,
-                "a call with the id of one that is pending: sent again, or another one",
+                "wolpertinger.call-id.reused", Severity.WARNING, "another call with the id of one that is pending"
             ),
+            # Who saw no confirmation sends a message again; it is confirmed again, and taken once.
+            resent_by="message_id",
+            resent=Rule("wolpertinger.message-id.again", Severity.INFO, "a call or an answer that was sent again"),
         ),
-        # A message that is sent again, because its confirmation was lost, is confirmed again: nothing to find.
         Pairing(
             frozenset(Kind) - {Kind.ACK},
             frozenset({Kind.ACK}),
             id_attribute="message_id",
+            counted=True,
             unknown=Rule("wolpertinger.result.unknown-id", Severity.INFO, "a confirmation of no message"),
         ),
     )

@@ -467,6 +467,18 @@ class Transmission(Session):
         out, self._out = self._out, []
         return out
 
+    def say_all(self) -> None:
+        """Confirmations wait no longer."""
+        self._confirm_now()
+
+    def discard(self, frame: bytes) -> None:
+        """Messages that are not sent: nobody will confirm them, and they must not be sent again."""
+        for line in frame.splitlines():
+            found = frames.parse(line)
+            if isinstance(found, Data):
+                self._unconfirmed.pop(found.message_id)
+                self._private.pop(found.message_id, None)
+
     def messages_in(self, frame: bytes) -> int:
         """A message counts with its last piece."""
         piece = _PIECE.match(frame)
