@@ -6,13 +6,16 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.pipeline.batches import contents, cut, ranges, run_batches
 from tests.pipeline.test_conversations import micros
 from wireloom.journal import Journal
 from wireloom.model import Direction
+from wireloom.pipeline.ledger import Clock
 from wireloom.pipeline.query import ask
+from wireloom.pipeline.steps import resends, turns
 from wireloom.protocols.wolpertinger.layer2 import Call, Document, Response
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 from wireloom.protocols.wolpertinger.transmission import encode
@@ -159,6 +162,24 @@ def test_a_confirmation_each_for_a_message_and_its_resend_is_no_finding(tmp_path
     )
     assert found == [(1, 0, 22, "done")]
     assert rules == [AGAIN, "wolpertinger.result.unknown-id"]
+
+
+def test_what_comes_late_is_known_although_a_neighbour_was_forgotten_and_came_anew() -> None:
+    """Five numbers in minute 0, then others with ten minutes of lateness, each in a batch of its own."""
+    minute = 60 * SECOND_US
+    received = resends.RECEIVED.empty_table()
+    found = []
+    for number, at, watermark in ((1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 0, 0), (5, 0, 0), (3, 11, 11), (3, 12, 12),
+                                  (4, 9, 12), (5, 10, 12), (2, 11, 12), (1, 11, 12), (2, 11, 12)):  # fmt: skip
+        nothing = {name: pa.nulls(1, turns.TURNS.field(name).type) for name in turns.TURNS.names}
+        said = {"number": [number], "lane": [2**63 + 1], "time": [at * minute], "bucket": [3]}
+        said_typed = {name: pa.array(value, turns.TURNS.field(name).type) for name, value in said.items()}
+        rows = pa.table({**nothing, **said_typed}, schema=turns.TURNS)
+        again, received = resends.find(rows, received, Clock(watermark * minute, 10 * minute))
+        found.append(bool(again[0]))
+    assert found == [False] * 5 + [False, True, True, True, False, False, True]
+    spans = [(row["minute"], row["first"], row["last"]) for row in received.to_pylist()]
+    assert spans == [(11, 1, 3), (0, 4, 5)]
 
 
 # At random, against a plain reader
