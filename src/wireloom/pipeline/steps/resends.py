@@ -116,8 +116,8 @@ def _without(spans: _Spans, places: NDArray[np.int64]) -> _Spans:
         first, last, minute, bucket = rows[at]
         parts = ((first, place - 1, minute, bucket), (place + 1, last, minute, bucket))
         rows[at : at + 1] = [part for part in parts if part[0] <= part[1]]
-    columns = list(zip(*rows, strict=True)) or [()] * 4
-    return _Spans(*(np.array(column, np.int64) for column in columns[:3]), np.array(columns[3], np.uint8))
+    columns = np.array(rows, np.int64).reshape(-1, 4)
+    return _Spans(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3].astype(np.uint8))
 
 
 def _with(spans: _Spans, place: NDArray[np.int64], minute: NDArray[np.int64], bucket: NDArray[np.uint8]) -> _Spans:
