@@ -101,3 +101,16 @@ def test_a_kernel_computes(tmp_path: Path, value: complex) -> None:
         subprocess.run(
             [sys.executable, "-c", program], cwd=tmp_path, check=True, env={"PYTHONPATH": ":".join(sys.path)}
         )
+
+
+def test_a_kernel_is_compiled_again_when_one_that_it_calls_has_changed(tmp_path: Path) -> None:
+    called = "from wireloom.kernels import kernel, inlined\n\n@{}\ndef inner(value):\n    return value + {}\n"
+    caller = "from inner import inner\nfrom wireloom.kernels import kernel\n\n@kernel\ndef outer(value):\n    return inner(value)\n"
+    (tmp_path / "outer.py").write_text(caller)
+    for decorator in ("inlined", "kernel"):
+        for added in (1, 20, 300):
+            (tmp_path / "inner.py").write_text(called.format(decorator, added))
+            program = f"import outer; assert outer.outer(1) == {1 + added}, outer.outer(1)"
+            subprocess.run(
+                [sys.executable, "-c", program], cwd=tmp_path, check=True, env={"PYTHONPATH": ":".join(sys.path)}
+            )

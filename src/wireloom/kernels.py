@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import numba
 from numba.core.caching import FunctionCache
+from numba.core.dispatcher import Dispatcher
 
 with contextlib.suppress(ImportError):  # a platform without such locks does without
     import fcntl
@@ -35,11 +36,33 @@ class _SharedCache(FunctionCache):
     numba picks a file for a new signature and then writes index and file without a lock. Two processes that compile
     one kernel for two signatures can pick the same file; the index then names machine code for other arguments,
     and the next process that calls it crashes. Hubs, Spark workers and tests do start together.
+
+    numba also looks only at a kernel's own file to see whether it is still what was compiled; kernels of other files
+    that it calls are part of the machine code, too.
     """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        own = Path(function.__code__.co_filename)
+        called = sorted({file for file in _files_called(function) if file != own})
+        if called:
+            stats = [file.stat() for file in called]
+            self._cache_file._source_stamp = (
+                self._cache_file._source_stamp, *((each.st_mtime, each.st_size) for each in stats),
+            )  # fmt: skip
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with _locked(Path(self.cache_path)):
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
+
+def _files_called(function: Callable[..., Any]) -> Iterator[Path]:
+    """Where the kernels stand that a function calls, and those that they call."""
+    for name in function.__code__.co_names:
+        called = function.__globals__.get(name)
+        if isinstance(called, Dispatcher) and called.py_func is not function:
+            yield Path(called.py_func.__code__.co_filename)
+            yield from _files_called(called.py_func)
 
 
 @contextlib.contextmanager
@@ -64,5 +87,5 @@ def inlined(function: Callable[..., Any]) -> Any:
 def _compiled(function: Callable[..., Any], inline: Literal["never", "always"]) -> Any:
     dispatcher: Any = numba.njit(nogil=True, inline=inline)(function)
     if Path(function.__code__.co_filename).exists():  # what is typed at a prompt has no place to be kept at
-        dispatcher._cache = _SharedCache(function)  # type: ignore[no-untyped-call]
+        dispatcher._cache = _SharedCache(function)
     return dispatcher
