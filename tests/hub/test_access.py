@@ -222,7 +222,7 @@ def mesh_over_quic(authority: Authority, extra: str = "") -> str:
     server, server_key = authority.issue("localhost")
     return f"""
     [[listener]]
-    url = "meshs://127.0.0.1:0"
+    url = "mesh+quic://127.0.0.1:0"
     settings = {{ require = "any" }}
     tls = {{ certificate = "{server}", key = "{server_key}", ca = "{authority.path}"{extra} }}
     [http]
@@ -238,7 +238,7 @@ async def test_names_in_a_certificate_are_identities_over_quic_too(tmp_path: Pat
     client, client_key = authority.issue("meter-7")
     tls = wireloom.TLS(client, client_key, ca=authority.path)
     async with hub_on(tmp_path, mesh_over_quic(authority)) as hub:
-        async with wireloom.connect(url_of(hub, "meshs"), tls=tls) as node:
+        async with wireloom.connect(url_of(hub, "mesh+quic"), tls=tls) as node:
             await node.publish("doors/front", b"1")
             await node.publish("sensors/kitchen", b"1")
             await eventually(lambda: any(e.message.topic == "sensors/kitchen" for e in journaled(tmp_path)))
@@ -256,7 +256,7 @@ async def test_over_quic_nobody_comes_in_without_a_certificate_that_counts(tmp_p
     async with hub_on(tmp_path, text) as hub:
         with pytest.raises(wireloom.WireloomError):
             await wireloom.connect(
-                url_of(hub, "meshs"), tls=wireloom.TLS(*pair, ca=authority.path), reconnect=False, timeout=20
+                url_of(hub, "mesh+quic"), tls=wireloom.TLS(*pair, ca=authority.path), reconnect=False, timeout=20
             )
         assert hub.metrics.listeners.samples()["mesh", "quic.certificate.refused"] >= 1
         assert not hub.connections
@@ -266,7 +266,7 @@ async def test_over_quic_nobody_comes_in_without_a_certificate_that_counts(tmp_p
 async def test_over_quic_a_certificate_may_be_left_to_the_client(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     async with hub_on(tmp_path, mesh_over_quic(authority, ", require_client_certificate = false")) as hub:
-        async with wireloom.connect(url_of(hub, "meshs"), tls=wireloom.TLS(ca=authority.path)) as node:
+        async with wireloom.connect(url_of(hub, "mesh+quic"), tls=wireloom.TLS(ca=authority.path)) as node:
             await node.publish("sensors/kitchen", b"1")
             await eventually(lambda: hub.metrics.denied.value("mesh", "publish") == 1)
 

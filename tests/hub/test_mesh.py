@@ -213,11 +213,11 @@ async def test_the_hub_listens_over_quic(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("hub")
     listener = (
-        '[[listener]]\nurl = "meshs://127.0.0.1:0"\nprofile = true\nsettings = { require = "any" }\n'
+        '[[listener]]\nurl = "mesh+quic://127.0.0.1:0"\nprofile = true\nsettings = { require = "any" }\n'
         f'tls = {{ certificate = "{certificate}", key = "{key}" }}\n'
     )
     async with hub_on(tmp_path, listener + OPEN) as hub:
-        async with wireloom.connect(url_of(hub, "meshs"), tls=wireloom.TLS(ca=authority.path)) as secret:
+        async with wireloom.connect(url_of(hub, "mesh+quic"), tls=wireloom.TLS(ca=authority.path)) as secret:
             async with wireloom.connect(url_of(hub)) as other, other.subscribe("a") as events:
                 await secret.publish("a", 1)
                 assert (await anext(events)).value() == 1

@@ -253,8 +253,8 @@ async def test_the_hubs_key_is_rotated_while_it_runs(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         (
-            {"seeds": ["meshs://127.0.0.1:1"]},
-            "hub.toml:4: listener: URL 'meshs://127.0.0.1:1': this listener speaks mesh",
+            {"seeds": ["mesh+quic://127.0.0.1:1"]},
+            "hub.toml:4: listener: URL 'mesh+quic://127.0.0.1:1': this listener speaks mesh",
         ),
         ({"seeds": ["nowhere:port"]}, "hub.toml:4: listener: "),
         ({"publish": ["a/#/b"]}, "hub.toml:4: listener: setting 'publish': pattern 'a/#/b'"),

@@ -95,7 +95,7 @@ async def test_a_new_size_of_messages_holds_for_connections_that_come_then(tmp_p
         assert hub.metrics.refused.value("yamp", "yamp.body.too-large") == 1
 
 
-@pytest.mark.parametrize("scheme", ["hsps", "yamp+wss", "meshs"])
+@pytest.mark.parametrize("scheme", ["hsps", "yamp+wss", "mesh+quic"])
 async def test_certificates_are_renewed_for_new_connections(scheme: str, tmp_path: Path) -> None:
     """The file stays, its content changes, as with certificates that are renewed by a robot."""
 
@@ -108,7 +108,7 @@ async def test_certificates_are_renewed_for_new_connections(scheme: str, tmp_pat
     text = f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\n[http]\nurl = "off"\n'.replace(
         "[http]", f'tls = {{ certificate = "{tmp_path}/hub.pem", key = "{tmp_path}/hub.key" }}\n[http]'
     )
-    if scheme == "meshs":
+    if scheme == "mesh+quic":
         text = text.replace("tls =", 'settings = { require = "any" }\ntls =')
     async with hub_on(tmp_path, text) as hub:
         url = url_of(hub, scheme)

@@ -132,7 +132,7 @@ def test_a_node_says_what_it_needs() -> None:
     with pytest.raises(ConfigError, match="mesh://"):
         mesh.Node("hsp://127.0.0.1:0", require="any")
     with pytest.raises(ConfigError, match="speaks mesh"):
-        mesh.Node(HOME, require="any", seeds=["meshs://127.0.0.1"])
+        mesh.Node(HOME, require="any", seeds=["mesh+quic://127.0.0.1"])
 
 
 async def test_strangers_get_no_link_and_are_counted() -> None:

@@ -16,7 +16,7 @@ from wireloom.model import ConfigError, HandshakeFailed, Message, PeerClosed
 from wireloom.transports import Address, Options, transport
 from wireloom.transports import quic as module
 
-HOME = "meshs://127.0.0.1:0"
+HOME = "mesh+quic://127.0.0.1:0"
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ async def test_another_protocol_name_is_refused(
 
 async def test_nobody_there_is_told_in_time() -> None:
     with pytest.raises((PeerClosed, HandshakeFailed)):
-        await wireloom.connect("meshs://127.0.0.1:9", timeout=0.3, reconnect=False)
+        await wireloom.connect("mesh+quic://127.0.0.1:9", timeout=0.3, reconnect=False)
 
 
 async def test_a_server_needs_a_certificate(tmp_path: Path) -> None:

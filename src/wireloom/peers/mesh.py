@@ -166,7 +166,7 @@ class Node:
     - `seeds` are nodes to greet; they name others. `relay` are patterns (or `Relay` rules) of events to pass on.
     - `copies` is how often each packet is sent: receivers drop what they have seen, so more copies only cost bandwidth,
       and an event survives losses.
-    - `meshs://` talks over QUIC, with `tls` for certificates.
+    - `mesh+quic://` talks over QUIC, with `tls` for certificates.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Node:
     ) -> None:
         self._place = endpoint(url)
         if self._place.protocol.name != "mesh":
-            raise ConfigError(f"URL {url!r}: a mesh node needs mesh:// or meshs://")
+            raise ConfigError(f"URL {url!r}: a mesh node needs mesh:// or mesh+quic://")
         if trust is None and require is None and not (settings or {}).get("require"):
             raise ConfigError("a mesh node needs trust=..., or require='any' to accept whatever comes")
         values: dict[str, object] = dict(settings or {})

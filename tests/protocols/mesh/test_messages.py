@@ -34,7 +34,7 @@ def decoded(data: bytes, **values: object) -> list[Decoded | Rejected]:
 def test_mesh_is_registered_with_its_schemes_and_ports() -> None:
     assert protocol("mesh") is MESH
     assert (scheme("mesh")[1].transport, scheme("mesh")[1].port) == ("udp", 5041)
-    assert (scheme("meshs")[1].transport, scheme("meshs")[1].secure) == ("quic", True)
+    assert (scheme("mesh+quic")[1].transport, scheme("mesh+quic")[1].secure) == ("quic", True)
 
 
 @pytest.mark.parametrize(

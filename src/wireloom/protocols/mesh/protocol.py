@@ -169,7 +169,10 @@ class Mesh(Protocol):
 
     name: ClassVar[str] = "mesh"
     title: ClassVar[str] = "Event Mesh Protocol"
-    schemes: ClassVar[tuple[Scheme, ...]] = (Scheme("mesh", "udp", 5041), Scheme("meshs", "quic", 5041, secure=True))
+    schemes: ClassVar[tuple[Scheme, ...]] = (
+        Scheme("mesh", "udp", 5041),
+        Scheme("mesh+quic", "quic", 5041, secure=True),
+    )
     framing: ClassVar[Framing] = Framing.DATAGRAM
     settings_type: ClassVar[type[Settings]] = MeshSettings
     message_size: ClassVar[str | None] = "max_payload"
