@@ -51,7 +51,8 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_the_command_gives_the_tables_of_one_process(remote: str, tmp_path: Path) -> None:
     make_conversations(tmp_path / "journal", seed=41, steps=150)
-    command = [*WIRELOOM, "pipeline", "run", "--once", "--input", str(tmp_path / "journal")]
+    # Without --once or --continuous: it ends when everything is read.
+    command = [*WIRELOOM, "pipeline", "run", "--input", str(tmp_path / "journal")]
     command += ["--warehouse", str(tmp_path / "w"), "--remote", remote, "--max-bytes", "20k"]
     done = subprocess.run(command, capture_output=True, timeout=600, check=False, text=True)
     assert done.returncode == 0, done.stderr

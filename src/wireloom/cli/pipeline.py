@@ -34,8 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a journal, or captures: files, folders, patterns; may be repeated",
     )
     run.add_argument("--warehouse", required=True, metavar="DIR", help="where the tables are, or will be")
-    mode = run.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--once", action="store_true", help="read what is there, then end")
+    mode = run.add_mutually_exclusive_group()
+    mode.add_argument("--once", action="store_true", help="read what is there, then end (default)")
     mode.add_argument("--continuous", action="store_true", help="go on until stopped by Ctrl-C or SIGTERM")
     where = run.add_mutually_exclusive_group()
     where.add_argument("--master", metavar="URL", help="the Spark to run on (default: all cores of this machine)")
@@ -148,7 +148,7 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    summary = pipeline.run(once=arguments.once, interval=arguments.interval)
+    summary = pipeline.run(once=not arguments.continuous, interval=arguments.interval)
     progress.end(
         summary, {name: each.rows for name, each in describe(arguments.warehouse).items()}, arguments.warehouse
     )
