@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -22,20 +22,22 @@ from numpy.typing import NDArray
 
 from wireloom.journal import blocks as journal_blocks
 from wireloom.journal import index as journal_index
-from wireloom.journal.index import NO_MAP, BlockIndex
+from wireloom.journal.index import BlockIndex
 from wireloom.journal.keys import Keys, keys_for
 from wireloom.journal.segment import committed_length
 from wireloom.model import ConfigError, JournalError
 from wireloom.pipeline import blocks, ledger
 from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.planning import Range
-from wireloom.pipeline.rows import empty, message_rows, reject_rows
+from wireloom.pipeline.rejects import Rejects
+from wireloom.pipeline.rows import empty, message_rows
+from wireloom.pipeline.runs import Runs, Streams, gather_runs, select, streams_of
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
 from wireloom.pipeline.steps import audit, findings, sessions
 from wireloom.pipeline.steps.sessions import Event
-from wireloom.pipeline.steps.view import DAY_US, DIRECTIONS, coded, constant
+from wireloom.pipeline.steps.view import coded, constant
 from wireloom.protocols.audit import Auditor
-from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans, Stream
+from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans
 from wireloom.protocols.contract import CUT, Settings
 from wireloom.protocols.conversation import Rule, Severity
 from wireloom.protocols.registry import protocol, protocols
@@ -55,35 +57,6 @@ class DecodedRange:
     """What is wrong with single packets."""
     packets: pa.Table | None = None
     """Packets that a receiver remembers, see `steps/audit.py`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """The runs of one protocol: a row a run; `start` and `end` are places in `data`.
-
-    `piece_at` and `piece_offset` say which offset of the file a place in `data` stands for, from that
-    place on.
-    """
-
-    protocol: str
-    data: NDArray[np.uint8]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    time_us: NDArray[np.int64]
-    sequence: NDArray[np.int64]
-    connection: NDArray[np.uint64]
-    direction: NDArray[np.uint8]
-    topic_map: NDArray[np.int64]
-    tags_start: NDArray[np.int64]
-    piece_at: NDArray[np.int64]
-    piece_offset: NDArray[np.int64]
-
-    def file_offset(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in the file the bytes at those places in `data` are."""
-        if not len(self.piece_at):
-            return place
-        piece = np.searchsorted(self.piece_at, place, side="right") - 1
-        return place - self.piece_at[piece] + self.piece_offset[piece]
 
 
 def warm() -> None:
@@ -115,7 +88,7 @@ def decode_range(part: Range, trust: str = "", keys: str = "") -> DecodedRange:
     """The messages and rejects of one range; `trust` is a trust file for those who sign, `keys` a key file."""
     path = Path(part.file)
     limit = committed_length(path)
-    rejects = _Rejects(part.file)
+    rejects = Rejects(part.file)
     if limit == 0:
         return DecodedRange(empty(MESSAGES), rejects.table())
     audited = Audited(trust)
@@ -171,7 +144,7 @@ def _decode(
     data: NDArray[np.uint8],
     part: Range,
     limit: int,
-    rejects: _Rejects,
+    rejects: Rejects,
     events: list[Event],
     audited: Audited,
     key_file: str,
@@ -199,10 +172,10 @@ def _decode(
         if maps is None:
             maps = journal_index.topic_maps_before(data, _end(found.index))
             keys = journal_index.keys_before(data, _end(found.index))
-        runs, damaged = _gather_runs(data, name, found, rows)
+        runs, damaged = gather_runs(data, name, found, rows)
         for run in np.flatnonzero(damaged).tolist():
             rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, "wrong hash")
-        runs = _select(runs, np.flatnonzero(~damaged)) if damaged.any() else runs
+        runs = select(runs, np.flatnonzero(~damaged)) if damaged.any() else runs
         if not len(runs.start):
             continue
         try:
@@ -257,118 +230,19 @@ def _end(index: BlockIndex) -> int:
     return int(index.offset[-1] + index.size[-1])
 
 
-def _gather_runs(
-    data: NDArray[np.uint8], name: str, found: blocks.Found, rows: NDArray[np.int64]
-) -> tuple[_Runs, NDArray[np.bool_]]:
-    """The runs of one protocol and whether each is damaged; with continued blocks, payloads are copied together."""
-    index = found.index
-    run = found.run[rows]
-    first = np.flatnonzero(np.diff(run, prepend=-1))
-    heads = rows[first]
-    start, end = index.payload_start[rows], index.payload_end[rows]
-    damaged = np.logical_or.reduceat(found.bad[rows], first)
-    no_pieces = np.zeros(0, np.int64)
-    if len(first) == len(rows):
-        source, at, stop, piece_at, piece_offset = data, start, end, no_pieces, no_pieces
-    else:
-        sizes = end - start
-        piece_at = np.cumsum(sizes) - sizes
-        joined = np.empty(int(sizes.sum()), np.uint8)
-        for place, begin, finish in zip(piece_at.tolist(), start.tolist(), end.tolist(), strict=True):
-            joined[place : place + finish - begin] = data[begin:finish]
-        joined.flags.writeable = False
-        source, piece_offset = joined, start
-        at = piece_at[first]
-        stop = np.append(at[1:], len(joined))
-    runs = _Runs(
-        name,
-        source,
-        at,
-        stop,
-        index.time_ns[heads] // 1000,
-        index.sequence[heads],
-        index.connection[heads],
-        index.direction[heads],
-        index.topic_map[heads],
-        index.tags_start[heads],
-        piece_at,
-        piece_offset,
-    )
-    return runs, damaged
-
-
-def _select(runs: _Runs, rows: NDArray[np.int64]) -> _Runs:
-    return replace(
-        runs,
-        start=runs.start[rows],
-        end=runs.end[rows],
-        time_us=runs.time_us[rows],
-        sequence=runs.sequence[rows],
-        connection=runs.connection[rows],
-        direction=runs.direction[rows],
-        topic_map=runs.topic_map[rows],
-        tags_start=runs.tags_start[rows],
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Streams:
-    """Which stream each run belongs to, and what is said of streams: a row a stream."""
-
-    number: NDArray[np.int32]
-    streams: list[Stream]
-    connection: list[str]
-    direction: NDArray[np.int8]
-    source: list[str | None]
-    destination: list[str | None]
-
-
-def _streams(
-    segment: NDArray[np.uint8],
-    runs: _Runs,
-    maps: dict[int, dict[int, str]],
-    opened_by: dict[int, Keys],
-    given: Sequence[Mapping[str, str]],
-) -> _Streams:
-    connections, connection = np.unique(runs.connection, return_inverse=True)
-    numbers, topic_map = np.unique(runs.topic_map, return_inverse=True)
-    key = (connection * len(numbers) + topic_map) * len(DIRECTIONS) + runs.direction
-    keys, first, number = np.unique(key, return_index=True, return_inverse=True)
-    direction = (keys % len(DIRECTIONS)).astype(np.int8)
-    rest = keys // len(DIRECTIONS)
-    map_ids = numbers[rest % len(numbers)].tolist()
-    ends = [journal_index.endpoints(segment, int(at)) for at in runs.tags_start[first]]
-    ids = connections[rest // len(numbers)].tolist()
-    return _Streams(
-        number.astype(np.int32),
-        [
-            Stream(
-                DIRECTIONS[code],
-                {} if map_id == NO_MAP else maps.get(map_id, {}),
-                secrets=(opened_by[each].values,) if each in opened_by else given,
-            )
-            for code, map_id, each in zip(direction.tolist(), map_ids, ids, strict=True)
-        ],
-        [f"{value:016x}" for value in ids],
-        direction,
-        [source for source, _ in ends],
-        [destination for _, destination in ends],
-    )
-
-
 def _decode_runs(
     segment: NDArray[np.uint8],
-    runs: _Runs,
+    runs: Runs,
     maps: dict[int, dict[int, str]],
     keys: dict[int, Keys],
     file: str,
-    rejects: _Rejects,
+    rejects: Rejects,
     audited: Audited,
     key_file: str,
 ) -> list[pa.Table]:
     """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
     decoder, settings = _decoder(runs.protocol)
-    of = _streams(segment, runs, maps, keys, keys_for(file, runs.protocol, key_file))
+    of = streams_of(segment, runs, maps, keys, keys_for(file, runs.protocol, key_file))
     everything = np.arange(len(runs.start))
     number, streams = of.number, of.streams
     if decoder.has_pieces:
@@ -397,7 +271,7 @@ def _decode_runs(
     return [table for table in tables if table.num_rows]
 
 
-def _add_rejects(columns: Columns, runs: _Runs, rows: NDArray[np.int64], rejects: _Rejects) -> None:
+def _add_rejects(columns: Columns, runs: Runs, rows: NDArray[np.int64], rejects: Rejects) -> None:
     """What a decoder refused, and what it left over: a run holds complete frames only."""
     broken = set()
     for reject in columns.rejects:
@@ -416,9 +290,7 @@ def _add_rejects(columns: Columns, runs: _Runs, rows: NDArray[np.int64], rejects
             rejects.add(runs, run, int(columns.consumed[span]), int(runs.end[run]), CUT, detail)
 
 
-def _add_unfinished(
-    decoder: ColumnDecoder, settings: Settings, columns: Columns, runs: _Runs, rejects: _Rejects
-) -> None:
+def _add_unfinished(decoder: ColumnDecoder, settings: Settings, columns: Columns, runs: Runs, rejects: Rejects) -> None:
     """Pieces that their run did not complete; every run is a stream."""
     for run, state in enumerate(columns.state):
         for each in decoder.unfinished(state, settings) if state else ():
@@ -428,7 +300,7 @@ def _add_unfinished(
             )  # fmt: skip
 
 
-def _table(columns: Columns, runs: _Runs, of: _Streams, rows: NDArray[np.int64], file: str) -> pa.Table:
+def _table(columns: Columns, runs: Runs, of: Streams, rows: NDArray[np.int64], file: str) -> pa.Table:
     """Rows of `messages` from decoded columns; `rows` says which run each span is."""
     run = rows[columns.span]
     stream = of.number[run]
@@ -447,68 +319,3 @@ def _table(columns: Columns, runs: _Runs, of: _Streams, rows: NDArray[np.int64],
         file=constant(file, count),
         offset=runs.file_offset(columns.offset),
     )
-
-
-class _Rejects:
-    """Rows of `rejects`, collected one by one: there are few."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.rows: list[tuple[object, ...]] = []
-
-    def add(
-        self, runs: _Runs, run: int, start: int, end: int, clause: str, detail: str, content: bytes | None = None
-    ) -> None:
-        """Bytes of a run, by their place in its data; `content` if they do not stand together there."""
-        self._row(
-            int(runs.time_us[run]),
-            runs.protocol,
-            f"{int(runs.connection[run]):016x}",
-            str(DIRECTIONS[runs.direction[run]]),
-            clause,
-            detail,
-            runs.data[start : min(end, start + KEPT_BYTES)].tobytes() if content is None else content,
-            end - start,
-            int(runs.file_offset(np.array([start]))[0]),
-        )
-
-    def add_damage(self, data: NDArray[np.uint8], damage: blocks.Damage, segment_us: int) -> None:
-        """A stretch of the segment; its own time is lost, so it gets that of the segment's first block."""
-        kept = data[damage.offset : damage.offset + min(damage.size, KEPT_BYTES)].tobytes()
-        self._row(segment_us, None, None, None, blocks.DAMAGED, damage.reason, kept, damage.size, damage.offset)
-
-    def add_refused(self, data: NDArray[np.uint8], index: BlockIndex) -> None:
-        """What the hub refused: the bytes and, beside them, why."""
-        for block in journal_index.records(data, index):
-            if block.record == "refused":
-                size, direction = block.details.get("size"), block.details.get("direction")
-                self._row(
-                    block.time_ns // 1000,
-                    block.protocol,
-                    None if block.connection is None else f"{block.connection:016x}",
-                    direction,
-                    block.details.get("clause"),
-                    block.details.get("detail"),
-                    block.payload[:KEPT_BYTES],
-                    size if isinstance(size, int) else len(block.payload),
-                    block.payload_offset,
-                )
-
-    def _row(
-        self,
-        time_us: int,
-        protocol_name: str | None,
-        connection: str | None,
-        direction: object,
-        clause: object,
-        detail: object,
-        kept: bytes,
-        size: int,
-        offset: int,
-    ) -> None:
-        texts = [None if v is None else str(v) for v in (protocol_name, connection, direction, clause, detail)]
-        self.rows.append((time_us, time_us // DAY_US, *texts, kept, size, self.file, offset))
-
-    def table(self) -> pa.Table:
-        """The rows so far."""
-        return reject_rows(self.rows)

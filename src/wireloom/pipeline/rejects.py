@@ -1,0 +1,80 @@
+"""Rows of `rejects` from a segment: bytes of runs that do not decode, damaged stretches, what the hub refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from wireloom.journal import index as journal_index
+from wireloom.journal.index import BlockIndex
+from wireloom.pipeline import blocks
+from wireloom.pipeline.rows import reject_rows
+from wireloom.pipeline.runs import Runs
+from wireloom.pipeline.schemas import KEPT_BYTES
+from wireloom.pipeline.steps.view import DAY_US, DIRECTIONS
+
+
+class Rejects:
+    """Rows of `rejects`, collected one by one: there are few."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.rows: list[tuple[object, ...]] = []
+
+    def add(
+        self, runs: Runs, run: int, start: int, end: int, clause: str, detail: str, content: bytes | None = None
+    ) -> None:
+        """Bytes of a run, by their place in its data; `content` if they do not stand together there."""
+        self._row(
+            int(runs.time_us[run]),
+            runs.protocol,
+            f"{int(runs.connection[run]):016x}",
+            str(DIRECTIONS[runs.direction[run]]),
+            clause,
+            detail,
+            runs.data[start : min(end, start + KEPT_BYTES)].tobytes() if content is None else content,
+            end - start,
+            int(runs.file_offset(np.array([start]))[0]),
+        )
+
+    def add_damage(self, data: NDArray[np.uint8], damage: blocks.Damage, segment_us: int) -> None:
+        """A stretch of the segment; its own time is lost, so it gets that of the segment's first block."""
+        kept = data[damage.offset : damage.offset + min(damage.size, KEPT_BYTES)].tobytes()
+        self._row(segment_us, None, None, None, blocks.DAMAGED, damage.reason, kept, damage.size, damage.offset)
+
+    def add_refused(self, data: NDArray[np.uint8], index: BlockIndex) -> None:
+        """What the hub refused: the bytes and, beside them, why."""
+        for block in journal_index.records(data, index):
+            if block.record == "refused":
+                size, direction = block.details.get("size"), block.details.get("direction")
+                self._row(
+                    block.time_ns // 1000,
+                    block.protocol,
+                    None if block.connection is None else f"{block.connection:016x}",
+                    direction,
+                    block.details.get("clause"),
+                    block.details.get("detail"),
+                    block.payload[:KEPT_BYTES],
+                    size if isinstance(size, int) else len(block.payload),
+                    block.payload_offset,
+                )
+
+    def _row(
+        self,
+        time_us: int,
+        protocol_name: str | None,
+        connection: str | None,
+        direction: object,
+        clause: object,
+        detail: object,
+        kept: bytes,
+        size: int,
+        offset: int,
+    ) -> None:
+        texts = [None if v is None else str(v) for v in (protocol_name, connection, direction, clause, detail)]
+        self.rows.append((time_us, time_us // DAY_US, *texts, kept, size, self.file, offset))
+
+    def table(self) -> pa.Table:
+        """The rows so far."""
+        return reject_rows(self.rows)
