@@ -15,6 +15,11 @@ import time
 from collections.abc import Callable
 
 Builder = Callable[[int, int], bytes]
+Counter = Callable[[bytearray, int], int]
+"""How many answers end in the first bytes of a buffer."""
+
+CHUNK = 1024
+"""Messages sent together, at most: a fraction of a large window, so that either side works while the other does."""
 
 
 def _hsp(first: int, size: int) -> bytes:
@@ -81,8 +86,8 @@ class _FixedSize:
         self._size = size
         self._bytes = 0
 
-    def __call__(self, data: bytes) -> int:
-        self._bytes += len(data)
+    def __call__(self, buffer: bytearray, read: int) -> int:
+        self._bytes += read
         count, self._bytes = divmod(self._bytes, self._size)
         return count
 
@@ -93,13 +98,13 @@ class _Lines:
     def __init__(self) -> None:
         self._lines = 0
 
-    def __call__(self, data: bytes) -> int:
-        self._lines += data.count(b"\n")
+    def __call__(self, buffer: bytearray, read: int) -> int:
+        self._lines += buffer.count(b"\n", 0, read)
         count, self._lines = divmod(self._lines, 2)
         return count
 
 
-KINDS: dict[str, tuple[Builder, Callable[[], Callable[[bytes], int]], Callable[[socket.socket], None]]] = {
+KINDS: dict[str, tuple[Builder, Callable[[], Counter], Callable[[socket.socket], None]]] = {
     "hsp": (_hsp, lambda: _FixedSize(5), _greet_nobody),
     "emp": (_emp, lambda: _FixedSize(28), _greet_emp),
     "yamp": (_yamp, lambda: _FixedSize(39 + len("$hub/publish/bench")), _greet_yamp),
@@ -113,12 +118,12 @@ def drive(kind: str, port: int, size: int, window: int, count: int) -> float:
     """Messages per second that were acknowledged."""
     build, counter, greet = KINDS[kind]
     # A ring of chunks, twice the window long, so that an id comes again only after it was answered.
-    chunk = max(1, min(window // 2, 4096))
+    chunk = max(1, min(window // 2, CHUNK))
     chunks = [
         b"".join(build(number, size) for number in range(start, start + chunk))
         for start in range(0, max(2 * window, 2 * chunk), chunk)
     ]
-    answers = counter()
+    answers, buffer = counter(), bytearray(1 << 18)
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         greet(sock)
@@ -143,12 +148,12 @@ def drive(kind: str, port: int, size: int, window: int, count: int) -> float:
             else:
                 select.select([sock], [], [])
             try:
-                data = sock.recv(1 << 18)
+                read = sock.recv_into(buffer)
             except BlockingIOError:
                 continue
-            if not data:
+            if not read:
                 raise RuntimeError("the server closed the connection")
-            answered += answers(data)
+            answered += answers(buffer, read)
         return answered / (time.perf_counter() - started)
 
 

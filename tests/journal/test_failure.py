@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from wireloom.journal import GroupCommit, Journal, read_blocks, read_messages, segments
+from wireloom.journal.segment import is_sealed
 from wireloom.journal.verify import verify
 from wireloom.model import Direction, JournalError
 
@@ -25,6 +28,7 @@ class FailingDisk:
         self.failing: dict[str, int] = {}
         for name in ("pwrite", "fdatasync", "ftruncate"):
             monkeypatch.setattr(os, name, self.wrapped(name, getattr(os, name)))
+        monkeypatch.setattr(os, "pwritev", self.wrapped("pwrite", os.pwritev))
 
     def wrapped(self, name, real):
         def call(*arguments):
@@ -220,4 +224,51 @@ except JournalError as error:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "File too large; raise the limit on file sizes" in done.stdout
+    assert list(verify(tmp_path)) == []
+
+
+def test_without_sync_a_segment_is_sealed_once_it_is_synced_while_the_next_is_written(tmp_path, monkeypatch):
+    journal = Journal.open(tmp_path, segment_bytes=5000, sync=False)
+    go_on, real = threading.Event(), os.fdatasync
+
+    def slow(descriptor: int) -> None:
+        assert go_on.wait(60)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    append(journal, 0, 6000)
+    journal.commit()
+    append(journal, 1)
+    journal.commit()
+    first, second = segments(tmp_path)
+    assert bodies(tmp_path)[1] == b"000001"
+    assert not is_sealed(first)
+    crashed = tmp_path.with_name("crashed")
+    shutil.copytree(tmp_path, crashed)
+    go_on.set()
+    journal.close()
+    assert is_sealed(first)
+    assert is_sealed(second)
+    with Journal.open(crashed) as again:
+        assert again.recovery.cuts == ()
+        assert bodies(crashed) == bodies(tmp_path)
+    assert list(verify(tmp_path)) == list(verify(crashed)) == []
+
+
+def test_without_sync_a_segment_that_cannot_be_sealed_is_told_with_the_next(tmp_path, disk):
+    journal = Journal.open(tmp_path, segment_bytes=5000, sync=False)
+    disk.failing = {"fdatasync": errno.EIO}
+    for number in range(2):
+        append(journal, number, 6000)
+        journal.commit()
+    append(journal, 2, 6000)
+    with pytest.raises(JournalError, match="Input/output error"):
+        journal.commit()
+    disk.failing = {}
+    journal.commit()
+    assert [int(body[:6]) for body in bodies(tmp_path)] == [0, 1, 2]
+    journal.close()
+    Journal.open(tmp_path).close()
+    assert all(is_sealed(path) for path in segments(tmp_path))
+    assert [int(body[:6]) for body in bodies(tmp_path)] == [0, 1, 2]
     assert list(verify(tmp_path)) == []

@@ -11,7 +11,6 @@ import ipaddress
 import json
 import re
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,10 +19,18 @@ from typing import Any
 
 from wireloom.model import Direction, JournalError, type_of_json
 
+try:
+    # The same sum at ten times the speed; every byte of a journal goes through it.
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
+
 FORMAT = "wireloom journal 1"
 """The comment of the Section Header Block: what the file is, and the version of its format."""
 
 SECTION_HEADER, INTERFACE_DESCRIPTION, ENHANCED_PACKET = 0x0A0D0D0A, 1, 6
+PADDING = 0x8000574C
+"""A block type for local use: place for blocks to come, at the end of a segment being written."""
 LINK_TYPE_UPPER_PDU = 252
 SNAP_LENGTH = 262_144
 MAX_PACKET_DATA = 128 * 1024
@@ -49,7 +56,7 @@ _TAG = struct.Struct(">HH")
 _OPTIONS = struct.Struct("<HHI HHBI3x HHQ HH")
 """Flags, hash, packet id, and the head of the comment, in the order of the format."""
 # One block is made for every read, and one for every write: looking these up each time would cost as much again.
-_pack_packet, _pack_options, _pack_word, _crc32 = _PACKET.pack, _OPTIONS.pack, _WORD.pack, zlib.crc32
+_pack_packet, _pack_options, _pack_word = _PACKET.pack, _OPTIONS.pack, _WORD.pack
 _PACKET_ID_AT = 24
 """Where in those options the packet id's value stands."""
 _PADDING = (b"", b"\0", b"\0\0", b"\0\0\0")
@@ -143,6 +150,21 @@ def block(block_type: int, body: bytes) -> bytes:
     return _HEAD.pack(block_type, total) + body + _WORD.pack(total)
 
 
+PAGE = 4096
+"""Padding is in blocks of this size, at multiples of it, so that each of them is overwritten as a whole."""
+PAGE_OF_PADDING = block(PADDING, bytes(PAGE - 12))
+
+
+def filler(end: int) -> bytes:
+    """The padding block from `end`, where a block ends, to the next page of padding; none if that is there.
+
+    >>> len(filler(4096 + 96)), len(filler(4096)), len(filler(4096 - 4))
+    (4000, 0, 4100)
+    """
+    gap = -end % PAGE
+    return block(PADDING, bytes(gap - 12 if gap >= 12 else gap + PAGE - 12)) if gap else b""
+
+
 def encode_tags(
     protocol: str, source: str | None = None, destination: str | None = None, *, datagram: bool = False
 ) -> bytes:
@@ -200,23 +222,30 @@ def encode_packet(
     packet_id: int, time_ns: int, tags: bytes, tags_crc: int, payload: Buffer, comment: bytes, flags: int
 ) -> bytes:
     """One Enhanced Packet Block. `tags_crc` is the CRC-32 of `tags`, so that it is computed once."""
+    head, tail = packet_around(packet_id, time_ns, tags, tags_crc, payload, comment, flags)
+    return b"".join((head, payload, tail))
+
+
+def packet_around(
+    packet_id: int, time_ns: int, tags: bytes, tags_crc: int, payload: Buffer, comment: bytes, flags: int
+) -> tuple[bytes, bytes]:
+    """What stands before and after the payload in that block, for whoever writes a large payload without a copy."""
     captured, length = len(tags) + len(payload), len(comment)
     total = 72 + captured + (-captured & 3) + length + (-length & 3)
-    return b"".join((
-        _pack_packet(ENHANCED_PACKET, total, 0, time_ns >> 32, time_ns & 0xFFFFFFFF, captured, captured),
-        tags,
-        payload,
+    tail = (
         _PADDING[-captured & 3],
         _pack_options(
             OPTION_FLAGS, 4, flags,
-            OPTION_HASH, 5, HASH_CRC32, _crc32(payload, tags_crc),
+            OPTION_HASH, 5, HASH_CRC32, crc32(payload, tags_crc),
             OPTION_PACKET_ID, 8, packet_id,
             OPTION_COMMENT, length,
         ),
         comment,
         _OPTIONS_END[-length & 3],
         _pack_word(total),
-    ))  # fmt: skip
+    )  # fmt: skip
+    head = _pack_packet(ENHANCED_PACKET, total, 0, time_ns >> 32, time_ns & 0xFFFFFFFF, captured, captured)
+    return head + tags, b"".join(tail)
 
 
 def renumber(data: bytearray, packet_id: int, at: int = 0) -> None:
@@ -283,7 +312,7 @@ class TopicMap:
     def __init__(self, topics: Mapping[int, str]) -> None:
         self.topics = dict(topics)
         named: dict[str, type_of_json] = {str(number): topic for number, topic in self.topics.items()}
-        self.id = zlib.crc32(canonical_json(named))
+        self.id = crc32(canonical_json(named))
         self.word = b" map=%08x" % self.id
         self.records = [record_comment("topics", {"map": f"{self.id:08x}", "topics": part}) for part in _parts(named)]
 
@@ -339,8 +368,16 @@ def block_at(data: Buffer, offset: int, end: int) -> tuple[int, int]:
     return block_type, size
 
 
+def is_padding(data: Buffer, offset: int) -> bool:
+    """Whether the block at `offset` is place for blocks to come."""
+    try:
+        return block_at(data, offset, len(data))[0] == PADDING
+    except BlockFault:
+        return False
+
+
 def blocks(data: Buffer, start: int, end: int, *, check_hash: bool = True) -> Iterator[Block]:
-    """The packet blocks in a part of a segment; other blocks are passed over.
+    """The packet blocks in a part of a segment; other blocks are passed over, and padding ends it.
 
     Raises BlockFault at the first block that is cut off or damaged.
     """
@@ -349,6 +386,8 @@ def blocks(data: Buffer, start: int, end: int, *, check_hash: bool = True) -> It
         block_type, size = block_at(data, offset, end)
         if block_type == ENHANCED_PACKET:
             yield parse_packet(data, offset, size, check_hash=check_hash)
+        elif block_type == PADDING:
+            return
         elif block_type == 0:
             # A stretch of zeros has no length either, but zeros with a length are no block of ours.
             raise BlockFault(offset, "no block")
@@ -378,7 +417,7 @@ def parse_packet(data: Buffer, offset: int, size: int, *, check_hash: bool = Tru
     if packet_id is None or stated is None or flags is None:
         raise BlockFault(offset, "block without flags, hash and packet id")
     with memoryview(data) as view, view[body : body + captured] as packet:
-        if check_hash and zlib.crc32(packet) != stated:
+        if check_hash and crc32(packet) != stated:
             raise BlockFault(offset, "wrong hash")
         protocol, source, destination, tags_size = parse_tags(packet, offset)
         payload = bytes(packet[tags_size:])

@@ -26,6 +26,8 @@ INLINE_BYTES = 64 * 1024
 INLINE_SECONDS = 0.001
 """Commits this small, on a disk this fast, are made on the loop. How fast it is says the lower quartile of the last
 commits: on a busy machine many seem slow that have only waited for a processor, and with a thread all the more."""
+INLINE_WRITTEN = 1024 * 1024
+"""The same where nothing is synced."""
 HIGH_WATER = 64 * 1024 * 1024
 """Bytes in memory above which `full` asks the owner to stop reading."""
 
@@ -171,7 +173,8 @@ class GroupCommit:
             self._tell_durable()
             return
         batch = self.journal.take()
-        if self._waiting and batch.size <= INLINE_BYTES and self._is_fast:
+        most = INLINE_BYTES if self.journal.syncs else INLINE_WRITTEN
+        if self._waiting and batch.size <= most and self._is_fast and not batch.begins_segment:
             self._settle(batch, self._store(batch))
         else:
             self._syncing = True

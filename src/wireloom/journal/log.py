@@ -11,6 +11,7 @@ import errno
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from wireloom.journal import blocks
 from wireloom.journal.keys import Keys
 from wireloom.journal.segment import SegmentFile, segment_name
 from wireloom.model import JournalError
+
+LARGE = 16 * 1024
+"""Payloads from this size on are written from where they are, not copied first."""
 
 
 @dataclass(slots=True)
@@ -32,7 +36,39 @@ class Part:
     keys: dict[int, Keys]
     begins: str | None = None
     data: bytearray = field(default_factory=bytearray)
+    """What comes last."""
     last_ticket: int = 0
+    earlier: list[blocks.Buffer] = field(default_factory=list)
+    """What comes before it, in pieces; large payloads are pieces of their own."""
+    size: int = 0
+    """Bytes of all of it."""
+
+    def __post_init__(self) -> None:
+        self.size = len(self.data)
+
+    def add(self, block: blocks.Buffer) -> None:
+        """A block, or several."""
+        self.data += block
+        self.size += len(block)
+
+    def add_around(self, head: bytes, payload: blocks.Buffer, tail: bytes) -> None:
+        """A block whose payload nobody will change."""
+        self.data += head
+        self.earlier += (self.data, payload)
+        self.data = bytearray(tail)
+        self.size += len(head) + len(payload) + len(tail)
+
+    @property
+    def pieces(self) -> list[blocks.Buffer]:
+        """All of it, to be written."""
+        return [*self.earlier, self.data]
+
+    def joined(self) -> bytearray:
+        """All of it in one piece, which stays the part's own."""
+        if self.earlier:
+            self.data = bytearray().join(self.pieces)
+            self.earlier = []
+        return self.data
 
 
 @dataclass(slots=True)
@@ -76,6 +112,9 @@ class SegmentLog:
         self._planned = 0
         """Bytes of the segment that blocks go to now, counting what is still in memory; 0: none begun."""
         self._file: SegmentFile | None = None
+        self._sealer: ThreadPoolExecutor | None = None
+        self._sealing: Future[None] | None = None
+        """Of the segment before, where what is written is not synced at once: sealing must sync all of it."""
 
     @property
     def has_pending(self) -> bool:
@@ -96,18 +135,25 @@ class SegmentLog:
 
     def add(self, time_ns: int, tags: bytes, tags_crc: int, payload: blocks.Buffer, comment: bytes, flags: int) -> int:
         """Append one block to what waits; returns its ticket."""
-        block = blocks.encode_packet(self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags)
+        part = self._parts[-1] if self._parts else self._continue()
+        before = part.size
+        if len(payload) < LARGE or not _is_constant(payload):
+            part.add(blocks.encode_packet(self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags))
+        else:
+            head, tail = blocks.packet_around(self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags)
+            part.add_around(head, payload, tail)
         self.next_packet_id += 1
         self.ticket += 1
-        self._append(block).last_ticket = self.ticket
+        part.last_ticket = self.ticket
+        self._planned += part.size - before
+        self.pending_bytes += part.size - before
         return self.ticket
 
-    def _append(self, block: bytes) -> Part:
+    def _append(self, block: bytes) -> None:
         part = self._parts[-1] if self._parts else self._continue()
-        part.data += block
+        part.add(block)
         self._planned += len(block)
         self.pending_bytes += len(block)
-        return part
 
     def _begin(self, time_ns: int) -> None:
         self._maps, self._keys = {}, {}
@@ -135,7 +181,7 @@ class SegmentLog:
                     self._next_file(part.begins)
                 if self._file is None:
                     raise OSError(errno.EBADF, "the segment has ended")
-                self._file.store(part.data)
+                self._file.store(part.pieces, part.size)
                 batch.durable = part.last_ticket
                 del batch.parts[0]
         except OSError as error:
@@ -146,11 +192,26 @@ class SegmentLog:
 
     def _next_file(self, name: str) -> None:
         if self._file is not None:
-            self._file.seal()
+            if self.sync or self.quota is not None:
+                self._file.seal()
+            else:
+                self._seal_later(self._file)
             self._file = None
         if self.quota is not None:
             self._drop_oldest(self.quota)
         self._file = SegmentFile(self.folder, name, sync=self.sync)
+
+    def _seal_later(self, file: SegmentFile) -> None:
+        """Seal a segment while others write the next; one at a time. Raises what went wrong with the one before."""
+        self._wait_for_seal()
+        if self._sealer is None:
+            self._sealer = ThreadPoolExecutor(1, thread_name_prefix="journal-seal")
+        self._sealing = self._sealer.submit(_seal, file)
+
+    def _wait_for_seal(self) -> None:
+        sealing, self._sealing = self._sealing, None
+        if sealing is not None:
+            sealing.result()
 
     def _drop_oldest(self, quota: int) -> None:
         """Make room for one more segment within the quota."""
@@ -173,14 +234,14 @@ class SegmentLog:
             else:
                 # A fresh name: what the failure left behind may be in the way of the old one.
                 self._parts[0].begins = segment_name(int(self._parts[0].begins[:20]), time.time_ns())
-        self.pending_bytes = sum(len(part.data) for part in self._parts)
+        self.pending_bytes = sum(part.size for part in self._parts)
         if batch.error is not None:
             raise JournalError(_failure(self.folder, batch.error)) from batch.error
         return self.durable
 
     def forget(self, batch: Batch) -> int:
         """After a failed `store`: drop everything that waits; returns how many bytes that was."""
-        lost = sum(len(part.data) for part in batch.parts + self._parts)
+        lost = sum(part.size for part in batch.parts + self._parts)
         self.next_packet_id -= self.ticket - batch.durable
         self.ticket = self.durable = batch.durable
         self._parts, self._planned, self.pending_bytes = [], 0, 0
@@ -195,7 +256,7 @@ class SegmentLog:
         ended = self._parts[0].maps
         count = next((at for at, part in enumerate(self._parts) if part.begins), len(self._parts))
         homeless, later = self._parts[:count], self._parts[count:]
-        waiting = [block for part in homeless for block in _packets(part.data)]
+        waiting = [block for part in homeless for block in _packets(part.joined())]
         first_id = blocks.packet_id_of(waiting[0])
         comments = [blocks.comment_of(block) for block in waiting]
         kept = [
@@ -210,28 +271,28 @@ class SegmentLog:
         keys = {number: each for number, each in self._parts[0].keys.items() if b"%016x" % number in needed}
         now = time.time_ns()
         part = Part(maps, keys, segment_name(first_id, now), bytearray(self._head), homeless[-1].last_ticket)
-        part.data += b"".join(each.block for each in keys.values())
+        part.add(b"".join(each.block for each in keys.values()))
         packet_id = first_id
         for topic_map in maps.values():
             for record in topic_map.records:
-                part.data += blocks.encode_packet(
-                    packet_id, now, RECORD_TAGS, RECORD_TAGS_CRC, b"", record, blocks.INBOUND
+                part.add(
+                    blocks.encode_packet(packet_id, now, RECORD_TAGS, RECORD_TAGS_CRC, b"", record, blocks.INBOUND)
                 )
                 packet_id += 1
         for block in kept:
             blocks.renumber(block, packet_id)
-            part.data += block
+            part.add(block)
             packet_id += 1
         if later:
             for other in later:
                 if other.begins is not None:
                     other.begins = f"{packet_id:020d}{other.begins[20:]}"
-                for at in _packet_offsets(other.data):
+                for at in _packet_offsets(other.joined()):
                     blocks.renumber(other.data, packet_id, at)
                     packet_id += 1
         else:
             self._maps, self._keys = maps, keys
-            self._planned = len(part.data)
+            self._planned = part.size
         self.next_packet_id = packet_id
         self._parts = [part, *later]
 
@@ -239,12 +300,30 @@ class SegmentLog:
         """Seal the segment being written. What waits in memory must have been stored before."""
         file, self._file = self._file, None
         self._planned = 0
-        if file is not None:
+        try:
             try:
-                file.seal()
-            except OSError as error:
-                file.abandon()
-                raise JournalError(_failure(self.folder, error)) from error
+                if file is not None:
+                    _seal(file)
+            finally:
+                self._wait_for_seal()
+        except OSError as error:
+            raise JournalError(_failure(self.folder, error)) from error
+        finally:
+            if self._sealer is not None:
+                self._sealer.shutdown()
+
+
+def _seal(file: SegmentFile) -> None:
+    try:
+        file.seal()
+    except OSError:
+        file.abandon()
+        raise
+
+
+def _is_constant(payload: blocks.Buffer) -> bool:
+    """Whether its bytes stay as they are, whoever has them."""
+    return isinstance(payload, bytes) or (isinstance(payload, memoryview) and isinstance(payload.obj, bytes))
 
 
 def _packets(data: bytearray) -> Iterator[bytearray]:

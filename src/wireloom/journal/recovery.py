@@ -74,6 +74,7 @@ def _seal(path: Path, limit: int | None) -> Iterator[Cut]:
         stated = stated_length(path) or 0
         committed = stated if stated <= size else 0
         keep, reason = sound_length(data, committed, limit)
+        torn = _without_padding(data, keep) - keep
         empty = keep == 0 or (committed == 0 and _holds_no_packet(data, keep))
     if empty:
         path.unlink()
@@ -83,8 +84,8 @@ def _seal(path: Path, limit: int | None) -> Iterator[Cut]:
             os.fsync(file.fileno())
     committed_path(path).unlink()
     sync_folder(path.parent)
-    if keep < size:
-        yield Cut(path.name, size - keep, reason)
+    if torn:
+        yield Cut(path.name, torn, reason or "a write that is not complete")
 
 
 def sound_length(data: blocks.Buffer, committed: int = 0, limit: int | None = None) -> tuple[int, str]:
@@ -118,7 +119,16 @@ def _sound_from(data: blocks.Buffer, start: int, limit: int | None) -> tuple[int
                 sound = block.offset + block.size
     except blocks.BlockFault as fault:
         return sound, fault.reason
-    return sound, "" if sound == len(data) else "a run that goes on in a block that is missing"
+    whole = sound == len(data) or blocks.is_padding(data, sound)
+    return sound, "" if whole else "a run that goes on in a block that is missing"
+
+
+def _without_padding(data: blocks.Buffer, start: int) -> int:
+    """Where the padding at the end of a segment begins, if not before `start`."""
+    end = len(data)
+    while end - blocks.PAGE >= start and data[end - blocks.PAGE : end] == blocks.PAGE_OF_PADDING:
+        end -= blocks.PAGE
+    return start if data[start:end] == blocks.filler(start) else end
 
 
 def _holds_no_packet(data: blocks.Buffer, end: int) -> bool:

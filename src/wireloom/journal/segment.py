@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from wireloom.journal import blocks
 from wireloom.model import JournalError
 
 LOCK = "lock"
@@ -19,6 +22,12 @@ REFUSED = "refused"
 COMMITTED = ".committed"
 _NAME = re.compile(r"(\d{20})-\d{8}T\d{6}\.\d{6}Z\.pcapng")
 _OWNER_ONLY = 0o600
+_SMALL, _FEW = 16 * 1024, 32
+"""Bytes of a small commit, and how many of them in a row come before padding is worth its place."""
+_PAGES_AHEAD = 64
+"""Of padding, written at once."""
+_MOST_PIECES = 1024
+"""That one call writes."""
 
 
 def segment_name(packet_id: int, time_ns: int) -> str:
@@ -125,12 +134,20 @@ def sync_folder(folder: Path) -> None:
 
 
 class SegmentFile:
-    """The segment being written. Every method may raise OSError; after that only `abandon` is left."""
+    """The segment being written. Every method may raise OSError; after that only `abandon` is left.
+
+    A sync of a file that has grown takes longer than one of a file that has not: the file system must store the new
+    size, too. So where one small commit follows the other, the file grows in steps ahead of them, by padding.
+    """
 
     def __init__(self, folder: Path, name: str, *, sync: bool) -> None:
         self.path = folder / name
         self.committed = 0
         self.sync = sync
+        self._small = 0
+        """Small commits in a row."""
+        self._padded = 0
+        """Where the padding ends; 0 while there is none."""
         flags = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_RDWR
         self._length = os.open(committed_path(self.path), flags, _OWNER_ONLY)
         self._data = -1
@@ -143,23 +160,57 @@ class SegmentFile:
             self.abandon()
             raise
 
-    def store(self, data: bytes | bytearray) -> None:
+    def store(self, pieces: Sequence[blocks.Buffer], size: int) -> None:
         """Write, sync, then state the new length."""
-        with memoryview(data) as view:
-            written = 0
-            while written < len(view):
-                written += os.pwrite(self._data, view[written:], self.committed + written)
+        end = self.committed + size
+        padding = self._padding(end, size) if self.sync else b""
+        try:
+            self._write((*pieces, padding) if padding else pieces)
+        except OSError:
+            if not padding:
+                raise
+            # There may be no room for padding, but some for what is to be kept.
+            self._small, self._padded = -sys.maxsize, 0
+            os.ftruncate(self._data, self.committed)
+            self._write(pieces)
         if self.sync:
             os.fdatasync(self._data)
-        self._state_length(self.committed + len(data))
-        self.committed += len(data)
+        self._state_length(end)
+        self.committed = end
+
+    def _padding(self, end: int, size: int) -> bytes:
+        """What is written behind a commit: up to the next page of padding, and more of it where it is used up."""
+        self._small = self._small + 1 if size <= _SMALL else min(self._small, 0)
+        often = self._small > _FEW
+        if not often and end >= self._padded:
+            return b""
+        padding = blocks.filler(end)
+        if end + len(padding) > self._padded:
+            if often:
+                padding += blocks.PAGE_OF_PADDING * _PAGES_AHEAD
+            self._padded = end + len(padding)
+        return padding
+
+    def _write(self, pieces: Sequence[blocks.Buffer]) -> None:
+        at = self.committed
+        for start in range(0, len(pieces), _MOST_PIECES):
+            some = pieces[start : start + _MOST_PIECES]
+            size = sum(map(len, some))
+            written = os.pwrite(self._data, some[0], at) if len(some) == 1 else os.pwritev(self._data, some, at)
+            if written < size:
+                rest = memoryview(b"".join(some))
+                while written < size:
+                    written += os.pwrite(self._data, rest[written:], at + written)
+            at += size
 
     def _state_length(self, length: int) -> None:
         os.pwrite(self._length, b"%020d\n" % length, 0)
 
     def seal(self) -> None:
         """The segment will not change any more."""
-        if not self.sync:
+        if self._padded > self.committed:
+            os.ftruncate(self._data, self.committed)
+        if not self.sync or self._padded:
             os.fdatasync(self._data)
         self._close()
         committed_path(self.path).unlink()

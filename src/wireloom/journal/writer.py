@@ -55,7 +55,12 @@ class JournalBatch:
     @property
     def size(self) -> int:
         """How many bytes there are to write."""
-        return sum(len(part.data) for part in self.frames.parts)
+        return sum(part.size for part in self.frames.parts)
+
+    @property
+    def begins_segment(self) -> bool:
+        """Whether a segment ends and another begins with it, which takes longer."""
+        return any(part.begins for part in self.frames.parts)
 
 
 class Journal:
@@ -188,13 +193,13 @@ class Journal:
             comment += topic_map.word
         room = blocks.MAX_PACKET_DATA - len(envelope.tags)
         if len(data) > room:
-            with memoryview(data) as view:
-                start, last = 0, len(view) - room
-                while start < last:
-                    piece = view[start : start + room]
-                    log.add(now, envelope.tags, envelope.tags_crc, piece, comment + b" more", envelope.flags)
-                    start += room
-                ticket = log.add(now, envelope.tags, envelope.tags_crc, view[start:], comment, envelope.flags)
+            view = memoryview(data)
+            start, last = 0, len(view) - room
+            while start < last:
+                piece = view[start : start + room]
+                log.add(now, envelope.tags, envelope.tags_crc, piece, comment + b" more", envelope.flags)
+                start += room
+            ticket = log.add(now, envelope.tags, envelope.tags_crc, view[start:], comment, envelope.flags)
         else:
             ticket = log.add(now, envelope.tags, envelope.tags_crc, data, comment, envelope.flags)
         if idle and self.on_pending is not None:
@@ -283,6 +288,11 @@ class Journal:
             destination=destination,
             time_ns=now,
         )
+
+    @property
+    def syncs(self) -> bool:
+        """Whether a commit waits until the disk has it."""
+        return self._log.sync
 
     @property
     def pending_bytes(self) -> int:

@@ -136,6 +136,13 @@ def ascending_run(draw: st.DrawFn) -> bytes:
     return wire(*(DataAck(first + step, 7 + step % 3, bytes(20)) for step in range(draw(st.integers(20, 40)))))
 
 
+@st.composite
+def wrapping_run(draw: st.DrawFn) -> bytes:
+    """What a publisher sends whose ids begin again, for one topic; some of them may still be unanswered."""
+    starts = draw(st.lists(st.tuples(st.integers(0, 120), st.integers(1, 30)), min_size=1, max_size=6))
+    return wire(*(DataAck(first + step, 7, bytes(60)) for first, count in starts for step in range(count)))
+
+
 reads = st.lists(
     st.one_of(
         st.tuples(st.lists(busy_frame, max_size=12), st.just(b"")).map(lambda both: wire(*both[0])),
@@ -143,6 +150,8 @@ reads = st.lists(
             lambda both: wire(PADDING, *both[0]) + both[1]
         ),
         ascending_run(),
+        wrapping_run(),
+        st.integers(9, 40).map(lambda count: wire(*[Data(300, bytes(60))] * count)),
     ),
     min_size=1,
     max_size=5,
@@ -335,6 +344,20 @@ def test_ids_in_bulk_may_be_reused_once_acknowledged_and_not_before() -> None:
         victim.receive(again, 0)
         assert victim.violation is not None
         assert victim.violation.clause == "hsp.message-id.reused"
+
+
+def test_ids_that_begin_again_are_taken_as_long_as_none_of_them_waits() -> None:
+    session = opened(bulk=True)
+    late = bulk_of(session, *(DataAck(number, 7, bytes(60)) for number in range(100, 120)))
+    wrapped = bulk_of(session, *(DataAck(number, 7, bytes(60)) for number in [*range(120, 140), *range(100)]))
+    assert session.violation is None
+    assert (wrapped.count, wrapped.unanswered) == (120, 120)
+    assert late.acknowledgements() == wire(*map(Ack, range(100, 120)))
+    bulk_of(session, *(DataAck(number, 7, bytes(60)) for number in range(100, 120)))
+    assert wrapped.acknowledgements() == wire(*map(Ack, [*range(120, 140), *range(100)]))
+    session.receive(wire(*(DataAck(number, 7, bytes(60)) for number in [*range(200, 220), *range(90, 101)])), 0)
+    assert session.violation is not None
+    assert session.violation.detail == "id 100 is still unanswered"
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 4), (0, 1)])

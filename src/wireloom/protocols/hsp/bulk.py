@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import Authenticity, Direction, Kind, Message, ProtocolViolation, message_of
+from wireloom.protocols.buffers import u32
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import LOGIN, Bulk
 from wireloom.protocols.hsp import frames
@@ -22,6 +23,9 @@ _DATA, _DATA_ACK, _ACK = int(frames.Command.DATA), int(frames.Command.DATA_ACK),
 _PING, _PONG = int(frames.Command.PING), int(frames.Command.PONG)
 _ERROR_UNDEF = int(frames.Command.ERROR_UNDEF)
 _EVENT, _REQUEST, _NOBODY = Kind.EVENT, Kind.REQUEST, Authenticity.NONE
+_NO_IDS, _NO_TYPES = np.empty(0, np.int64), np.empty(0, np.int32)
+_MOST_RUNS = 4
+"""Of ascending ids in one read that is taken as usual: a sender that begins again at a small number makes two."""
 
 
 @kernel
@@ -33,16 +37,46 @@ def _ascending(ids: NDArray[np.int64]) -> bool:
 
 
 @kernel
-def _alike(command: NDArray[np.uint8], type_: NDArray[np.int32], ids: NDArray[np.int64]) -> bool:
-    """Whether these are events of one type, or publishes of one type with ascending ids."""
-    if ids.shape[0] == 0 or command[0] > _DATA_ACK:
-        return False
-    for row in range(1, ids.shape[0]):
-        if command[row] != command[0] or type_[row] != type_[0]:
-            return False
-        if command[row] == _DATA_ACK and ids[row] <= ids[row - 1]:
-            return False
-    return True
+def _take_alike(
+    data: NDArray[np.uint8], max_payload: int, answers: NDArray[np.uint8], runs: NDArray[np.int64]
+) -> tuple[int, int | np.int64, int]:
+    """The usual read in one pass: events of one type, or publishes of one type, for which it writes the `ACK`s.
+
+    Returns how many there are, where they end, and in how many runs their ids ascend; the ends of those are in `runs`.
+    No frames at all: there is something else in the read, or there are too many runs.
+    """
+    command, end = data[0], len(data)
+    if command > _DATA_ACK or end < 7:
+        return 0, 0, 0
+    head = 11 if command == _DATA_ACK else 7
+    count, at, ascents, last = 0, np.int64(0), 0, np.int64(-1)
+    while at < end:
+        if data[at] != command:
+            return 0, 0, 0
+        if end - at < head:
+            break
+        length = u32(data, at + head - 4)
+        if length > max_payload:
+            return 0, 0, 0
+        if end - at < head + length:
+            break
+        if data[at + head - 6] != data[head - 6] or data[at + head - 5] != data[head - 5]:
+            return 0, 0, 0
+        if command == _DATA_ACK:
+            number = u32(data, at + 1)
+            if ascents == 0 or number <= last:
+                if ascents == runs.shape[0]:
+                    return 0, 0, 0
+                runs[ascents, 0] = number
+                ascents += 1
+            runs[ascents - 1, 1] = last = number
+            answer = 5 * count
+            answers[answer] = _ACK
+            for index in range(1, 5):
+                answers[answer + index] = data[at + index]
+        count += 1
+        at += head + length
+    return count, at, ascents
 
 
 @kernel
@@ -94,7 +128,7 @@ def warm() -> None:
     sample = frames.encode(frames.Data(1, b"x"))
     scan(Spans.whole(sample, Stream(Direction.C2S)), 1)
     _ascending(ids)
-    _alike(np.zeros(1, np.uint8), np.zeros(1, np.int32), ids)
+    _take_alike(np.frombuffer(sample, np.uint8), 1, np.empty(5, np.uint8), np.empty((1, 2), np.int64))
     _write_answers(ids, flags, _ACK, _ERROR_UNDEF, np.empty(5, np.uint8))
     _write_data(np.frombuffer(sample, np.uint8), np.ones(1, np.int32), ids, ids, np.empty(7, np.uint8))
 
@@ -102,33 +136,41 @@ def warm() -> None:
 class HspBulk(Bulk):
     """The frames of one read. Made by `HspSession.receive`, which keeps the conversation's rules."""
 
+    violation: ProtocolViolation | None = None
+    by_frame = False
+    """Whether the read must be taken frame by frame instead."""
+    pings = pongs = 0
+    _plain: NDArray[np.bool_] | None = None
+    """Which rows are events and publishes of ordinary types; None: all."""
+    _answers: bytes | None = None
+    """The acknowledgements, where they are written already; then all rows are owed."""
+    _columns: Scan | None = None
+
     def __init__(self, session: HspSession, buffer: bytes) -> None:
         self._session = session
         self.max_payload = session.settings.max_payload
         self._names = session.names
         self._buffer = buffer
         self._data = np.frombuffer(buffer, np.uint8)
-        direction = session.role.sends.opposite
-        limit = session.settings.max_payload
-        found = scan(Spans.whole(buffer, Stream(direction)), limit)
-        self._direction = direction
-        self.consumed = int(found.consumed[0])
-        self.violation: ProtocolViolation | None = None
-        if found.bad[0] >= 0:
-            self.violation = violation_at(self._data, int(found.bad[0]), limit)
-        if _alike(found.command, found.type, found.id) and self._take_alike(found):
+        self._direction = session.role.sends.opposite
+        if self._takes_alike():
             return
-        rows = self._check_ids(found.id, found.command, found.offset)
-        self._keep(found, rows)
-        counts = np.bincount(self._command, minlength=7)
+        found = self._scan()
+        self.consumed = int(found.consumed[0])
+        if found.bad[0] >= 0:
+            self.violation = violation_at(self._data, int(found.bad[0]), self.max_payload)
+        rows = self.count = self._check_ids(found.id, found.command, found.offset)
+        self._columns = found = found.first(rows)
+        counts = np.bincount(found.command, minlength=7)
         self.pings, self.pongs = int(counts[_PING]), int(counts[_PONG])
-        self._plain = self._command <= _DATA_ACK
+        plain = found.command <= _DATA_ACK
         if self._names.profile:
-            self._plain &= (self._type < FIRST_RESERVED) | (self._type > LAST_RESERVED)
+            plain &= (found.type < FIRST_RESERVED) | (found.type > LAST_RESERVED)
+        self._plain = plain
         self._numbers: dict[str, list[int]] = {}
-        for number in np.flatnonzero(np.bincount(self._type[self._plain], minlength=1)).tolist():
+        for number in np.flatnonzero(np.bincount(found.type[plain], minlength=1)).tolist():
             self._numbers.setdefault(self._names.topic(number), []).append(number)
-        others = [] if int(self._plain.sum()) == rows else self._read(~self._plain)
+        others = [] if int(plain.sum()) == rows else self._read(~plain)
         self.by_frame = not self._numbers.keys().isdisjoint((MAP, LOGIN)) or any(
             is_map(each) or each.topic == LOGIN for each in others
         )
@@ -137,45 +179,51 @@ class HspBulk(Bulk):
         self._settle_owed()
         self._others = self._hand_over(others)
 
-    def _take_alike(self, found: Scan) -> bool:
-        """The usual read, all of one kind and for one topic; False where it takes a closer look."""
-        number, ids = int(found.type[0]), found.id
+    def _takes_alike(self) -> bool:
+        """The usual read, all of one kind and for one topic: no columns yet. False where it takes a closer look."""
+        answers = np.empty(5 * (len(self._buffer) // 11 + 1), np.uint8)
+        runs = np.empty((_MOST_RUNS, 2), np.int64)
+        count, consumed, ascents = _take_alike(self._data, self.max_payload, answers, runs)
+        if not count:
+            return False
+        number = int.from_bytes(self._buffer[5:7] if ascents else self._buffer[1:3])
         topic = self._names.topic(number)
         if topic in (MAP, LOGIN) or (self._names.profile and FIRST_RESERVED <= number <= LAST_RESERVED):
             return False
-        asks = found.command[0] == _DATA_ACK
-        bounds = (int(ids[0]), int(ids[-1])) if asks else (0, -1)
-        owed = self._session.owed_range() if asks else None
-        if owed is not None and bounds[0] <= owed[1] and owed[0] <= bounds[1]:
+        ranges: list[tuple[int, int]] = [(first, last) for first, last in runs[:ascents].tolist()]
+        if ranges and not _are_apart(ranges, self._session.owed_ranges()):
             return False
-        self._keep(found, len(ids))
-        self.pings = self.pongs = 0
-        self._plain = np.ones(self.count, np.bool_)
-        self._numbers, self._others, self.by_frame = {topic: [number]}, [], False
-        self._owe(ids if asks else ids[:0], found.type, bounds)
+        self.count, self.consumed = count, int(consumed)
+        self._numbers, self._others = {topic: [number]}, []
+        self._answers = answers[: 5 * count].tobytes() if ranges else b""
+        self._owed, self._owed_types = _NO_IDS, _NO_TYPES
+        self._owe(count if ranges else 0, ranges)
         return True
 
-    def _keep(self, found: Scan, rows: int) -> None:
-        """The first rows are those of this bulk."""
-        self.count = rows
-        self._offset = found.offset[:rows]
-        self._command = found.command[:rows]
-        self._type = found.type[:rows]
-        self._id = found.id[:rows]
-        self._body = found.body[:rows]
-        self._body_size = found.body_size[:rows]
+    def _scan(self) -> Scan:
+        return scan(Spans.whole(self._buffer, Stream(self._direction)), self.max_payload)
+
+    @property
+    def _found(self) -> Scan:
+        """The columns; of the usual read only if somebody asks for them."""
+        if self._columns is None:
+            self._columns = self._scan()
+        return self._columns
 
     def _settle_owed(self) -> None:
         """Which ids the acknowledgements of this bulk will answer."""
-        asking = self._plain & (self._command == _DATA_ACK)
-        ids = self._id[asking]
-        self._owe(ids, self._type[asking], (int(ids.min()), int(ids.max())) if len(ids) else (0, -1))
+        found = self._found
+        asking = self._rows(None) & (found.command == _DATA_ACK)
+        ids = self._owed = found.id[asking]
+        self._owed_types = found.type[asking]
+        self._answers = None
+        self._owe(len(ids), [(int(ids.min()), int(ids.max()))] if len(ids) else [])
 
-    def _owe(self, ids: NDArray[np.int64], types: NDArray[np.int32], bounds: tuple[int, int]) -> None:
-        self._owed, self._owed_types = ids, types[: len(ids)]
-        self.unanswered = len(ids)
-        self.owes = self.unanswered > 0
-        self.owed_bounds = bounds
+    def _owe(self, count: int, ranges: list[tuple[int, int]]) -> None:
+        self.unanswered = count
+        self.owes = count > 0
+        self.owed_ranges = ranges
+        """Among which the ids are that wait for their answer."""
 
     def _check_ids(self, ids: NDArray[np.int64], command: NDArray[np.uint8], offset: NDArray[np.int64]) -> int:
         """How many frames are accepted: all before a `DATA_ACK` whose id is still unanswered."""
@@ -183,8 +231,7 @@ class HspBulk(Bulk):
         new = ids[asking]
         if not len(new):
             return len(ids)
-        owed = self._session.owed_range()
-        if _ascending(new) and (owed is None or new[0] > owed[1] or new[-1] < owed[0]):
+        if _ascending(new) and _are_apart([(int(new[0]), int(new[-1]))], self._session.owed_ranges()):
             return len(ids)
         seen = self._session.owed_ids()
         for row, number in zip(asking.tolist(), new.tolist(), strict=True):
@@ -210,7 +257,7 @@ class HspBulk(Bulk):
     def _read(self, rows: NDArray[np.bool_]) -> list[Message]:
         limit = self._session.settings.max_payload
         messages = []
-        for at in self._offset[rows].tolist():
+        for at in self._found.offset[rows].tolist():
             found = frames.decode(self._buffer, at, limit)
             assert found is not None
             messages.append(to_message(found[0], self._names, self._direction))
@@ -219,7 +266,8 @@ class HspBulk(Bulk):
     def _read_plain(self, rows: NDArray[np.bool_]) -> list[Message]:
         """Events and publishes whose types are not reserved: a type says all but the body and the id."""
         buffer, direction, topic_of = self._buffer, self._direction, self._names.topic
-        columns = (self._command, self._type, self._id, self._body, self._body_size)
+        found = self._found
+        columns = (found.command, found.type, found.id, found.body, found.body_size)
         named: dict[int, tuple[str, dict[str, str]]] = {}
         messages = []
         for command, type_, number, start, size in zip(*(each[rows].tolist() for each in columns), strict=True):
@@ -242,9 +290,10 @@ class HspBulk(Bulk):
         return self._read_plain(self._rows(topic))
 
     def _rows(self, topic: str | None) -> NDArray[np.bool_]:
+        plain = np.ones(len(self._found.id), np.bool_) if self._plain is None else self._plain
         if topic is None or (len(self._numbers) == 1 and topic in self._numbers):
-            return self._plain
-        chosen: NDArray[np.bool_] = self._plain & np.isin(self._type, self._numbers.get(topic, ()))
+            return plain
+        chosen: NDArray[np.bool_] = plain & np.isin(self._found.type, self._numbers.get(topic, ()))
         return chosen
 
     def numbers(self, topic: str) -> list[int]:
@@ -253,16 +302,20 @@ class HspBulk(Bulk):
 
     def count_of(self, topic: str) -> int:
         """How many plain messages of one topic there are."""
+        if self._plain is None:
+            return self.count if topic in self._numbers else 0
         return int(self._rows(topic).sum())
 
     def forward(self, topic: str) -> bytes:
         """The payloads of one topic as `DATA` frames."""
-        rows = self._rows(topic)
-        if len(self._numbers) == 1 and bool((self._command == _DATA).all()) and bool(rows.all()):
+        if self._answers == b"" and topic in self._numbers:
             return self._buffer[: self.consumed]
-        body, size = self._body[rows], self._body_size[rows]
+        rows, found = self._rows(topic), self._found
+        if len(self._numbers) == 1 and bool((found.command == _DATA).all()) and bool(rows.all()):
+            return self._buffer[: self.consumed]
+        body, size = found.body[rows], found.body_size[rows]
         out = np.empty(int(size.sum()) + 7 * len(body), np.uint8)
-        _write_data(self._data, self._type[rows], body, size, out)
+        _write_data(self._data, found.type[rows], body, size, out)
         return out.tobytes()
 
     def others(self) -> list[Message]:
@@ -272,7 +325,7 @@ class HspBulk(Bulk):
     def take(self, topic: str) -> list[Message]:
         """Messages of one topic that are no longer part of the bulk."""
         rows = self._rows(topic)
-        self._plain = self._plain & ~rows
+        self._plain = self._rows(None) & ~rows
         self._numbers.pop(topic, None)
         self._settle_owed()
         taken = self._hand_over(self._read_plain(rows))
@@ -282,23 +335,45 @@ class HspBulk(Bulk):
 
     def acknowledgements(self, refused: frozenset[str] = frozenset()) -> bytes:
         """`ACK` (or `ERROR_UNDEF`) for every plain `DATA_ACK`, in order."""
-        wrong = np.zeros(len(self._owed), np.bool_)
-        if refused:
-            numbers = [number for topic in refused for number in self._numbers.get(topic, ())]
-            wrong = np.isin(self._owed_types, numbers)
-        out = np.empty(5 * len(self._owed), np.uint8)
-        _write_answers(self._owed, wrong, _ACK, _ERROR_UNDEF, out)
-        self._owed, self._owed_types = self._owed[:0], self._owed_types[:0]
-        self.unanswered, self.owes = 0, False
+        if refused and self._answers:
+            self._settle_owed()
+        answers = self._answers
+        if answers is None:
+            wrong = np.zeros(len(self._owed), np.bool_)
+            if refused:
+                numbers = [number for topic in refused for number in self._numbers.get(topic, ())]
+                wrong = np.isin(self._owed_types, numbers)
+            out = np.empty(5 * len(self._owed), np.uint8)
+            _write_answers(self._owed, wrong, _ACK, _ERROR_UNDEF, out)
+            answers = out.tobytes()
+        self._owed, self._owed_types, self._answers = _NO_IDS, _NO_TYPES, None
+        self._owe(0, [])
         self._session.answered(self)
-        return out.tobytes()
+        return answers
 
     # What the session asks
 
     def owed_ids(self) -> list[int]:
         """Ids of this run that wait for their answer."""
-        return self._owed.tolist()  # type: ignore[no-any-return]
+        return self._waiting.tolist()  # type: ignore[no-any-return]
 
     def owes_id(self, message_id: int) -> bool:
         """Whether one id is among them."""
-        return bool((self._owed == message_id).any())
+        return bool((self._waiting == message_id).any())
+
+    @property
+    def _waiting(self) -> NDArray[np.int64]:
+        return self._found.id[: self.count] if self._answers else self._owed
+
+
+def _are_apart(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
+    """Whether no two of these ranges overlap, but for `others` among each other.
+
+    >>> _are_apart([(7, 9), (0, 2)], [(3, 6)]), _are_apart([(7, 9), (0, 7)], []), _are_apart([(4, 4)], [(3, 6)])
+    (True, False, False)
+    """
+    for at, (first, last) in enumerate(some):
+        for low, high in (*some[:at], *others):
+            if first <= high and low <= last:
+                return False
+    return True

@@ -70,6 +70,16 @@ class Scan:
     consumed: NDArray[np.int64]
     bad: NDArray[np.int64]
 
+    def first(self, rows: int) -> Scan:
+        """The first rows only."""
+        if rows == len(self.id):
+            return self
+        return Scan(
+            self.span[:rows], self.offset[:rows], self.size[:rows], self.command[:rows],
+            self.type[:rows], self.id[:rows], self.body[:rows], self.body_size[:rows],
+            self.consumed, self.bad,
+        )  # fmt: skip
+
 
 @inlined
 def _frame_size(data: NDArray[np.uint8], at: np.int64, end: np.int64, max_payload: int) -> np.int64 | int:

@@ -177,12 +177,12 @@ class HspSession(Session):
         """Every id the peer waits on."""
         return set(self._owed).union(*(run.owed_ids() for run in self._bulk_owed))
 
-    def owed_range(self) -> tuple[int, int] | None:
-        """Bounds of the ids the peer waits on: a cheap way to see that new ones are new."""
-        bounds = [run.owed_bounds for run in self._bulk_owed]
+    def owed_ranges(self) -> list[tuple[int, int]]:
+        """Among which the ids are that the peer waits on: a cheap way to see that new ones are new."""
+        ranges = [each for run in self._bulk_owed for each in run.owed_ranges]
         if self._owed:
-            bounds.append((min(self._owed), max(self._owed)))
-        return (min(low for low, _ in bounds), max(high for _, high in bounds)) if bounds else None
+            ranges.append((min(self._owed), max(self._owed)))
+        return ranges
 
     def owe(self, message_id: int) -> None:
         """The peer waits for an answer to this id, one by one."""
