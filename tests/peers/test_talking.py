@@ -200,6 +200,43 @@ async def test_answer_after_the_timeout_disturbs_nobody() -> None:
         await until(lambda: client.unhandled == 1)
 
 
+@pytest.mark.parametrize("name", ["emp", "hsp", "yamp"])
+async def test_a_stream_of_messages_that_begins_while_a_request_is_on_its_way_has_its_answer(name: str) -> None:
+    release = asyncio.Event()
+
+    async def handler(message: Message, peer: Peer) -> None:
+        await release.wait()
+
+    async with peer_pair(name, handler) as (client, server):
+        waiting = asyncio.create_task(client.request("slow"))
+        await until(lambda: server.is_busy)
+        async with client.messages() as everything:
+            release.set()
+            answer = await anext(everything)
+            assert answer.kind is Kind.RESPONSE
+            await waiting
+        await client.request("again")
+        assert client.unhandled == 0
+
+
+@pytest.mark.parametrize("name", ["emp", "hsp", "yamp"])
+async def test_requests_of_both_ends_and_events_in_between_find_their_way(name: str) -> None:
+    """Plain messages are taken the shortest way, the others are not: none may overtake or be lost."""
+    events: list[object] = []
+
+    async def handler(message: Message, peer: Peer) -> object:
+        if message.kind is Kind.EVENT:
+            events.append(message.value())
+        return message.body
+
+    async with peer_pair(name, handler, client_handler=handler) as (client, server):
+        for number in range(50):
+            asked = [peer.request("echo", str(number).encode()) for peer in (client, server)]
+            await asyncio.gather(*asked, client.publish("count", number))
+        await until(lambda: len(events) == 50)
+    assert events == list(range(50))
+
+
 async def test_each_request_has_its_own_deadline() -> None:
     async def never(message: Message, peer: Peer) -> None:
         await asyncio.get_running_loop().create_future()

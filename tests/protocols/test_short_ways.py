@@ -103,6 +103,123 @@ def test_the_short_way_reads_what_the_long_way_reads(
         assert seen(talking(name, role), name, stream, cuts) == quick
 
 
+class Asking:
+    """Somebody who waits for one answer."""
+
+    def __init__(self, request: Message) -> None:
+        self.request = request
+        self.answers: list[tuple[bytes, str | None]] = []
+
+    def answered(self, body: bytes, content_type: str | None) -> None:
+        self.answers.append((body, content_type))
+
+
+def taken(session: Session, data: bytes, cuts: list[int], *, plain: bool) -> list[Message]:
+    """The messages of these bytes in these pieces; with `plain` what can be is taken without a run."""
+    messages: list[Message] = []
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    for start, stop in itertools.pairwise(places):
+        end = start + (session.take_plain(data[start:stop], 1.0, messages) if plain else 0)
+        if end < stop:
+            messages += session.receive(data[end:stop], 1.0).messages
+    return messages
+
+
+def answers_to(name: str, requests: bytes) -> bytes:
+    server = talking(name, Role.SERVER)
+    for request in server.receive(requests, 1.0).messages:
+        server.respond(request, b"3", request.content_type, 1.0)
+    return server.outgoing()
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(
+    data=st.data(),
+    cuts=st.lists(st.integers(0, 600), max_size=4),
+    role=st.sampled_from(Role),
+    order=st.permutations(range(3)),
+)
+@settings(max_examples=150, deadline=None)
+def test_what_is_taken_without_a_run_is_what_a_run_would_hold(
+    name: str, data: st.DataObject, cuts: list[int], role: Role, order: list[int]
+) -> None:
+    usual, quick = talking(name, role), talking(name, role)
+    askers = [Asking(request) for request in asked(name)]
+    ids = [usual.ask(each.request, 0.0) for each in askers]
+    for each, expected in zip(askers, ids, strict=True):
+        request = each.request
+        assert quick.ask_for(each, request.topic or "", request.body, request.content_type, 0.0) == expected
+    requests = usual.outgoing()
+    assert quick.outgoing() == requests
+    parts = [data.draw(STREAMS[name]), answers_to(name, requests), data.draw(STREAMS[name])]
+    stream = b"".join(parts[index] for index in order)
+
+    messages = taken(usual, stream, cuts, plain=False)
+    rest = taken(quick, stream, cuts, plain=True)
+
+    given_out = {identifier: each.answers for identifier, each in zip(ids, askers, strict=True)}
+    expected_answers = []
+    for message in messages:
+        answers = given_out.get(message.correlation_id)
+        if answers and message.kind is Kind.RESPONSE:
+            assert answers.pop() == (message.body, message.content_type)
+        else:
+            expected_answers.append(message)
+    assert rest == expected_answers
+    assert not any(given_out.values()), "nobody is answered twice"
+    assert [each.id for each in quick.outstanding()] == [each.id for each in usual.outstanding()]
+    assert quick.outgoing() == usual.outgoing()
+    assert (quick.state, quick.counters, quick.unread()) == (usual.state, usual.counters, usual.unread())
+    assert str(quick.violation) == str(usual.violation)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_answers_go_to_who_asked_unless_somebody_wants_the_messages(name: str) -> None:
+    for wants_messages in (False, True):
+        client, server = talking(name, Role.CLIENT), talking(name, Role.SERVER)
+        askers = [Asking(request) for request in asked(name)]
+        for each in askers:
+            assert client.ask_for(each, each.request.topic or "", each.request.body, each.request.content_type, 1.0)
+        assert [each.body for each in client.outstanding()] == [b"1", b"2"]
+        data, requests = client.outgoing(), []
+        assert server.take_plain(data, 1.0, requests) == len(data)
+        for request in requests:
+            server.respond(request, b"3", request.content_type, 1.0)
+        data, messages = server.outgoing(), []
+        if wants_messages:
+            assert len(client.receive(data, 1.0).messages) == 2
+            assert not any(each.answers for each in askers)
+        else:
+            assert client.take_plain(data, 1.0, messages) == len(data)
+            body = b"" if name == "hsp" else b"3"
+            assert [each.answers for each in askers] == [[(body, asked(name)[0].content_type)]] * 2
+            assert messages == []
+        assert client.outstanding() == []
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(
+    topic=st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=300),
+    body=st.binary(max_size=1100),
+    kind=st.sampled_from([None, "application/json", "text/plain", "application/octet-stream"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_who_asks_sends_what_a_message_would_say(name: str, topic: str, body: bytes, kind: str | None) -> None:
+    limit = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}[name]
+    request = Message(Kind.REQUEST, topic, body, content_type=kind)
+    session, usual = (talking(name, Role.CLIENT, **{limit: 1024}) for _ in range(2))
+    try:
+        found = session.ask_for(Asking(request), topic, body, kind, 1.0)
+    except NotSupported:
+        found = None
+    if found is None:
+        assert session.outgoing() == b"", "nothing was done"
+        return
+    assert found == usual.ask(request, 1.0)
+    assert session.outgoing() == usual.outgoing()
+    assert session.outstanding() == usual.outstanding()
+
+
 @pytest.mark.parametrize("name", READERS)
 def test_whole_conversations_take_the_short_way(name: str) -> None:
     """Else the test above would hold nothing against nothing."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from wireloom.model import HandshakeFailed, Message, PeerClosed, ProtocolViolation, WireloomError
 from wireloom.peers.rounds import FAR, rounds_of
-from wireloom.protocols.contract import Role, Run, Session, SessionState
+from wireloom.protocols.contract import Asker, Role, Run, Session, SessionState
 from wireloom.transports.base import Pipe
 
 BURST = 64
@@ -82,6 +82,7 @@ class Driver:
         "_writers",
         "aborted",
         "failure",
+        "on_messages",
         "on_run",
         "session",
         "writing_is_paused",
@@ -101,6 +102,8 @@ class Driver:
     ) -> None:
         self.session = session
         self.on_run = on_run
+        self.on_messages: Callable[[list[Message]], None] | None = None
+        """Takes plain messages without a run (see `Session.take_plain`); None where everything has to be in a run."""
         self._on_open = on_open
         self._on_end = on_end
         self._linger = linger
@@ -162,14 +165,24 @@ class Driver:
         self._busy = True
         session = self.session
         try:
-            run = session.receive(data, self._now())
-            if run.messages and self._announced:
-                self.on_run(run)
+            if self.on_messages is not None and self._is_plain:
+                messages: list[Message] = []
+                end = session.take_plain(data, self._now(), messages)
+                if messages:
+                    self.on_messages(messages)
+                if end < len(data) and not self._finishing:
+                    self._took(session.receive(data[end:], self._now()))
             else:
-                self._took(run)
+                self._took(session.receive(data, self._now()))
         finally:
             self._busy = False
-        self._say(session)
+        # The same as `_say`, without a call.
+        if self._is_plain and session.state is _OPEN and not session.offloads:
+            out = session.outgoing()
+            if out:
+                self._pipe.write(out)  # type: ignore[union-attr]
+        else:
+            self._after()
 
     def _received_much(self, data: bytes) -> None:
         """More arrived than is taken at once."""
@@ -281,6 +294,17 @@ class Driver:
         else:
             self._more = True
 
+    def ask_for(self, asker: Asker, topic: str, body: bytes, content_type: str | None, *, alone: bool) -> str | None:
+        """Send a request the short way, if there is room (see `has_room`); returns its id, None if it is for `ask`."""
+        session = self.session
+        identifier = session.ask_for(asker, topic, body, content_type, self._now())
+        if identifier is not None:
+            if alone and self._is_plain and not self._busy and not self._flush_due and not session.offloads:
+                self._pipe.write(session.outgoing())  # type: ignore[union-attr]
+            else:
+                self._asked(alone)
+        return identifier
+
     def ask(self, request: Message, *, alone: bool) -> str | None:
         """Send a request; returns its id. `alone` if no other waits for an answer: then it is written at once.
 
@@ -289,6 +313,11 @@ class Driver:
         if self.failure is not None:
             raise fresh(self.failure)
         identifier = self.session.ask(request, self._now())
+        self._asked(alone)
+        return identifier
+
+    def _asked(self, alone: bool) -> None:
+        """Write a request that the session has ready, at once or with those that follow."""
         if self._busy:
             self._more = True
         elif self._flush_due:
@@ -300,17 +329,14 @@ class Driver:
         elif not alone:
             self._flush_due = self._more = True
             self._loop.call_soon(self._flush_rest)
-        elif self._is_plain and not self.session.offloads:
-            self._pipe.write(self.session.outgoing())  # type: ignore[union-attr]
         else:
-            self._after()
-        return identifier
+            self._say(self.session)
 
-    def ask_many(self, requests: Sequence[Message]) -> list[str]:
+    def ask_many(self, requests: Sequence[Message], askers: Sequence[Asker] = ()) -> list[str]:
         """Send as many of these requests, from the first on, as the session can send together; returns their ids."""
         if self.failure is not None:
             raise fresh(self.failure)
-        identifiers = self.session.ask_many(requests, self._now())
+        identifiers = self.session.ask_many(requests, self._now(), askers)
         if len(identifiers) >= PIECE:
             self.write_pending()
         elif self._busy or self._flush_due:

@@ -25,6 +25,7 @@ Answer = TypeVar("Answer")
 
 IN_FLIGHT = 64
 """Requests of one row on the wire unless told otherwise."""
+_RESPONSE = Kind.RESPONSE
 _NOTHING = Message(Kind.REQUEST)
 """Stands for a request that could not be made."""
 
@@ -40,7 +41,16 @@ class _Place(Waiting):
         self.id = ""
         self.patience = row.timeout
         self.deadline = deadline
-        self.outcome: Message | WireloomError | None = None
+        self.outcome: bytes | Message | WireloomError | None = None
+        """Bytes are the body of an answer that is nothing else."""
+
+    def answered(self, body: bytes, content_type: str | None) -> None:
+        """The session read the answer."""
+        row = self.row
+        if row.peer.forget(self):
+            self.outcome = body if content_type is None else Message(_RESPONSE, None, body, content_type=content_type)
+            if row.waker is not None and row.places[0] is self:
+                row.wake()
 
     def finish(self, answer: Message) -> None:
         """The answer is here."""
@@ -59,9 +69,18 @@ class _Place(Waiting):
 class _Row(Generic[Body]):
     """Requests in the order in which they were sent."""
 
-    def __init__(self, peer: Peer, message: Callable[[Body], Message], in_flight: int, timeout: float | None) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        message: Callable[[Body], Message],
+        in_flight: int,
+        timeout: float | None,
+        bodies_only: bool,
+    ) -> None:
         self.peer = peer
         self.message = message
+        self.bodies_only = bodies_only
+        """Whether nothing but the bodies of answers matters."""
         self.in_flight = in_flight
         self.low = in_flight // 2
         """When so few are left, more are sent, together; at the latest when there is nothing to be taken."""
@@ -102,7 +121,7 @@ class _Row(Generic[Body]):
             sent = 0
             try:
                 if self.in_flight > 1:
-                    sent = self.peer.dispatch_many(ready, driver)
+                    sent = self.peer.dispatch_many(ready, driver, ready if self.bodies_only else ())
                 if not sent:
                     self.peer.dispatch(ready[0], driver, alone=self.in_flight == 1)
             except WireloomError as error:
@@ -187,8 +206,9 @@ class Many(AsyncIterator[Answer], Generic[Body, Answer]):
         in_flight: int,
         timeout: float | None,
         return_errors: bool,
+        bodies_only: bool = False,
     ) -> None:
-        self._row: _Row[Body] = _Row(peer, message, in_flight, timeout)
+        self._row: _Row[Body] = _Row(peer, message, in_flight, timeout, bodies_only)
         self._answer = answer
         self._return_errors = return_errors
         self._number = 0
@@ -217,6 +237,9 @@ class Many(AsyncIterator[Answer], Generic[Body, Answer]):
                     await row.wait()
                     continue
                 row.take()
+                if outcome.__class__ is bytes:
+                    self._number += 1
+                    return outcome  # type: ignore[return-value]
                 if outcome.__class__ is Message:
                     self._number += 1
                     return self._answer(outcome)

@@ -25,7 +25,7 @@ from wireloom.model import (
     message_of,
 )
 from wireloom.peers.answers import PUBLISH, Answers, Operation
-from wireloom.peers.calls import Call, Calls, Waiting
+from wireloom.peers.calls import Call, Calls, Waiting, question
 from wireloom.peers.driver import LINGER, PIECE, Driver, fresh
 from wireloom.peers.handlers import Handler
 from wireloom.peers.inbox import Inbox
@@ -33,7 +33,7 @@ from wireloom.peers.many import IN_FLIGHT, Many
 from wireloom.peers.replays import Replay, Replays
 from wireloom.peers.streams import MessageStream, Progress, Subscription
 from wireloom.pieces import LARGE, is_large
-from wireloom.protocols.contract import HUB_PREFIX, Protocol, Run, Session
+from wireloom.protocols.contract import HUB_PREFIX, Asker, Protocol, Run, Session
 from wireloom.topics import Subscriptions
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class Peer:
         self._hopeless: asyncio.Future[object] = self._loop.create_future()
         self._closing = False
         self._gone = asyncio.Event()
-        self.unhandled = 0
-        """Messages that came in and that nobody wanted."""
+        self._unhandled = 0
 
     # What users call
 
@@ -125,6 +124,11 @@ class Peer:
     def name(self) -> str:
         """The address of the other end."""
         return self._driver.pipe.peername if self._driver is not None and self._driver._pipe is not None else ""
+
+    @property
+    def unhandled(self) -> int:
+        """Messages that came in and that nobody wanted."""
+        return self._unhandled + self._calls.unwanted
 
     async def publish(
         self,
@@ -169,24 +173,35 @@ class Peer:
         Raises RequestFailed when the peer says no, RequestTimeout when it says nothing, PeerClosed when the
         connection is lost. After a timeout or when this call is cancelled, the peer is told, where the protocol can.
         """
-        if body.__class__ is bytes or not is_large(body):
-            message = self._message(_REQUEST, topic, body, attributes)
+        if not topic:
+            raise ConfigError("a topic must not be empty")
+        driver, calls = self._driver, self._calls
+        if body.__class__ is bytes and driver is not None:
+            data, content_type = body, driver.session.content_type
+        elif is_large(body):
+            data, content_type = await self._elsewhere(lambda: self.encode(body))
         else:
-            message = await self._elsewhere(lambda: self._message(_REQUEST, topic, body, attributes))
-        # The same as `ask`, without a second coroutine.
-        call = Call(message, timeout, self._loop)
-        driver = self._driver
+            data, content_type = self.encode(body)
+        call = question(calls, topic, data, content_type, attributes, timeout, self._loop)
         if driver is None or not driver.has_room:
             driver = await self.room(timeout)
-        self.dispatch(call, driver)
+        alone = not calls.waiting
+        number = None if attributes else driver.ask_for(call, topic, data, content_type, alone=alone)
+        if number is None:
+            self.dispatch(call, driver, alone=alone)
+        else:
+            calls.add(call, number)
         try:
             answer = await call.answer
         except asyncio.CancelledError:
             self._withdraw(call)
             raise
-        if answer.content_type is None:
-            return answer.body
-        return self.decode(answer) if len(answer.body) < LARGE else await self.value(answer)
+        content_type = call.answer_type
+        if content_type is None:
+            return answer
+        if len(answer) < LARGE:
+            return self._value_of(answer, content_type)
+        return await self._elsewhere(lambda: self._value_of(answer, content_type))
 
     async def ask(self, message: Message, *, timeout: float | None = TIMEOUT) -> Message:  # noqa: ASYNC109
         """Send a request as it is, and return the answer as it came."""
@@ -236,6 +251,7 @@ class Peer:
             in_flight=in_flight,
             timeout=timeout,
             return_errors=return_errors,
+            bodies_only=True,
         )
 
     def ask_many(
@@ -326,6 +342,8 @@ class Peer:
         """Everything the other end sends from now on, also what is handled elsewhere."""
         inbox = self._inbox()
         self._streams.append(inbox)
+        if self._driver is not None:
+            self._driver.on_messages = None
         return MessageStream(self, inbox)
 
     def send(self, message: Message) -> Message:
@@ -405,8 +423,11 @@ class Peer:
         """The value of a message's body; the inverse of `encode`."""
         if message.content_type is None:
             return message.body
-        form = self.protocol.format_for(message.content_type)
-        return message.value() if form is None else form.loads(message.body)
+        return self._value_of(message.body, message.content_type)
+
+    def _value_of(self, body: bytes, content_type: str) -> object:
+        form = self.protocol.format_for(content_type)
+        return Message(_EVENT, None, body, content_type=content_type).value() if form is None else form.loads(body)
 
     async def value(self, message: Message) -> object:
         """The same as `decode`; a large body is read by another thread, so that the event loop turns meanwhile.
@@ -429,18 +450,22 @@ class Peer:
     def attach(self, driver: Driver) -> None:
         """From now on talk over this driver."""
         self._driver = driver
+        driver.on_messages = None if self._streams else self.take_messages
         self._gone.clear()
         for reason in self._holds:
             driver.hold(reason)
 
     def take(self, run: Run) -> None:
         """What one read brought."""
+        self.take_messages(run.messages)
+
+    def take_messages(self, messages: Sequence[Message]) -> None:
+        """Messages that came together."""
         driver = self._driver
         assert driver is not None
-        messages = run.messages
         if len(messages) > PIECE:
             for start in range(0, len(messages), PIECE):
-                self.take(Run(messages=messages[start : start + PIECE]))
+                self.take_messages(messages[start : start + PIECE])
                 driver.write_pending()
             return
         for message in messages:
@@ -462,7 +487,7 @@ class Peer:
                 for stream in self._streams:
                     stream.put(message)
             elif not wanted:
-                self.unhandled += 1
+                self._unhandled += 1
 
     def _take_event(self, message: Message) -> bool:
         if self.replays and self.replays.take(message):
@@ -559,6 +584,8 @@ class Peer:
         """Leave the stream of all messages."""
         if inbox in self._streams:
             self._streams.remove(inbox)
+        if self._driver is not None and not self._streams:
+            self._driver.on_messages = self.take_messages
         inbox.discard()
 
     def _forget(self, pattern: str) -> bool:
@@ -595,12 +622,16 @@ class Peer:
             raise NotSupported(f"{self.protocol.name} has no requests")
         self._calls.add(call, identifier)
 
-    def dispatch_many(self, calls: Sequence[Waiting], driver: Driver) -> int:
+    def dispatch_many(self, calls: Sequence[Waiting], driver: Driver, askers: Sequence[Asker] = ()) -> int:
         """Send the first of these requests, with one deadline, that can go together; returns how many that are."""
-        identifiers = driver.ask_many([call.request for call in calls])
+        identifiers = driver.ask_many([call.request for call in calls], askers)
         if identifiers:
             self._calls.add_many(calls, identifiers)
         return len(identifiers)
+
+    def forget(self, call: Waiting) -> bool:
+        """The answer to a call is there; False if nobody waits for it any more."""
+        return self._calls.forget(call.id)
 
     def _withdraw(self, call: Waiting) -> None:
         if call.id and self._calls.remove(call.id) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -145,6 +146,17 @@ class Bulk(abc.ABC):
         """
 
 
+class Asker(typing.Protocol):
+    """Whoever waits for the answer to a request, and takes it as soon as it is read: see `Session.ask_for`."""
+
+    @property
+    def request(self) -> Message:
+        """What was asked."""
+
+    def answered(self, body: bytes, content_type: str | None) -> None:
+        """The answer is here, and it is a plain one: nothing but a body."""
+
+
 class Session(abc.ABC):
     """One end of one conversation. No clock, no socket, no randomness that is not passed in.
 
@@ -271,12 +283,28 @@ class Session(abc.ABC):
         """
         return self.send(request, now).id
 
-    def ask_many(self, requests: Sequence[Message], now: float) -> list[str]:
+    def ask_many(self, requests: Sequence[Message], now: float, askers: Sequence[Asker] = ()) -> list[str]:
         """Queue as many of these requests, from the first on, as can go the short way; returns their ids.
 
-        The next one, if any is left, is one for `ask`. There is nothing to do where there is no short way.
+        The next one, if any is left, is one for `ask`. There is nothing to do where there is no short way. Answers may
+        go to `askers` at once, if there is one for each request: see `take_plain`.
         """
         return []
+
+    def ask_for(self, asker: Asker, topic: str, body: bytes, content_type: str | None, now: float) -> str | None:
+        """Queue a plain request whose answer may go to `asker` at once; returns its id.
+
+        None where there is no short way, or something is unusual: then nothing was done, and it is one for `ask`.
+        """
+        return None
+
+    def take_plain(self, data: bytes, now: float, messages: list[Message]) -> int:
+        """Take the plain messages at the beginning of a read the short way; returns where they end.
+
+        Answers to `ask_for` are given to who asked, the others are added to `messages`, and no `Run` is made. What
+        follows is for `receive`. There is nothing to do where there is no short way.
+        """
+        return 0
 
     def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
         """Queue the response to a request that came in."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Direction, Kind, Message, ProtocolViolation, message_of
-from wireloom.protocols.contract import LOGIN, TRACE
+from wireloom.protocols.contract import LOGIN, TRACE, Asker
 from wireloom.protocols.emp.extensions import Hub, decode_hub, encode_hub
 from wireloom.protocols.emp.frames import Extension, Type
 from wireloom.protocols.emp.messages import DONE
@@ -34,7 +34,7 @@ _OUTLINE = struct.Struct(">I16sQ")
 _EVENT, _REQUEST, _RESPONSE, _NOBODY = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Authenticity.NONE
 _KINDS = {_EVENT: 0, _REQUEST: 0x80, _RESPONSE: 0}
 _pack_head, _pack_outline = _HEAD.pack, _OUTLINE.pack
-_unpack_outline, _unpack_length = _OUTLINE.unpack_from, _LENGTH.unpack_from
+_un_pack_outline, _unpack_length = _OUTLINE.unpack_from, _LENGTH.unpack_from
 
 
 def _outline(asks: int, more: int) -> bytes:
@@ -64,15 +64,40 @@ def _hub_of(block: bytes) -> tuple[str | None, str | None] | None:
     return None if hub.topic == LOGIN else (hub.topic, hub.content_type)
 
 
-class LastBlock:
-    """The hub's block of the last message that was read: mostly the next one has the same."""
+class LastShape:
+    """What the last request or response that was read looked like: mostly the next one looks the same."""
 
-    __slots__ = ("content_type", "data", "topic")
+    __slots__ = ("asks", "block", "content_type", "outline", "size", "topic")
 
     def __init__(self) -> None:
-        self.data = b""
+        self.outline = b""
+        """What stood between size and number."""
+        self.block = b""
+        """The hub's block after that, if there was one."""
+        self.size = 0
+        """Bytes before the body."""
+        self.asks = False
         self.topic: str | None = None
         self.content_type: str | None = None
+
+    def learn(self, outline: bytes, buffer: bytes, start: int, end: int) -> bool:
+        """Look at another message, from its size to its end; False if it is not plain."""
+        found = _OUTLINES.get(outline)
+        if found is None:
+            return False
+        asks, has_block = found
+        block, hub, at = b"", None, start + _RELATED_SIZE
+        if has_block:
+            stop = at + _unpack_length(buffer, at)[0] if end - at > 8 else 0
+            if not at + 8 < stop <= end or stop > at + _SHORT:
+                return False
+            block = buffer[at:stop]
+            hub = _hub_of(block)
+            if hub is None:
+                return False
+        self.outline, self.block, self.size, self.asks = outline, block, _RELATED_SIZE + len(block), asks
+        self.topic, self.content_type = hub or (None, None)
+        return True
 
 
 def read_related(
@@ -80,55 +105,53 @@ def read_related(
     start: int,
     settings: EmpSettings,
     direction: Direction,
-    waiting: dict[str, Message],
-    owed: set[str],
-    last: LastBlock,
+    waiting: dict[str, Message | Asker],
+    owed: dict[str, int],
+    last: LastShape,
     messages: list[Message],
+    *,
+    to_askers: bool = False,
 ) -> int:
     """Add the plain requests and responses from `start` on to `messages`; returns where they end.
 
     It ends before anything that is not complete, not plain, wrong, or against the conversation: a response to a
     request that is not `waiting` for one, a request whose id is `owed` a response already. It enters requests in
-    `owed` and takes responses out of `waiting`.
+    `owed` and takes responses out of `waiting`. With `to_askers`, whoever asked gets the response instead.
     """
     available, largest, most = len(buffer), settings.max_message, settings.max_requests
     while available - start >= _RELATED_SIZE:
-        size, outline, number = _unpack_outline(buffer, start)
+        size, outline, number = _un_pack_outline(buffer, start)
         end = start + size
-        shape = _OUTLINES.get(outline)
-        if shape is None or not number or size < _RELATED_SIZE or size > largest or end > available:
+        if end > available or size > largest or not number:
             break
         if buffer.__class__ is not bytes:
             buffer = bytes(buffer)
-        asks, has_block = shape
-        at = start + _RELATED_SIZE
-        topic = content_type = None
-        if has_block:
-            block = last.data
-            if not block or not buffer.startswith(block, at):
-                stop = at + _unpack_length(buffer, at)[0] if end - at > 8 else 0
-                if not at + 8 < stop <= end or stop > at + _SHORT or (hub := _hub_of(buffer[at:stop])) is None:
-                    break
-                last.data = block = buffer[at:stop]
-                last.topic, last.content_type = hub
-            at += len(block)
-            if at > end:
-                break
-            topic, content_type = last.topic, last.content_type
+        if (
+            outline != last.outline or not buffer.startswith(last.block, start + _RELATED_SIZE)
+        ) and not last.learn(outline, buffer, start, end):  # fmt: skip
+            break
+        at = start + last.size
+        if at > end:
+            break
         related = str(number)
-        if asks:
+        if last.asks:
             if related in owed or len(owed) >= most:
                 break
-            owed.add(related)
+            owed[related] = number
             messages.append(message_of((
-                _REQUEST, topic, buffer[at:end], related, None, None, content_type, NO_ATTRIBUTES,
+                _REQUEST, last.topic, buffer[at:end], related, None, None, last.content_type, NO_ATTRIBUTES,
                 "emp", None, None, direction, _NOBODY,
             )))  # fmt: skip
         else:
-            if waiting.pop(related, None) is None:
+            asked = waiting.pop(related, None)
+            if asked is None:
                 break
+            start = end
+            if to_askers and asked.__class__ is not Message:
+                asked.answered(buffer[at:end], last.content_type)  # type: ignore[union-attr]
+                continue
             messages.append(message_of((
-                _RESPONSE, topic, buffer[at:end], None, related, DONE, content_type, NO_ATTRIBUTES,
+                _RESPONSE, last.topic, buffer[at:end], None, related, DONE, last.content_type, NO_ATTRIBUTES,
                 "emp", None, None, direction, _NOBODY,
             )))  # fmt: skip
         start = end
@@ -292,7 +315,8 @@ def write_request(shape: Shape, number: int, body: bytes) -> bytes:
     >>> write_request(shape_of("a", None), 1, b"hi").hex()
     '0000002a0580000000000014008000008000000000000000000000010000000c80000000010001616869'
     """
-    return _pack_outline(shape.size + len(body), shape.asking, number) + shape.block + body
+    block, size, asking, _ = shape
+    return _pack_outline(size + len(body), asking, number) + block + body
 
 
 def write_response(shape: Shape, number: int, body: bytes) -> bytes:
@@ -301,4 +325,5 @@ def write_response(shape: Shape, number: int, body: bytes) -> bytes:
     >>> write_response(shape_of(None, None), 1, b"hi").hex()
     '0000001e0580000000000014000000000000000000000000000000016869'
     """
-    return _pack_outline(shape.size + len(body), shape.answering, number) + shape.block + body
+    block, size, _, answering = shape
+    return _pack_outline(size + len(body), answering, number) + block + body

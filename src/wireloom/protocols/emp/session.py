@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, ProtocolViolation, WireloomError
-from wireloom.protocols.contract import LOGIN, Bulk, Role, Run, Session, SessionState
-from wireloom.protocols.emp import extensions, frames
+from wireloom.protocols.contract import LOGIN, Asker, Bulk, Role, Run, Session, SessionState
+from wireloom.protocols.emp import frames
+from wireloom.protocols.emp.extensions import MAX_ID
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import is_reserved, to_frame, to_message
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.plain import (
     LARGEST_SHAPE,
-    LastBlock,
+    LastShape,
     read_plain,
     read_related,
     shape_of,
@@ -103,11 +104,15 @@ class EmpSession(Session):
         """Messages of the application that wait for the handshake to end."""
         self._held_size = 0
         self._last_id = 0
-        self._waiting: dict[str, Message] = {}
-        """Requests we sent, by id, until they are answered; the messages need not bear the id."""
-        self._owed: set[str] = set()
-        """Ids of requests that the peer waits on."""
-        self._last_block = LastBlock()
+        self._waiting: dict[str, Message | Asker] = {}
+        """Requests we sent, or who asked them, by id, until they are answered; the messages need not bear the id."""
+        self._owed: dict[str, int] = {}
+        """Requests that the peer waits on: their ids as in messages, and as on the wire."""
+        self._last_shape = LastShape()
+        self._said_topic: str | None = None
+        self._said_type: str | None = None
+        self._said_shape = shape_of(None, None)
+        """The shape of what was said last, and for what that is."""
         self._deadline: float | None = None
         self._ping_due = 0.0
         self._ping_sent: float | None = None
@@ -132,7 +137,7 @@ class EmpSession(Session):
             # Mostly a read is a few plain messages, and nothing else.
             messages: list[Message] = []
             position = read_related(
-                data, 0, self.settings, self._receives, self._waiting, self._owed, self._last_block, messages
+                data, 0, self.settings, self._receives, self._waiting, self._owed, self._last_shape, messages
             )
             if position == len(data):
                 return Run(data, messages)
@@ -151,6 +156,15 @@ class EmpSession(Session):
                 return run
         return self._receive_more(buffer, 0, [], now)
 
+    def take_plain(self, data: bytes, now: float, messages: list[Message]) -> int:
+        """Take plain requests and responses."""
+        if self._buffer or not self._plain or self.state is not OPEN or self._bulk is not None:
+            return 0
+        return read_related(
+            data, 0, self.settings, self._receives, self._waiting, self._owed, self._last_shape, messages,
+            to_askers=True,
+        )  # fmt: skip
+
     def _receive_more(self, buffer: bytes | bytearray, position: int, messages: list[Message], now: float) -> Run:
         """Take what is in a buffer, after the messages up to `position`; what is not complete is kept."""
         settings, direction, kept = self.settings, self._receives, self._buffer
@@ -160,7 +174,7 @@ class EmpSession(Session):
             while True:
                 if self._plain and self.state is OPEN:
                     position = read_related(
-                        buffer, position, settings, direction, self._waiting, self._owed, self._last_block, messages
+                        buffer, position, settings, direction, self._waiting, self._owed, self._last_shape, messages
                     )
                     if position == len(buffer):
                         break
@@ -251,7 +265,7 @@ class EmpSession(Session):
             raise frames.violation(
                 "emp.request.too-many", f"{len(self._owed)} requests are unanswered, as many as max_requests allows"
             )
-        self._owed.add(request_id)
+        self._owed[request_id] = int(request_id)
 
     def _settle(self, request_id: str) -> None:
         """A response arrived: its request no longer waits."""
@@ -360,7 +374,7 @@ class EmpSession(Session):
         if (
             self._plain and self.state is OPEN and not request.attributes and request.status is None
             and len(body) <= self._largest_plain and len(waiting) < self.settings.max_requests
-            and number <= extensions.MAX_ID and (shape := shape_of(request.topic, request.content_type)) is not None
+            and number <= MAX_ID and (shape := shape_of(request.topic, request.content_type)) is not None
         ):  # fmt: skip
             self._last_id = number
             identifier = str(number)
@@ -370,31 +384,54 @@ class EmpSession(Session):
             return identifier
         return self.send(request, now).id
 
-    def ask_many(self, requests: Sequence[Message], now: float) -> list[str]:
+    def ask_for(self, asker: Asker, topic: str, body: bytes, content_type: str | None, now: float) -> str | None:
+        """Queue a request, where the short way is open."""
+        waiting, number = self._waiting, self._last_id + 1
+        if topic is not self._said_topic or content_type is not self._said_type:
+            self._say_of(topic, content_type)
+        if (
+            (shape := self._said_shape) is None or len(body) > self._largest_plain or not self._plain
+            or self.state is not OPEN or len(waiting) >= self.settings.max_requests or number > MAX_ID
+        ):  # fmt: skip
+            return None
+        self._last_id = number
+        identifier = str(number)
+        waiting[identifier] = asker
+        self._out.append(write_request(shape, number, body))
+        self.sent += 1
+        return identifier
+
+    def ask_many(self, requests: Sequence[Message], now: float, askers: Sequence[Asker] = ()) -> list[str]:
         """Queue the plain requests that these begin with."""
         first = self._last_id + 1
-        room = min(self.settings.max_requests - len(self._waiting), extensions.MAX_ID - self._last_id)
+        room = min(self.settings.max_requests - len(self._waiting), MAX_ID - self._last_id)
         if not self._plain or self.state is not OPEN or room < len(requests):
             return []
         count = write_requests(requests, first, self.settings, self._out)
         self._last_id += count
         self.sent += count
         identifiers = list(map(str, range(first, first + count)))
-        self._waiting.update(zip(identifiers, requests, strict=False))
+        self._waiting.update(zip(identifiers, askers or requests, strict=False))
         return identifiers
 
     def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
         """Queue the response to a request; the short way, where that is enough."""
-        identifier = request.id
+        topic = request.topic
+        if topic is not self._said_topic or content_type is not self._said_type:
+            self._say_of(topic, content_type)
         if (
-            self._plain and self.state is OPEN and identifier in self._owed and len(body) <= self._largest_plain
-            and (shape := shape_of(request.topic, content_type)) is not None
+            (shape := self._said_shape) is None or len(body) > self._largest_plain or not self._plain
+            or self.state is not OPEN or not (number := self._owed.pop(request.id or "", 0))
         ):  # fmt: skip
-            self._owed.discard(identifier)
-            self._out.append(write_response(shape, int(identifier), body))
-            self.sent += 1
+            super().respond(request, body, content_type, now)
             return
-        super().respond(request, body, content_type, now)
+        self._out.append(write_response(shape, number, body))
+        self.sent += 1
+
+    def _say_of(self, topic: str | None, content_type: str | None) -> None:
+        """Remember the shape of messages with this topic and content type: mostly the next one has them, too."""
+        self._said_topic, self._said_type = topic, content_type
+        self._said_shape = shape_of(topic, content_type)
 
     def send(self, message: Message, now: float) -> Message:
         """Queue a message; what is sent during the handshake goes out when that ends.
@@ -432,7 +469,7 @@ class EmpSession(Session):
             self._last_id += 1
             self._waiting[str(self._last_id)] = message
         elif answer is not None:
-            self._owed.discard(answer)
+            self._owed.pop(answer, None)
         if slow:
             self._write_later(message, answer or message.id)
         elif not held:
@@ -449,7 +486,7 @@ class EmpSession(Session):
             return message if message.id is None else message.with_(id=None)
         if len(self._waiting) >= self.settings.max_requests:
             raise LimitExceeded(f"{len(self._waiting)} requests wait for a response, as many as max_requests allows")
-        if self._last_id == extensions.MAX_ID:
+        if self._last_id == MAX_ID:
             raise LimitExceeded("all request identifiers of this connection are used: open another")
         m = message
         number = str(self._last_id + 1)
@@ -509,7 +546,10 @@ class EmpSession(Session):
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
-        return [request.with_(id=identifier) for identifier, request in self._waiting.items()]
+        return [
+            (asked if isinstance(asked, Message) else asked.request).with_(id=identifier)
+            for identifier, asked in self._waiting.items()
+        ]
 
     def _write(self, frame: Frame) -> None:
         self._queue(frames.encode(frame, self.settings.size_mode))
@@ -535,10 +575,11 @@ class EmpSession(Session):
         """A read of nothing but events and publishes; None where it has to be read frame by frame."""
         assert self._bulk is not None
         found = self._bulk.of(self, buffer, self._owed_reads.fewest)
-        alone = map(int, self._owed)
+        alone = iter(self._owed.values())
         if found is None or not self._owed_reads.admit(found, alone, len(self._owed), self.settings.max_requests):
             # Frame by frame, every id must be known.
-            self._owed.update(str(read.key(row)) for read, row in self._owed_reads.single_out())
+            for read, row in self._owed_reads.single_out():
+                self.owe(read.key(row))
             return None
         self._buffer = bytearray(buffer[found.consumed :])
         return Run(memoryview(buffer)[: found.consumed], bulk=found)
@@ -549,13 +590,14 @@ class EmpSession(Session):
 
     def owe(self, request_id: int) -> None:
         """A request leaves its read: it is answered by itself."""
-        self._owed.add(str(request_id))
+        self._owed[str(request_id)] = request_id
 
     def answered(self, read: EmpBulk, rows: Sequence[int]) -> None:
         """A read was answered in bulk."""
         self._owed_reads.forget(read)
         if read.singled:
-            self._owed.difference_update(str(read.key(row)) for row in rows)
+            for row in rows:
+                self._owed.pop(str(read.key(row)), None)
 
     def send_frames(self, encoded: bytes, count: int) -> None:
         """Queue frames made by `EmpBulk`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Direction, Kind, Message, message_of
+from wireloom.protocols.contract import Asker
 from wireloom.protocols.hsp.frames import Command
 from wireloom.protocols.hsp.profile import ENVELOPE, Names
 
@@ -29,14 +30,16 @@ def read_plain(
     max_payload: int,
     names: Names,
     direction: Direction,
-    waiting: dict[int, Message],
+    waiting: dict[int, Message | Asker],
     owed: dict[int, None],
     messages: list[Message],
+    *,
+    to_askers: bool = False,
 ) -> int:
     """Add the plain messages from `start` on to `messages`; returns where they end.
 
     It enters requests in `owed` and takes acknowledgements out of `waiting`, and ends before a frame where that is
-    not possible.
+    not possible. With `to_askers`, whoever asked gets the acknowledgement instead.
     """
     available = len(buffer)
     while start < available:
@@ -46,13 +49,17 @@ def read_plain(
             if end > available:
                 break
             number = _unpack_id(buffer, start + 1)[0]
-            if waiting.pop(number, None) is None:
+            asked = waiting.pop(number, None)
+            if asked is None:
                 break
+            start = end
+            if to_askers and asked.__class__ is not Message:
+                asked.answered(b"", None)  # type: ignore[union-attr]
+                continue
             messages.append(message_of((
                 _RESPONSE, None, b"", None, str(number), "done", None, NO_ATTRIBUTES,
                 "hsp", None, None, direction, _NOBODY,
             )))  # fmt: skip
-            start = end
             continue
         if command == _DATA_ACK and available - start >= 11:
             number, type_, length = _unpack_data_ack(buffer, start + 1)

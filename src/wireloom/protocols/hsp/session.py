@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
-from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Bulk, Renumbered, Role, Run, Session, SessionState
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Asker, Bulk, Renumbered, Role, Run, Session, SessionState
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.plain import read_plain, write_ack, write_event, write_request
 from wireloom.protocols.hsp.profile import Names, parse_map
@@ -50,8 +50,8 @@ class HspSession(Session):
         self._buffer = b""
         self._out: list[bytes] = []
         self._next_id = unique & 0xFFFFFFFF
-        self._waiting: dict[int, Message] = {}
-        """Requests we sent, by id, until they are answered; the messages need not bear the id."""
+        self._waiting: dict[int, Message | Asker] = {}
+        """Requests we sent, or who asked them, by id, until they are answered; the messages need not bear the id."""
         self._owed: dict[int, None] = {}
         """Ids the peer waits on."""
         self._bulk: type[bulk.HspBulk] | None = None
@@ -84,6 +84,16 @@ class HspSession(Session):
         if self._bulk is not None and len(buffer) >= BULK_FROM:
             return self._receive_bulk(buffer)
         return self._receive_frames(buffer)
+
+    def take_plain(self, data: bytes, now: float, messages: list[Message]) -> int:
+        """Take data, requests and acknowledgements."""
+        if self._buffer or self.state is not _OPEN or self._bulk is not None:
+            return 0
+        self._heard = now
+        return read_plain(
+            data, 0, self.settings.max_payload, self.names, self._receives, self._waiting, self._owed, messages,
+            to_askers=True,
+        )  # fmt: skip
 
     def _receive_frames(self, buffer: bytes) -> Run:
         messages: list[Message] = []
@@ -285,13 +295,27 @@ class HspSession(Session):
                 return str(number)
         return self.send(request, now).id
 
-    def ask_many(self, requests: Sequence[Message], now: float) -> list[str]:
+    def ask_for(self, asker: Asker, topic: str, body: bytes, content_type: str | None, now: float) -> str | None:
+        """Queue a request, where the short way is open."""
+        if self.state is not _OPEN or topic == MAP:
+            return None
+        type_, head = self._own_names.head(topic, content_type)
+        if len(head) + len(body) > self.settings.max_payload:
+            return None
+        number = self._draw_id()
+        self._waiting[number] = asker
+        self._out.append(write_request(number, type_, head, body))
+        self.sent += 1
+        return str(number)
+
+    def ask_many(self, requests: Sequence[Message], now: float, askers: Sequence[Asker] = ()) -> list[str]:
         """Queue the plain requests that these begin with."""
         if self.state is not _OPEN:
             return []
         identifiers: list[str] = []
         largest, head_of, waiting, out = self.settings.max_payload, self._own_names.head, self._waiting, self._out
-        for request in requests:
+        waits: Sequence[Message | Asker] = askers or requests
+        for request, asked in zip(requests, waits, strict=True):
             topic, body = request.topic, request.body
             if not topic or topic == MAP or request.attributes:
                 break
@@ -299,7 +323,7 @@ class HspSession(Session):
             if len(head) + len(body) > largest:
                 break
             number = self._draw_id()
-            waiting[number] = request
+            waiting[number] = asked
             out.append(write_request(number, type_, head, body))
             identifiers.append(str(number))
         self.sent += len(identifiers)
@@ -410,7 +434,10 @@ class HspSession(Session):
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
-        return [request.with_(id=str(number)) for number, request in self._waiting.items()]
+        return [
+            (asked if isinstance(asked, Message) else asked.request).with_(id=str(number))
+            for number, asked in self._waiting.items()
+        ]
 
     def topic_numbers(self) -> Mapping[int, str]:
         """The types that stand for topics on this connection."""

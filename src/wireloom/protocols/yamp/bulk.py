@@ -27,7 +27,8 @@ from wireloom.protocols.publishes import (
 )
 from wireloom.protocols.yamp import frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.plain import uid_text, write_request
+from wireloom.protocols.yamp.plain import write_request
+from wireloom.protocols.yamp.uids import uid_text
 
 if TYPE_CHECKING:
     from wireloom.protocols.yamp.session import YampSession

@@ -432,6 +432,10 @@ class Raw(BodyFormat):
     name = "raw"
     empty = b""
 
+    def loads(self, data: bytes) -> object:
+        """The body itself: there is nothing to read, and nothing that could be wrong."""
+        return bytes(data)
+
     def _dump(self, value: object) -> bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
             raise BodyError(f"a raw body is bytes, not {type(value).__name__}")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Container
 from functools import lru_cache
-from typing import NamedTuple
 
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Direction, Kind, Message, message_of
-from wireloom.protocols.contract import HUB_PREFIX
+from wireloom.protocols.contract import HUB_PREFIX, Asker
 from wireloom.protocols.yamp.frames import MAX_URI, FrameType, ResponseType
+from wireloom.protocols.yamp.uids import uid_text
 
 _SIZE = struct.Struct(">I")
 _pack_size, _unpack_size, _pack_tail = _SIZE.pack, _SIZE.unpack_from, struct.Struct(">BI").pack
@@ -23,29 +23,11 @@ _DONE = int(ResponseType.DONE)
 _EVENT, _REQUEST, _RESPONSE, _NOBODY = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Authenticity.NONE
 
 
-class Owed(NamedTuple):
-    """A request that waits for our answer."""
+Owed = tuple[bytes, str, bool]
+"""A request that waits for our answer: its uid, its uri, and whether progress was asked for."""
 
-    uid: bytes
-    uri: str
-    progressive: bool
-
-
-class Asked(NamedTuple):
-    """A request of ours that waits for its answer; the message need not bear the id."""
-
-    id: str
-    request: Message
-
-
-def uid_text(uid: bytes) -> str:
-    """A uid as hyphenated text.
-
-    >>> uid_text(bytes(range(16)))
-    '00010203-0405-0607-0809-0a0b0c0d0e0f'
-    """
-    digits = uid.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+Asked = tuple[str, Message | Asker]
+"""A request of ours that waits for its answer: its id, and itself (without that id) or who asked it."""
 
 
 @lru_cache(maxsize=1024)
@@ -68,6 +50,17 @@ def _encoded(uri: str) -> bytes | None:
     return bytes((len(encoded),)) + encoded if len(encoded) <= MAX_URI else None
 
 
+class LastUri:
+    """The uri of the last message that was read: mostly the next one has the same."""
+
+    __slots__ = ("encoded", "uri")
+
+    def __init__(self) -> None:
+        self.encoded = b"\0"
+        """As in a frame, after its size."""
+        self.uri = ""
+
+
 def read_plain(
     buffer: bytes | bytearray,
     start: int,
@@ -79,12 +72,16 @@ def read_plain(
     cancelled: Container[bytes],
     owed: dict[str, Owed],
     killed: Container[str],
+    last: LastUri,
     messages: list[Message],
+    *,
+    to_askers: bool = False,
 ) -> int:
     """Add the plain messages from `start` on to `messages`; returns where they end.
 
     It enters requests in `owed` and takes responses out of `waiting`, and ends before a frame where that is not
-    possible, and before requests that were `killed` and responses to those that were `cancelled`.
+    possible, and before requests that were `killed` and responses to those that were `cancelled`. With `to_askers`,
+    whoever asked gets the response instead.
     """
     available = len(buffer)
     while available - start > 22:
@@ -110,23 +107,34 @@ def read_plain(
             break
         if buffer.__class__ is not bytes:
             buffer = bytes(buffer)
-        uri = _uri(buffer[start + 18 : after])
-        if uri is None:
-            break
-        uid = buffer[start + 1 : start + 17]
-        digits = uid.hex()
-        identifier = f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-        kind, answered, status = _EVENT, None, None
-        if type_ == _REQUEST_FRAME:
-            if identifier in owed or identifier in killed or len(owed) >= max_requests:
+        if buffer.startswith(last.encoded, start + 17):
+            uri = last.uri
+        else:
+            found = _uri(buffer[start + 18 : after])
+            if found is None:
                 break
-            owed[identifier] = Owed(uid, uri, False)
-            kind = _REQUEST
-        elif type_ == _RESPONSE_FRAME:
+            last.encoded, last.uri = buffer[start + 17 : after], found
+            uri = found
+        if type_ == _RESPONSE_FRAME:
             request_uid = buffer[after : after + 16]
             if request_uid in cancelled or (asked := waiting.pop(request_uid, None)) is None:
                 break
-            kind, answered, status = _RESPONSE, asked.id, "done"
+            answered, request = asked
+            if to_askers and request.__class__ is not Message:
+                request.answered(buffer[at:end], content_type)  # type: ignore[union-attr]
+                start = end
+                continue
+            identifier, kind, status = uid_text(buffer[start + 1 : start + 17]), _RESPONSE, "done"
+        else:
+            uid = buffer[start + 1 : start + 17]
+            digits = uid.hex("-", 6)
+            identifier = f"{digits[:13]}-{digits[13:17]}-{digits[17:]}"
+            kind, answered, status = _EVENT, None, None
+            if type_ == _REQUEST_FRAME:
+                if identifier in owed or identifier in killed or len(owed) >= max_requests:
+                    break
+                owed[identifier] = (uid, uri, False)
+                kind = _REQUEST
         messages.append(message_of((
             kind, uri, buffer[at:end], identifier, answered, status, content_type, NO_ATTRIBUTES,
             "yamp", None, None, direction, _NOBODY,
@@ -158,9 +166,10 @@ def write_event(uid: bytes, uri: str, body: bytes) -> bytes | None:
 def write_response(uid: bytes, request: Owed, body: bytes) -> bytes:
     """The response that a request is done.
 
-    >>> write_response(bytes(16), Owed(bytes(16), "a", False), b"!").hex()
+    >>> write_response(bytes(16), (bytes(16), "a", False), b"!").hex()
     '0800000000000000000000000000000000016100000000000000000000000000000000000000000121'
     """
-    head = _encoded(request.uri)
+    request_uid, uri, _ = request
+    head = _encoded(uri)
     assert head is not None, "the uri came in a frame"
-    return b"".join((b"\x08", uid, head, request.uid, _pack_tail(_DONE, len(body)), body))
+    return b"".join((b"\x08", uid, head, request_uid, _pack_tail(_DONE, len(body)), body))

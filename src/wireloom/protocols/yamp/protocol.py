@@ -19,7 +19,7 @@ from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.yamp import formats, frames
 from wireloom.protocols.yamp.conversation import CONVERSATION
 from wireloom.protocols.yamp.frames import ResponseType
-from wireloom.protocols.yamp.plain import uid_text
+from wireloom.protocols.yamp.uids import uid_text
 
 if TYPE_CHECKING:
     from wireloom.protocols.cases import Case

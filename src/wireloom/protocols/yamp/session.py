@@ -26,13 +26,13 @@ from wireloom.model import (
     ProtocolViolation,
     WireloomError,
 )
-from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Bulk, Role, Run, Session, SessionState
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Asker, Bulk, Role, Run, Session, SessionState
 from wireloom.protocols.owing import OwedReads
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.plain import Asked, Owed, read_plain, uid_text, write_event, write_request, write_response
+from wireloom.protocols.yamp.plain import Asked, LastUri, Owed, read_plain, write_event, write_request, write_response
 from wireloom.protocols.yamp.protocol import SERIALIZER, YampSettings, parse_uid, split_url, to_frame, to_message
-from wireloom.protocols.yamp.uids import Uids
+from wireloom.protocols.yamp.uids import Uids, uid_text
 
 if TYPE_CHECKING:
     from wireloom.protocols.yamp.bulk import YampBulk
@@ -92,11 +92,12 @@ class YampSession(Session):
         """Frames to send once the handshake is done."""
         self._held_size = 0
         self._waiting: dict[bytes, Asked] = {}
-        """Requests we sent, by uid, until they are answered."""
+        """Requests we sent, or who asked them, by uid, until they are answered."""
         self._cancelled: dict[bytes, None] = {}
         """Those of them we asked to cancel; a peer that never answers must not use up `max_requests`."""
         self._owed: dict[str, Owed] = {}
         """Requests the peer waits on, by uid as text."""
+        self._last_uri = LastUri()
         self._killed: dict[str, None] = {}
         """Requests the peer killed, whose late answers must not be sent; the oldest are forgotten first."""
         self._bulk: type[YampBulk] | None = None
@@ -145,6 +146,17 @@ class YampSession(Session):
             del self._buffer[:position]
         return run
 
+    def take_plain(self, data: bytes, now: float, messages: list[Message]) -> int:
+        """Take events, requests and responses."""
+        if self._buffer or self.state is not _OPEN or self._bulk is not None:
+            return 0
+        self._heard, self._ping_sent = now, None
+        settings = self.settings
+        return read_plain(
+            data, 0, settings.max_body, settings.max_requests, self.content_type, self._receives, self._waiting,
+            self._cancelled, self._owed, self._killed, self._last_uri, messages, to_askers=True,
+        )  # fmt: skip
+
     def _read(self, buffer: bytes | bytearray) -> tuple[int, Run]:
         """All complete frames at the start of the buffer, and where they end."""
         messages: list[Message] = []
@@ -156,7 +168,8 @@ class YampSession(Session):
                 if self.state is _OPEN:
                     position = read_plain(
                         buffer, position, self.settings.max_body, self.settings.max_requests, self.content_type,
-                        self._receives, self._waiting, self._cancelled, self._owed, self._killed, messages,
+                        self._receives, self._waiting, self._cancelled, self._owed, self._killed, self._last_uri,
+                        messages,
                     )  # fmt: skip
                 if position == len(buffer):
                     if buffer.__class__ is bytes and not ignored and not logins and self.state is _OPEN:
@@ -289,7 +302,7 @@ class YampSession(Session):
                 "yamp.request.too-many", f"{len(self._owed)} requests are unanswered; max_requests allows no more"
             )
         self._killed.pop(identifier, None)
-        self._owed[identifier] = Owed(request.uid, request.uri, request.progressive)
+        self._owed[identifier] = (request.uid, request.uri, request.progressive)
         return True
 
     def _take_response(self, response: frames.Response) -> bool:
@@ -299,7 +312,7 @@ class YampSession(Session):
             return False
         if response.type is not ResponseType.PROGRESS:
             self._settle(response.request_uid)
-        elif not _wants_progress(asked.request):
+        elif not _wants_progress(request_of(asked)):
             self.count("yamp.progress.unrequested")
             return False
         return True
@@ -417,33 +430,49 @@ class YampSession(Session):
             self.state is _OPEN and topic and not request.attributes and request.content_type == self.content_type
             and len(body) <= settings.max_body and len(self._waiting) < settings.max_requests
         ):  # fmt: skip
-            uid = self._uids.draw(int((now + self.epoch) * 1000))
+            uid, identifier = self._uids.draw_with_text(int((now + self.epoch) * 1000))
             encoded = write_request(uid, topic, body)
             if encoded is not None:
-                identifier = uid_text(uid)
-                self._waiting[uid] = Asked(identifier, request)
+                self._waiting[uid] = (identifier, request)
                 self._out.append(encoded)
                 self.sent += 1
                 return identifier
         return self.send(request, now).id
 
-    def ask_many(self, requests: Sequence[Message], now: float) -> list[str]:
+    def ask_for(self, asker: Asker, topic: str, body: bytes, content_type: str | None, now: float) -> str | None:
+        """Queue a request, where the short way is open."""
+        settings = self.settings
+        if (
+            self.state is not _OPEN or content_type != self.content_type
+            or len(body) > settings.max_body or len(self._waiting) >= settings.max_requests
+        ):  # fmt: skip
+            return None
+        uid, identifier = self._uids.draw_with_text(int((now + self.epoch) * 1000))
+        encoded = write_request(uid, topic, body)
+        if encoded is None:
+            return None
+        self._waiting[uid] = (identifier, asker)
+        self._out.append(encoded)
+        self.sent += 1
+        return identifier
+
+    def ask_many(self, requests: Sequence[Message], now: float, askers: Sequence[Asker] = ()) -> list[str]:
         """Queue the plain requests that these begin with."""
         settings, waiting, agreed, out = self.settings, self._waiting, self.content_type, self._out
         if self.state is not _OPEN or settings.max_requests - len(waiting) < len(requests):
             return []
         identifiers: list[str] = []
-        milliseconds, draw = int((now + self.epoch) * 1000), self._uids.draw
-        for request in requests:
+        milliseconds, draw = int((now + self.epoch) * 1000), self._uids.draw_with_text
+        waits: Sequence[Message | Asker] = askers or requests
+        for request, asked in zip(requests, waits, strict=True):
             topic, body = request.topic, request.body
             if not topic or request.attributes or request.content_type != agreed or len(body) > settings.max_body:
                 break
-            uid = draw(milliseconds)
+            uid, identifier = draw(milliseconds)
             encoded = write_request(uid, topic, body)
             if encoded is None:
                 break
-            identifier = uid_text(uid)
-            waiting[uid] = Asked(identifier, request)
+            waiting[uid] = (identifier, asked)
             out.append(encoded)
             identifiers.append(identifier)
         self.sent += len(identifiers)
@@ -493,7 +522,7 @@ class YampSession(Session):
                 raise LimitExceeded(f"{len(self._waiting)} requests wait for a response; max_requests allows no more")
             self._settle(next(iter(self._cancelled)))
         sent = self._queue(message, message.topic, now)
-        self._waiting[parse_uid(sent.id, "id")] = Asked(sent.id or "", sent)
+        self._waiting[parse_uid(sent.id, "id")] = (sent.id or "", sent)
         return sent
 
     def _settle(self, request_uid: bytes) -> None:
@@ -511,10 +540,11 @@ class YampSession(Session):
                 del self._killed[request_id]
             self.count("yamp.response.killed")
             return message
-        if message.kind is Kind.PROGRESS and not owed.progressive:
+        _, uri, progressive = owed
+        if message.kind is Kind.PROGRESS and not progressive:
             self.count("yamp.progress.unrequested")
             return message
-        sent = self._queue(errors.with_code(message, self.content_type), owed.uri, now)
+        sent = self._queue(errors.with_code(message, self.content_type), uri, now)
         if message.kind is not Kind.PROGRESS:
             del self._owed[request_id]
             self._close_when_settled()
@@ -527,7 +557,7 @@ class YampSession(Session):
             # The answer was faster; the peer would ignore the cancel.
             self.count("yamp.cancel.unknown")
             return message
-        sent = self._queue(message, asked.request.topic, now)
+        sent = self._queue(message, request_of(asked).topic, now)
         if sent.attributes.get("kill") == "true":
             self._settle(request_uid)
         else:
@@ -601,7 +631,7 @@ class YampSession(Session):
         """A read of nothing but events and publishes; None where it has to be read frame by frame."""
         assert self._bulk is not None
         found = None if self._killed else self._bulk.of(self, buffer, self._owed_reads.fewest)
-        alone = (each.uid for each in self._owed.values())
+        alone = (uid for uid, _, _ in self._owed.values())
         if found is None or not self._owed_reads.admit(found, alone, len(self._owed), self.settings.max_requests):
             # Frame by frame, every uid must be known.
             for read, row in self._owed_reads.single_out():
@@ -615,7 +645,7 @@ class YampSession(Session):
     def owe(self, read: YampBulk, row: int) -> None:
         """A request is answered by itself."""
         uid = read.key(row)
-        self._owed[uid_text(uid)] = Owed(uid, read.uri(row), False)
+        self._owed[uid_text(uid)] = (uid, read.uri(row), False)
 
     def answered(self, read: YampBulk, rows: Sequence[int]) -> None:
         """A read was answered in bulk."""
@@ -687,7 +717,7 @@ class YampSession(Session):
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
-        return [request.with_(id=identifier) for identifier, request in self._waiting.values()]
+        return [request_of(asked).with_(id=asked[0]) for asked in self._waiting.values()]
 
 
 class Joined(bytes):
@@ -703,6 +733,12 @@ def split(encoded: bytes) -> list[bytes]:
         found.append(encoded[start:end])
         start = end
     return found
+
+
+def request_of(asked: Asked) -> Message:
+    """The request itself, whoever asked it."""
+    _, request = asked
+    return request if isinstance(request, Message) else request.request
 
 
 def _wants_progress(request: Message) -> bool:

@@ -5,17 +5,28 @@ from __future__ import annotations
 import struct
 from random import Random
 
-_pack = struct.Struct(">QQ").pack
+_pack_counter = struct.Struct(">H").pack
 _VERSION = 7 << 12
 _VARIANT = 2 << 62
 _COUNTER_BITS = 12
 
 
+def uid_text(uid: bytes) -> str:
+    """A uid as hyphenated text.
+
+    >>> uid_text(bytes(range(16)))
+    '00010203-0405-0607-0809-0a0b0c0d0e0f'
+    """
+    digits = uid.hex("-", 6)
+    return f"{digits[:13]}-{digits[13:17]}-{digits[17:]}"
+
+
 class Uids:
     """Draws uids that ascend, also within one millisecond and when the clock steps back.
 
-    `seed` decides everything that is not time: two generators with the same seed draw the same uids at the
-    same times, so whoever makes one passes a number nobody else has. The ids are unique, not secret.
+    A uid is the time, a counter, and a tail that is drawn anew for each millisecond. `seed` decides everything that
+    is not time: two generators with the same seed draw the same uids at the same times, so whoever makes one passes a
+    number nobody else has. The ids are unique, not secret.
 
     >>> uids = Uids(seed=1)
     >>> first, second = uids.draw(1_700_000_000_000), uids.draw(1_700_000_000_000)
@@ -25,19 +36,41 @@ class Uids:
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
-        self._last = -1
-        self._counter = 0
+        self._text_before = self._text_after = ""
+        """The text around the counter; made when somebody wants it."""
+        self._begin(-1, 0)
 
     def draw(self, milliseconds: int) -> bytes:
         """The next uid, at a time in milliseconds since 1970."""
+        counter = self._count(milliseconds)
+        return self._time + counter + self._tail
+
+    def draw_with_text(self, milliseconds: int) -> tuple[bytes, str]:
+        """The next uid, and the same as `uid_text` gives it.
+
+        >>> uid, text = Uids(seed=1).draw_with_text(1_700_000_000_000)
+        >>> text == uid_text(uid)
+        True
+        """
+        counter = self._count(milliseconds)
+        if not self._text_before:
+            text = uid_text(self._time + counter + self._tail)
+            self._text_before, self._text_after = text[:14], text[18:]
+        return self._time + counter + self._tail, f"{self._text_before}{counter.hex()}{self._text_after}"
+
+    def _count(self, milliseconds: int) -> bytes:
+        """Go on to the next uid; returns its version and counter."""
         if milliseconds > self._last:
-            self._last = milliseconds
             # The upper bit stays free, so that there is room to count within the millisecond.
-            self._counter = self._random.getrandbits(_COUNTER_BITS - 1)
+            self._begin(milliseconds, self._random.getrandbits(_COUNTER_BITS - 1))
+        elif self._counter + 1 >> _COUNTER_BITS:
+            self._begin(self._last + 1, 0)
         else:
             self._counter += 1
-            if self._counter >> _COUNTER_BITS:
-                self._last += 1
-                self._counter = 0
-        high = (self._last & 0xFFFF_FFFF_FFFF) << 16 | _VERSION | self._counter
-        return _pack(high, _VARIANT | self._random.getrandbits(62))
+        return _pack_counter(_VERSION | self._counter)
+
+    def _begin(self, milliseconds: int, counter: int) -> None:
+        self._last, self._counter = milliseconds, counter
+        self._time = (milliseconds & 0xFFFF_FFFF_FFFF).to_bytes(6)
+        self._tail = (_VARIANT | self._random.getrandbits(62)).to_bytes(8)
+        self._text_before = ""
