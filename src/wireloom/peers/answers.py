@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast
 
-from wireloom.model import Kind, LimitExceeded, Message, NotSupported, RequestFailed, WireloomError
+from wireloom.model import Kind, LimitExceeded, Message, NotSupported, RequestFailed, WireloomError, message_of
 from wireloom.peers.calls import CANCELLED
 from wireloom.peers.driver import Driver
 from wireloom.peers.handlers import CLOSING, FAILED, Handler, Result, unknown_topic
@@ -272,7 +272,8 @@ class Answers:
                 driver.respond(request, result, driver.session.content_type)
             elif isinstance(result, Message):
                 kind = _ERROR if result.kind is _ERROR else _RESPONSE
-                driver.send(result.with_(kind=kind, id=None, correlation_id=request.id, status=result.status or "done"))
+                answer = (kind, result.topic, result.body, None, request.id, result.status or "done", *result[6:])
+                driver.send(message_of(answer))
             else:
                 body, content_type = self._peer.encode(result)
                 driver.respond(request, body, content_type)

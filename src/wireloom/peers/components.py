@@ -28,7 +28,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, overload
 
-from wireloom.model import BodyError, ConfigError, Kind, Message, RequestFailed
+from wireloom.model import Authenticity, BodyError, ConfigError, Kind, Message, RequestFailed, message_of
 from wireloom.peers.handlers import Handler, Result
 from wireloom.protocols.wolpertinger import layer2, messages, values
 from wireloom.protocols.wolpertinger.refusal import ErrorCode
@@ -42,7 +42,7 @@ __all__ = ["Components", "Int32", "Int64", "Structured", "UInt64", "call", "comp
 Function = TypeVar("Function", bound=Callable[..., object])
 Class = TypeVar("Class", bound=type)
 
-_REQUEST, _RESPONSE = Kind.REQUEST, Kind.RESPONSE
+_REQUEST, _RESPONSE, _NOBODY = Kind.REQUEST, Kind.RESPONSE, Authenticity.NONE
 LARGE = 16 * 1024
 """Bytes of a body from which on a thread takes it apart."""
 _MANY = 500
@@ -186,9 +186,13 @@ class _Codes:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        for known, code in _FAILURES:
-            if isinstance(error, known):
-                raise failed(code) from error
+        _raise_code(error)
+
+
+def _raise_code(error: BaseException | None) -> None:
+    for known, code in _FAILURES:
+        if isinstance(error, known):
+            raise failed(code) from error
 
 
 def _methods_of(instance: object) -> dict[str, _Method]:
@@ -274,8 +278,8 @@ def accept(value: Value, annotation: object) -> object:
 def give(python: object, annotation: object) -> Value:
     """The value to send for a Python value that is declared so. Raises BodyError where it is not."""
     if annotation is str and python.__class__ is str:
-        pass
-    elif annotation in (Int32, Int64, UInt64) and type(python) is int:
+        return values.from_python(python)
+    if annotation in (Int32, Int64, UInt64) and type(python) is int:
         python = typing.cast(type[int], annotation)(python)
     elif annotation is float and type(python) is int:
         python = float(python)
@@ -295,8 +299,11 @@ def _run(called: _Method, arguments: list[object], peer: Peer) -> object:
     keywords = {"peer": peer} if called.wants_peer else {}
     if called.mark.thread:
         return _later(called, asyncio.to_thread(called.function, *arguments, **keywords))
-    with _Codes():
+    try:
         result = called.function(*arguments, **keywords)
+    except Exception as error:
+        _raise_code(error)
+        raise
     if result.__class__ in _ACCEPTS:
         pass
     elif inspect.isasyncgen(result):
@@ -371,12 +378,11 @@ def _answer(called: _Method, result: object) -> Message:
 
 
 def _response(value: Value) -> Message:
-    return Message(
-        _RESPONSE,
-        body=messages.typed_value(value),
-        content_type=messages.JSON,
-        attributes={"types": values.signature((value,))},
-    )
+    attributes = {"types": values.signature((value,))}
+    return message_of(
+        (_RESPONSE, None, messages.typed_value(value), None, None, None, messages.JSON, attributes,
+         "", None, None, None, _NOBODY)
+    )  # fmt: skip
 
 
 async def call(
@@ -403,12 +409,16 @@ async def call(
 def _request(component: str, method: str, arguments: tuple[object, ...], returns: object) -> Message:
     given = tuple([values.from_python(each) for each in arguments])
     for each in given:
-        layer2.check_structured(each)
+        if each.type != "string":
+            layer2.check_structured(each)
     attributes = {"component": component, "types": values.signature(given)}
     if returns is None:
         attributes["response"] = messages.NO_RESPONSE
     body = messages.typed_parameters(given)
-    return Message(_REQUEST, f"{component}.{method}", body, content_type=messages.JSON, attributes=attributes)
+    return message_of(
+        (_REQUEST, f"{component}.{method}", body, None, None, None, messages.JSON, attributes,
+         "", None, None, None, _NOBODY)
+    )  # fmt: skip
 
 
 def _result(answer: Message, returns: object, name: str) -> object:

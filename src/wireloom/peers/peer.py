@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from wireloom.model import (
     NO_ATTRIBUTES,
@@ -273,22 +273,20 @@ class Peer:
             return_errors=return_errors,
         )
 
-    async def call(
+    def call(
         self,
         component: str,
         method: str,
         *arguments: object,
         returns: object = object,
-        timeout: float | None = TIMEOUT,  # noqa: ASYNC109
-    ) -> object:
+        timeout: float | None = TIMEOUT,
+    ) -> Coroutine[Any, Any, object]:
         """Call a method of a component, in a protocol that has them (wolpertinger), with typed values.
 
         `returns` is the type of the result; None for a method without response value: such a call is done when the
         other end has confirmed its delivery.
         """
-        from wireloom.peers.components import call
-
-        return await call(self, component, method, *arguments, returns=returns, timeout=timeout)
+        return _caller()(self, component, method, *arguments, returns=returns, timeout=timeout)
 
     def request_progress(
         self,
@@ -691,6 +689,14 @@ class Peer:
     def _inbox(self) -> Inbox[Message]:
         reason = f"queue {next(_NUMBERS)}"
         return Inbox(self._queue, lambda: self.hold(reason), lambda: self.release(reason))
+
+
+@functools.cache
+def _caller() -> Callable[..., Coroutine[Any, Any, object]]:
+    """What makes typed calls; its module knows of peers itself."""
+    from wireloom.peers.components import call
+
+    return call
 
 
 def operation(topic: str, pattern: str, options: Mapping[str, object] = MappingProxyType({})) -> Message:

@@ -76,14 +76,14 @@ def write(document: Document) -> bytes:
 def _write(document: Document) -> str:
     component = f"<ComponentName>{_escape(document.component)}</ComponentName>"
     if isinstance(document, Call):
-        inside = "".join(map(_object, document.parameters))
+        inside = "".join(map(write_value, document.parameters))
         return (
             f'<RemoteMethodCall xmlns="{NAMESPACE}">{component}<CallId>{document.call_id}</CallId>'
             f"<MethodName>{_escape(document.method)}</MethodName>"
             f"<Parameters>{inside}</Parameters></RemoteMethodCall>"
         )
     if isinstance(document, Response):
-        inside = "" if document.value is None else _object(document.value)
+        inside = "" if document.value is None else write_value(document.value)
         return (
             f'<RemoteMethodResponse xmlns="{NAMESPACE}">{component}<CallId>{document.call_id}</CallId>'
             f"<ResponseValue>{inside}</ResponseValue></RemoteMethodResponse>"
@@ -92,9 +92,16 @@ def _write(document: Document) -> str:
     return f'<RemoteError xmlns="{NAMESPACE}">{component}<ErrorCode>{document.code}</ErrorCode>{call_id}</RemoteError>'
 
 
-def _object(value: Value) -> str:
+def write_value(value: Value) -> str:
+    """A value as the XML of an object.
+
+    >>> write_value(Value("string", "a<b"))
+    '<object type="string">a&lt;b</object>'
+    """
+    if value.type == "string":
+        return f'<object type="string">{_escape(str(value.data))}</object>'
     if isinstance(value.data, tuple):
-        inside = "".join(map(_object, value.data))
+        inside = "".join(map(write_value, value.data))
     elif value.type in values.STRUCTURED:
         inside = str(value.data)
     else:
@@ -158,13 +165,14 @@ def parse(xml: bytes, message_id: int | None = None) -> Document:
     304
     """
     if len(xml) <= _SIMPLE_LIMIT and xml.isascii():
-        found = _parse_simple(xml.decode("ascii"))
+        found = parse_simple(xml.decode("ascii"))
         if found is not None:
             return found
     return parse_fully(xml, message_id)
 
 
-def _parse_simple(xml: str) -> Document | None:
+def parse_simple(xml: str) -> Document | None:
+    """The message in a document written in the usual form; None for all others."""
     simple = _SIMPLE_CALL.fullmatch(xml)
     if simple is not None:
         component, call_id, method, inside = simple.groups()

@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 from wireloom.model import (
     Authenticity,
@@ -29,8 +30,10 @@ from wireloom.protocols.wolpertinger.delivery import Sent
 from wireloom.protocols.wolpertinger.frames import Data
 from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
+from wireloom.protocols.wolpertinger.messages import TypedBody
 from wireloom.protocols.wolpertinger.refusal import ErrorCode, Refused, ResultCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
+from wireloom.protocols.wolpertinger.short import SHORT, write_call, write_response
 from wireloom.protocols.wolpertinger.transmission import BYTES, LARGE, Reading, Transmission
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -38,6 +41,8 @@ _SLOW = 1.0
 """Seconds after which a confirmation is late enough to tell whoever waits for the answer."""
 _OFTEN = 1.0
 """Seconds between two Heartbeats that the application asks for."""
+_LAST_DIGITS = (1 << 48) - 1
+"""Those of a CallId that count up; the others are drawn for each session."""
 _METADATA = 200
 """Bytes of a line beside its payload, at most."""
 # Looking up a member of an enum costs as much as a call, and these are needed for every message.
@@ -94,7 +99,9 @@ class WolpertingerSession(Transmission):
         self._settled: list[str] = []
         """Calls without response value whose delivery was confirmed in this read."""
         self._heartbeat_at = float("-inf")
-        self._draw = random.Random(unique)  # ids, not secrets
+        draw = random.Random(unique)  # ids, not secrets
+        self._call_prefix = str(UUID(int=draw.getrandbits(128), version=4))[:24]
+        self._calls_made = draw.getrandbits(48)
         self._step = 0
         self._input_over = False
 
@@ -298,6 +305,26 @@ class WolpertingerSession(Transmission):
 
     # What the application says
 
+    def ask(self, request: Message, now: float) -> str | None:
+        """Queue a request; there is a short way for small calls of methods with their values."""
+        body, attributes = request.body, request.attributes
+        if (
+            not isinstance(body, TypedBody)
+            or len(body) >= SHORT
+            or "xml" in attributes
+            or self.state is not _OPEN
+            or self._held is not None
+            or request.kind is not _REQUEST
+        ):
+            return self.send(request, now).id
+        self._check_room()
+        call_id = self._draw_call_id()
+        xml = write_call(request.topic or "", attributes.get("component"), call_id, body.values)
+        if not self._say_short(xml, call_id, now):
+            return self.send(request, now).id
+        self._waiting[call_id] = _Asked(request, carried=False)
+        return call_id
+
     def send(self, message: Message, now: float) -> Message:
         """Queue a message: a call, its answer, or an event as the hub profile carries it."""
         kind = message.kind
@@ -369,7 +396,8 @@ class WolpertingerSession(Transmission):
         if owed is None:
             raise NotSupported(f"no call with id {call_id} waits for an answer")
         component, carried = owed.component, owed.carried
-        if message.kind is _RESPONSE and message.attributes.get("response") == messages.NO_RESPONSE:
+        silent = message.kind is _RESPONSE and message.attributes.get("response") == messages.NO_RESPONSE
+        if silent or (not carried and self._respond_short(component, call_id, message, now)):
             pass
         elif len(message.body) > self.settings.max_message:
             self._say(Error(component, ErrorCode.UNSPECIFIED, call_id), now)
@@ -391,6 +419,15 @@ class WolpertingerSession(Transmission):
         self._close_when_settled()
         return message
 
+    def _respond_short(self, component: str, call_id: str, message: Message, now: float) -> bool:
+        """Send a small response with its value; False where it is not one."""
+        body = message.body
+        if not isinstance(body, TypedBody) or len(body) >= SHORT or len(body.values) != 1 or self._held is not None:
+            return False
+        if message.kind is not _RESPONSE:
+            return False
+        return self._say_short(write_response(component, call_id, body.values[0]), None, now)
+
     def _send_progress(self, message: Message, now: float) -> Message:
         """A Heartbeat; it names no call and has no room for a step's body."""
         if not self._owed:
@@ -411,9 +448,8 @@ class WolpertingerSession(Transmission):
             super()._say(document, now)
 
     def _draw_call_id(self) -> str:
-        digits = f"{self._draw.getrandbits(128):032x}"
-        variant = "89ab"[int(digits[16], 16) & 3]
-        return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
+        self._calls_made += 1
+        return f"{self._call_prefix}{self._calls_made & _LAST_DIGITS:012x}"
 
     # Time
 
@@ -482,4 +518,7 @@ class WolpertingerSession(Transmission):
 
     def outstanding(self) -> Sequence[Message]:
         """Calls sent and not answered yet."""
-        return [asked.message for asked in self._waiting.values()]
+        return [
+            asked.message if asked.message.id else asked.message.with_(id=call_id, protocol=messages.NAME)
+            for call_id, asked in self._waiting.items()
+        ]

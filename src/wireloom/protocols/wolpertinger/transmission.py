@@ -26,6 +26,7 @@ from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.layer2 import Call, Document
 from wireloom.protocols.wolpertinger.refusal import Refused, ResultCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
+from wireloom.protocols.wolpertinger.short import SHORT, read_line
 
 LARGE = 16 * 1024
 """Bytes of a message from which on reading or writing it is slow work."""
@@ -114,6 +115,8 @@ class Transmission(Session):
         """The same for what was sent: the lines, and what stands for all of them."""
         self._assembly = layer1.Assembly(settings)
         self._unconfirmed = Unconfirmed(settings.delivery_timeout, (unique & frames.MAX_ID) or 1)
+        self._short = min(SHORT, settings.max_message)
+        """Bytes of a line that may go the short way."""
         self._reading = Reading()
         self._may_offload = False
         self._jobs: deque[_Job] = deque()
@@ -146,9 +149,7 @@ class Transmission(Session):
 
     def receive(self, data: bytes, now: float) -> Run:
         """Take what the transport read."""
-        if self._is_closed():
-            return Run()
-        if self._wait_with(data):
+        if self.state is _CLOSED or (self._blocked is not None and self._wait_with(data)):
             return Run()
         self._reading = Reading()
         self._take_data(data, now)
@@ -159,7 +160,8 @@ class Transmission(Session):
         return self._reading.run()
 
     def _take_data(self, data: bytes, now: float) -> None:
-        whole = self._whole_lines(data)
+        plain = not self._tail and not self._skipping and data.endswith(b"\n")
+        whole = data if plain else self._whole_lines(data)
         if whole:
             lines = whole.split(b"\n")
             lines.pop()
@@ -210,6 +212,11 @@ class Transmission(Session):
 
     def _take_line(self, line: bytes, now: float) -> None:
         raw = line + b"\n"
+        if len(line) <= self._short and self._cipher is None:
+            found = read_line(line)
+            if found is not None and found[0] not in self._seen:
+                self._accept(found[1], None, Data(found[0], b""), len(raw), raw, now)
+                return
         try:
             if len(line) > self.settings.max_line:
                 raise Refused("wolpertinger.line.too-long", self._too_long())
@@ -431,12 +438,26 @@ class Transmission(Session):
 
         self._jobs.append(_Job(write, written))
 
+    def _say_short(self, xml: bytes | None, call_id: str | None, now: float) -> bool:
+        """Say a document without credentials that is small, plain, and may go out now; False where it is not."""
+        if xml is None or len(xml) > self._short or self._cipher is not None or self._outbox is not None:
+            return False
+        settings = self.settings
+        if 0 < settings.gzip_from <= len(xml) or len(xml) >= settings.split // 2:
+            return False
+        message_id = self._unconfirmed.draw_id()
+        self._sent_lines(message_id, [b"message_id:%d;%b" % (message_id, binascii.b2a_base64(xml))], call_id, now)
+        return True
+
     def _sent(self, message_id: int, lines: list[bytes], document: Document, now: float) -> None:
-        self._unconfirmed.add(message_id, lines, now, document.call_id if isinstance(document, Call) else None)
         hidden = blanked(document, profile=self.settings.profile)
         if hidden is not None:
             self._private[message_id] = lines, b"".join(encode(hidden, message_id, self.settings, self._cipher))
             _limit(self._private)
+        self._sent_lines(message_id, lines, document.call_id if isinstance(document, Call) else None, now)
+
+    def _sent_lines(self, message_id: int, lines: list[bytes], call_id: str | None, now: float) -> None:
+        self._unconfirmed.add(message_id, lines, now, call_id)
         self._out += lines
         self.sent += 1
         if len(self._unconfirmed.waiting) > 2 * self.settings.max_unconfirmed or self._unconfirmed.size > 2 * BYTES:
