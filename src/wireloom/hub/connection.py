@@ -26,7 +26,7 @@ from wireloom.journal.blocks import TopicMap
 from wireloom.journal.keys import Keys
 from wireloom.model import Kind, Message, WireloomError, type_of_json
 from wireloom.peers.driver import Driver, fresh
-from wireloom.protocols.contract import CUT, Role, Run, Sessions
+from wireloom.protocols.contract import CUT, Calls, Role, Run, Sessions
 from wireloom.transports.base import Pipe
 
 if TYPE_CHECKING:
@@ -262,6 +262,8 @@ class Connection(Outbox):
             hub.metrics.received_bytes.add(len(run.data), self.name)
         if run.bulk is not None:
             hub.router.route_bulk(self, run.bulk, ticket)
+        elif run.calls is not None:
+            hub.router.route_calls(self, run.calls, ticket)
         else:
             hub.router.route_all(self, run.messages, ticket)
         if requests:
@@ -308,6 +310,8 @@ class Connection(Outbox):
     def _refuse_all(self, run: Run) -> Run:
         """The sender is over its rate: events are dropped, requests get an error, the rest passes."""
         self.hub.metrics.over_rate.add(1, self.name, OverRate.REFUSE)
+        if run.calls is not None:
+            run = dataclasses.replace(run, messages=run.calls.messages(), calls=None)
         left = screen_all(self, run)
         self._record_screened(left, "limits.rate", f"{self.principal} sends more than it may")
         messages = left.run.messages
@@ -406,6 +410,20 @@ class Connection(Outbox):
         identifier = self.session.ask(request, self.hub.now())
         self.hub.unwritten[self] = None
         return identifier or ""
+
+    def can_relay(self, calls: Calls) -> bool:
+        """Whether requests or answers of another connection can be passed on to this peer as they are."""
+        return self.driver.failure is None and self.session.can_relay(calls)
+
+    def relay(self, calls: Calls) -> Sequence[str]:
+        """Send requests of another connection; returns the ids they got. Written likewise."""
+        self.hub.unwritten[self] = None
+        return self.session.relay(calls)
+
+    def relay_back(self, calls: Calls, ids: Sequence[str]) -> None:
+        """Send answers of another connection to the requests with these ids; written likewise."""
+        self.hub.unwritten[self] = None
+        self.session.relay_back(calls, ids)
 
     def respond(self, request: Message, body: bytes, content_type: str | None) -> None:
         """Send the response to a request; written likewise."""

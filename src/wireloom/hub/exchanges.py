@@ -6,6 +6,7 @@ and go back under the id the requester knows.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
-from wireloom.protocols.contract import TRACE
+from wireloom.protocols.contract import TRACE, Calls
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -52,15 +53,27 @@ class Exchange:
     deadline: float
 
 
+@dataclass(slots=True, eq=False)
+class Portion:
+    """Requests of one read that went to one provider together, as bytes; each may leave it to be an exchange."""
+
+    requester: Connection
+    topic: str
+    provider: Connection
+    ids: dict[str, str]
+    """Those that wait: the ids that the requester gave them, by those that the provider knows."""
+    deadline: float
+
+
 class Exchanges:
     """All requests that wait for a provider."""
 
     def __init__(self, hub: Hub, timeout: float) -> None:
         self._hub = hub
         self.timeout = timeout
-        self._by_provider: dict[Connection, dict[str, Exchange]] = {}
+        self._by_provider: dict[Connection, dict[str, Exchange | Portion]] = {}
         """By provider, then by the id that a request has there; `_by_requester` likewise."""
-        self._by_requester: dict[Connection, dict[str, Exchange]] = {}
+        self._by_requester: dict[Connection, dict[str, Exchange | Portion]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_provider.values()))
@@ -90,10 +103,67 @@ class Exchanges:
         except KeyError:
             self._by_requester[requester] = {request.id or "": exchange}
 
+    def forward_all(self, requester: Connection, calls: Calls, provider: Connection) -> None:
+        """Hand requests of one read to a provider that can take them as they are."""
+        provider_ids = provider.relay(calls)
+        ids = dict(zip(provider_ids, calls.ids, strict=True))
+        portion = Portion(requester, calls.topic, provider, ids, self._hub.now() + self.timeout)
+        self._by_provider.setdefault(provider, {}).update(dict.fromkeys(provider_ids, portion))
+        self._by_requester.setdefault(requester, {}).update(dict.fromkeys(calls.ids, portion))
+
+    def answer_all(self, provider: Connection, calls: Calls) -> None:
+        """Answers of one read came from a provider: those to one portion go back together."""
+        asked = self._by_provider.get(provider, {})
+        start = 0
+        for found, group in itertools.groupby(map(asked.get, calls.ids)):
+            end = start + sum(1 for _ in group)
+            part = calls if end - start == calls.count else calls.part(slice(start, end))
+            start = end
+            if isinstance(found, Portion) and found.topic == calls.topic and found.requester.can_relay(part):
+                self._answer_portion(found, part)
+            else:
+                for message in part.messages():
+                    self.answer(provider, message)
+
+    def _answer_portion(self, portion: Portion, calls: Calls) -> None:
+        asked, waiting = self._by_provider[portion.provider], self._by_requester[portion.requester]
+        ids = list(map(portion.ids.pop, calls.ids))
+        for provider_id, requester_id in zip(calls.ids, ids, strict=True):
+            del asked[provider_id], waiting[requester_id]
+        self._hub.metrics.requests.add(calls.count, portion.requester.name, _DONE)
+        portion.requester.relay_back(calls, ids)
+
+    def asked(self, provider: Connection, provider_id: str) -> Exchange | None:
+        """The request that has this id at its provider; by itself from now on."""
+        found = self._by_provider.get(provider, {}).get(provider_id)
+        return self._single_out(found, provider_id) if isinstance(found, Portion) else found
+
+    def waiting(self, requester: Connection, request_id: str) -> Exchange | None:
+        """The request that has this id at its requester; likewise."""
+        found = self._by_requester.get(requester, {}).get(request_id)
+        if isinstance(found, Portion):
+            provider_id = next(key for key, value in found.ids.items() if value == request_id)
+            return self._single_out(found, provider_id)
+        return found
+
+    def _single_out(self, portion: Portion, provider_id: str) -> Exchange:
+        """One request leaves its portion: something happens to it alone."""
+        request = Message(_REQUEST, portion.topic, id=portion.ids.pop(provider_id))
+        exchange = Exchange(portion.requester, request, portion.provider, provider_id, portion.deadline)
+        self._by_provider[portion.provider][provider_id] = exchange
+        self._by_requester[portion.requester][request.id or ""] = exchange
+        return exchange
+
+    def _all(self, asked: dict[str, Exchange | Portion]) -> list[Exchange]:
+        """The exchanges of a provider or of a requester, each by itself."""
+        for portion in {each for each in asked.values() if isinstance(each, Portion)}:
+            for provider_id in list(portion.ids):
+                self._single_out(portion, provider_id)
+        return [each for each in asked.values() if isinstance(each, Exchange)]
+
     def answer(self, provider: Connection, message: Message) -> None:
         """Progress, an answer or an error came from a provider."""
-        asked = self._by_provider.get(provider)
-        exchange = None if asked is None else asked.get(message.correlation_id or "")
+        exchange = self.asked(provider, message.correlation_id or "")
         if exchange is None:
             return
         requester, request = exchange.requester, exchange.request
@@ -127,7 +197,7 @@ class Exchanges:
 
     def cancel(self, requester: Connection, message: Message) -> None:
         """The requester no longer wants the answer, or wants it cut short."""
-        exchange = self._by_requester.get(requester, {}).get(message.correlation_id or "")
+        exchange = self.waiting(requester, message.correlation_id or "")
         if exchange is None:
             return
         kill = message.attributes.get("kill") == "true"
@@ -179,17 +249,19 @@ class Exchanges:
 
     def drop(self, connection: Connection) -> None:
         """A connection is gone: its requests are forgotten, those it should have answered fail at once."""
-        for exchange in self._by_provider.pop(connection, {}).values():
+        for exchange in self._all(self._by_provider.get(connection, {})):
             self._forget(exchange)
             self.fail(exchange.requester, exchange.request, UNAVAILABLE, "the provider's connection was lost")
-        for exchange in self._by_requester.pop(connection, {}).values():
+        for exchange in self._all(self._by_requester.get(connection, {})):
             self._forget(exchange)
             self._stop(exchange, kill=True)
+        self._by_provider.pop(connection, None)
+        self._by_requester.pop(connection, None)
 
     def expire(self, now: float) -> None:
         """Fail what has waited too long."""
-        late = [each for asked in self._by_provider.values() for each in asked.values() if each.deadline <= now]
-        for exchange in late:
+        waiting = [asked for asked in self._by_provider.values() if any(e.deadline <= now for e in asked.values())]
+        for exchange in [each for asked in waiting for each in self._all(asked) if each.deadline <= now]:
             self._forget(exchange)
             self._stop(exchange, kill=True)
             self.fail(exchange.requester, exchange.request, TIMED_OUT, "the provider did not answer in time")

@@ -8,7 +8,6 @@ published. An acknowledged publish is answered once the journal has it on disk.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from wireloom.hub.exchanges import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, 
 from wireloom.hub.logs import about
 from wireloom.hub.routes import Routes
 from wireloom.model import BodyError, ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
-from wireloom.protocols.contract import HUB_PREFIX, Bulk
+from wireloom.protocols.contract import HUB_PREFIX, Bulk, Calls
 from wireloom.topics import Subscriptions, validate_topic
 
 if TYPE_CHECKING:
@@ -43,7 +42,8 @@ class Router:
         self.subscriptions: Subscriptions[Connection] = Subscriptions()
         self.providers: Subscriptions[Connection] = Subscriptions()
         self.exchanges = Exchanges(hub, request_timeout)
-        self._turn = itertools.count()
+        self._turn = 0
+        """Requests that went to providers so far: several take turns."""
         self._last = hub.last_values.tickets
         self.routes = Routes(hub.config.routes)
 
@@ -115,6 +115,23 @@ class Router:
         self.route_all(source, bulk.others(), ticket)
         if bulk.unanswered:
             self._hub.commit.when_durable(ticket, lambda: self._acknowledge_bulk(source, bulk))
+
+    def route_calls(self, source: Connection, calls: Calls, ticket: int) -> None:
+        """Act on a read of nothing but requests of one topic, or answers: passed on as bytes where that is possible."""
+        if not calls.asks:
+            self.exchanges.answer_all(source, calls)
+            return
+        providers = () if self.routes else self.providers.lookup(calls.topic)
+        may = source.grants.everything or (
+            source.grants.may(Right.REQUEST, calls.topic) and not source.session.authored
+        )
+        if not providers or not may or not all(each.can_relay(calls) for each in providers):
+            self.route_all(source, calls.messages(), ticket)
+            return
+        turn, self._turn = self._turn, self._turn + calls.count
+        for place in range(min(len(providers), calls.count)):
+            part = calls if len(providers) == 1 else calls.part(slice(place, None, len(providers)))
+            self.exchanges.forward_all(source, part, providers[(turn + place) % len(providers)])
 
     def _acknowledge_bulk(self, source: Connection, bulk: Bulk) -> None:
         count = bulk.unanswered
@@ -230,7 +247,8 @@ class Router:
             if not is_publish and not self._allowed(source, message, Right.REQUEST, topic):
                 return
             if providers:
-                self.exchanges.forward(source, message, providers[next(self._turn) % len(providers)], asked)
+                turn, self._turn = self._turn, self._turn + 1
+                self.exchanges.forward(source, message, providers[turn % len(providers)], asked)
             elif is_publish:
                 self._publish_acknowledged(source, message, topic, ticket)
             else:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from wireloom.hub.exchanges import Exchange, Exchanges
 from wireloom.hub.router import Router
 from wireloom.model import Kind, Message
-from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Bulk
+from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Bulk, Calls
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -137,7 +137,7 @@ class TracedExchanges(Exchanges):
         span = self._tracing.sent(received, provider, routed.topic, Kind.REQUEST)
         inside = request.with_(attributes={**request.attributes, **self._tracing.carried(span)})
         super().forward(requester, inside, provider, routed)
-        exchange = self._by_requester.get(requester, {}).get(request.id or "")
+        exchange = self.waiting(requester, request.id or "")
         if exchange is None:
             self._tracing.failed(span, "not sent")
             span.end()
@@ -146,7 +146,7 @@ class TracedExchanges(Exchanges):
 
     def answer(self, provider: Connection, message: Message) -> None:
         """An answer came from a provider: both spans end with it."""
-        exchange = self._by_provider.get(provider, {}).get(message.correlation_id or "")
+        exchange = self.asked(provider, message.correlation_id or "")
         error = (message.status or "error") if message.kind is Kind.ERROR else None
         span = None if exchange is None else self._asked.get(exchange)
         if span is not None and message.kind is Kind.PROGRESS:
@@ -174,10 +174,9 @@ class TracedExchanges(Exchanges):
 
     def cancel(self, requester: Connection, message: Message) -> None:
         """The requester no longer wants the answer."""
-        asked = self._by_requester.get(requester, {})
-        exchange = asked.get(message.correlation_id or "")
+        exchange = self.waiting(requester, message.correlation_id or "")
         super().cancel(requester, message)
-        if exchange is not None and (message.correlation_id or "") not in asked:
+        if exchange is not None and self.waiting(requester, message.correlation_id or "") is None:
             self.answered(requester, exchange.request, "cancelled")
 
     def expire(self, now: float) -> None:
@@ -267,6 +266,10 @@ class TracedRouter(Router):
             super().route_bulk(source, bulk, ticket)
         finally:
             self._of_read.clear()
+
+    def route_calls(self, source: Connection, calls: Calls, ticket: int) -> None:
+        """Act on requests or answers: each in a span of its own."""
+        self.route_all(source, calls.messages(), ticket)
 
     def _fan_out(self, source: Connection, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
         received = self._of_read.get(topic)

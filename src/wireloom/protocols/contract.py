@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, ClassVar
 from wireloom.model import Direction, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.decoding import CUT, Decoded, Decoder, Rejected, decode_stream
-from wireloom.protocols.session import Asker, Bulk, Renumbered, Role, Run, Session, SessionState
+from wireloom.protocols.session import Asker, Bulk, Calls, Renumbered, Role, Run, Session, SessionState
 from wireloom.protocols.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ __all__ = [
     "URGENT",
     "Asker",
     "Bulk",
+    "Calls",
     "Decoded",
     "Decoder",
     "Format",

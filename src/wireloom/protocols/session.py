@@ -55,7 +55,7 @@ class Run:
     `data` is the run of complete, accepted frames exactly as they came, for the journal, but for credentials: the
     body of a `LOGIN` is blanked there. `messages`
     are those frames as messages, in order. A session with column kernels may leave `messages` empty
-    and fill `bulk` instead; then no object was made per message.
+    and fill `bulk` or `calls` instead; then no object was made per message.
     """
 
     data: bytes | memoryview = b""
@@ -69,6 +69,8 @@ class Run:
     """Datagrams or lines that were not accepted; the conversation goes on without them."""
     renumbered: Sequence[Renumbered] = ()
     """Where the numbers that stand for topics changed inside the run; what follows has `Session.topic_numbers`."""
+    calls: Calls | None = None
+    """All that the run holds, where that is plain requests of one topic, or plain answers."""
 
     # One is made for every read: what is as usual stays with the class.
     def __init__(
@@ -80,11 +82,14 @@ class Run:
         added: int = 0,
         refused: Sequence[Rejected] = (),
         renumbered: Sequence[Renumbered] = (),
+        calls: Calls | None = None,
     ) -> None:
         self.data = data
         self.messages = messages
         if bulk is not None:
             self.bulk = bulk
+        if calls is not None:
+            self.calls = calls
         if ignored or added:
             self.ignored, self.added = ignored, added
         if refused or renumbered:
@@ -93,7 +98,33 @@ class Run:
     @property
     def count(self) -> int:
         """How many messages the run's data holds."""
-        return len(self.messages) + self.ignored - self.added if self.bulk is None else self.bulk.count
+        if self.bulk is not None:
+            return self.bulk.count
+        if self.calls is not None:
+            return self.calls.count
+        return len(self.messages) + self.ignored - self.added
+
+
+class Calls(abc.ABC):
+    """Requests of one read, or answers, that differ in nothing but id and body: the hub's way to pass them on as bytes.
+
+    The session that read them keeps its books as if it had read them one by one.
+    """
+
+    count: int
+    asks: bool
+    """Whether these are requests; else they are answers, all of them done."""
+    topic: str
+    ids: Sequence[str]
+    """Of the requests; of answers, those of the requests they answer."""
+
+    @abc.abstractmethod
+    def messages(self) -> list[Message]:
+        """All of them as messages, in order."""
+
+    @abc.abstractmethod
+    def part(self, which: slice) -> Calls:
+        """Some of them."""
 
 
 class Bulk(abc.ABC):
@@ -312,6 +343,18 @@ class Session(abc.ABC):
 
     def send_frames(self, encoded: bytes, count: int) -> None:
         """Queue frames that are encoded already (from `Bulk.forward` or `Bulk.acknowledgements`)."""
+        raise NotImplementedError
+
+    def can_relay(self, calls: Calls) -> bool:
+        """Whether `relay` can pass on these requests, read on another connection, or `relay_back` these answers."""
+        return False
+
+    def relay(self, calls: Calls) -> Sequence[str]:
+        """Queue requests that were read on another connection; returns the ids they got here."""
+        raise NotImplementedError
+
+    def relay_back(self, calls: Calls, ids: Sequence[str]) -> None:
+        """Queue answers that were read on another connection, to the requests that have these ids here."""
         raise NotImplementedError
 
     def can_forward(self, bulk: Bulk, topic: str) -> bool:

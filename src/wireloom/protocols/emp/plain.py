@@ -26,7 +26,7 @@ _TRACED = TRACE[0]
 _HEAD = struct.Struct(">IBBxx")
 _RELATED = struct.Struct(">IBBxxIBBxxBxxxQ")
 """Envelope, header and a request-response block."""
-_RELATED_SIZE = _RELATED.size
+RELATED_SIZE = _RELATED.size
 _LENGTH = struct.Struct(">I")
 _OUTLINE = struct.Struct(">I16sQ")
 """The same as `_RELATED` for whom only size and number differ from message to message."""
@@ -64,6 +64,24 @@ def _hub_of(block: bytes) -> tuple[str | None, str | None] | None:
     return None if hub.topic == LOGIN else (hub.topic, hub.content_type)
 
 
+@lru_cache(maxsize=1024)
+def topic_of(outline: bytes, block: bytes) -> tuple[bool, str, str | None] | None:
+    """Whether a message asks, its topic and its content type, from what stands between size and number and its block.
+
+    None where it is written in any other way than `write_request` and `write_response` would write it, and where the
+    topic is the hub's own.
+    """
+    related = _OUTLINES.get(outline)
+    hub = _hub_of(block) if related is not None and related[1] and 11 < len(block) <= _SHORT else None
+    if related is None or hub is None:
+        return None
+    topic, content_type = hub
+    if not topic or topic.startswith("$"):
+        return None
+    shape = shape_of(topic, content_type)
+    return None if shape is None or shape.block != block else (related[0], topic, content_type)
+
+
 class LastShape:
     """What the last request or response that was read looked like: mostly the next one looks the same."""
 
@@ -86,7 +104,7 @@ class LastShape:
         if found is None:
             return False
         asks, has_block = found
-        block, hub, at = b"", None, start + _RELATED_SIZE
+        block, hub, at = b"", None, start + RELATED_SIZE
         if has_block:
             stop = at + _unpack_length(buffer, at)[0] if end - at > 8 else 0
             if not at + 8 < stop <= end or stop > at + _SHORT:
@@ -95,7 +113,7 @@ class LastShape:
             hub = _hub_of(block)
             if hub is None:
                 return False
-        self.outline, self.block, self.size, self.asks = outline, block, _RELATED_SIZE + len(block), asks
+        self.outline, self.block, self.size, self.asks = outline, block, RELATED_SIZE + len(block), asks
         self.topic, self.content_type = hub or (None, None)
         return True
 
@@ -119,7 +137,7 @@ def read_related(
     `owed` and takes responses out of `waiting`. With `to_askers`, whoever asked gets the response instead.
     """
     available, largest, most = len(buffer), settings.max_message, settings.max_requests
-    while available - start >= _RELATED_SIZE:
+    while available - start >= RELATED_SIZE:
         size, outline, number = _un_pack_outline(buffer, start)
         end = start + size
         if end > available or size > largest or not number:
@@ -127,7 +145,7 @@ def read_related(
         if buffer.__class__ is not bytes:
             buffer = bytes(buffer)
         if (
-            outline != last.outline or not buffer.startswith(last.block, start + _RELATED_SIZE)
+            outline != last.outline or not buffer.startswith(last.block, start + RELATED_SIZE)
         ) and not last.learn(outline, buffer, start, end):  # fmt: skip
             break
         at = start + last.size
@@ -208,7 +226,7 @@ class Shape(NamedTuple):
     """The same of a response."""
 
 
-LARGEST_SHAPE = _RELATED_SIZE + 8 + 5 + 4 * _SHORT
+LARGEST_SHAPE = RELATED_SIZE + 8 + 5 + 4 * _SHORT
 """No shape is larger than this."""
 
 
@@ -222,7 +240,7 @@ def shape_of(topic: str | None, content_type: str | None) -> Shape | None:
         content = encode_hub(Hub(topic, content_type))
         block = _HEAD.pack(8 + len(content), _HUB, 0) + content
     more = 0x80 if block else 0
-    return Shape(block, _RELATED_SIZE + len(block), _outline(0x80, more), _outline(0, more))
+    return Shape(block, RELATED_SIZE + len(block), _outline(0x80, more), _outline(0, more))
 
 
 def write_plain(message: Message, number: int, settings: EmpSettings) -> bytes | None:

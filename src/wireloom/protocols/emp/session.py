@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, ProtocolViolation, WireloomError
-from wireloom.protocols.contract import LOGIN, Asker, Bulk, Role, Run, Session, SessionState
+from wireloom.protocols.contract import LOGIN, Asker, Bulk, Calls, Role, Run, Session, SessionState
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.extensions import MAX_ID
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
@@ -36,6 +36,7 @@ from wireloom.protocols.owing import OwedReads
 
 if TYPE_CHECKING:
     from wireloom.protocols.emp.bulk import EmpBulk
+    from wireloom.protocols.emp.calls import EmpCalls
 
 OPENING, OPEN, CLOSING, CLOSED = SessionState
 APPLICATION = frames.FIRST_APPLICATION_TYPE
@@ -121,6 +122,7 @@ class EmpSession(Session):
         self._bye_waits = False
         """`bye` is said, but stands behind a large message that is still being packed."""
         self._bulk: type[EmpBulk] | None = None
+        self._calls: type[EmpCalls] | None = None
         self._owed_reads: OwedReads[int] = OwedReads()
 
     # The transport's side
@@ -565,15 +567,21 @@ class EmpSession(Session):
 
     def enable_bulk(self) -> bool:
         """Let `receive` use the column kernels for large reads."""
-        from wireloom.protocols.emp.bulk import EmpBulk, warm
+        from wireloom.protocols.emp import bulk, calls
 
-        warm()
-        self._bulk = EmpBulk
+        bulk.warm()
+        calls.warm()
+        self._bulk, self._calls = bulk.EmpBulk, calls.EmpCalls
         return True
 
     def _receive_bulk(self, buffer: bytes) -> Run | None:
-        """A read of nothing but events and publishes; None where it has to be read frame by frame."""
+        """A read of nothing but events and publishes, or calls; None where it has to be read frame by frame."""
         assert self._bulk is not None
+        assert self._calls is not None
+        if not self._owed_reads:
+            calls = self._calls.of(buffer, self.settings.max_message, self._receives)
+            if calls is not None:
+                return self._receive_calls(buffer, calls)
         found = self._bulk.of(self, buffer, self._owed_reads.fewest)
         alone = iter(self._owed.values())
         if found is None or not self._owed_reads.admit(found, alone, len(self._owed), self.settings.max_requests):
@@ -583,6 +591,52 @@ class EmpSession(Session):
             return None
         self._buffer = bytearray(buffer[found.consumed :])
         return Run(memoryview(buffer)[: found.consumed], bulk=found)
+
+    def _receive_calls(self, buffer: bytes, calls: EmpCalls) -> Run | None:
+        """A read of nothing but plain requests, or responses; None where one of them is against the conversation."""
+        ids, owed, waiting = calls.ids, self._owed, self._waiting
+        if calls.asks:
+            if len(owed) + calls.count > self.settings.max_requests or not owed.keys().isdisjoint(ids):
+                return None
+            owed.update(zip(ids, calls.numbers, strict=True))
+        else:
+            if not all(map(waiting.__contains__, ids)):
+                return None
+            for identifier in ids:
+                del waiting[identifier]
+        self._buffer = bytearray(buffer[calls.consumed :])
+        return Run(memoryview(buffer)[: calls.consumed], calls=calls)
+
+    def can_relay(self, calls: Calls) -> bool:
+        """Whether our peer takes messages of this size as they are, and so many requests of ours."""
+        return (
+            self._calls is not None
+            and isinstance(calls, self._calls)
+            and self._plain
+            and self.state is OPEN
+            and calls.largest <= self._largest_plain
+            and (
+                not calls.asks
+                or calls.count <= min(self.settings.max_requests - len(self._waiting), MAX_ID - self._last_id)
+            )
+        )
+
+    def relay(self, calls: Calls) -> Sequence[str]:
+        """Queue requests under numbers of our own."""
+        calls = cast("EmpCalls", calls)
+        first, self._last_id = self._last_id + 1, self._last_id + calls.count
+        numbers = range(first, self._last_id + 1)
+        ids = list(map(str, numbers))
+        self._waiting.update(dict.fromkeys(ids, Message(Kind.REQUEST, calls.topic)))
+        self._out.append(calls.numbered(numbers))
+        self.sent += calls.count
+        return ids
+
+    def relay_back(self, calls: Calls, ids: Sequence[str]) -> None:
+        """Queue responses under the numbers of the requests they answer."""
+        numbers = list(map(self._owed.pop, ids))
+        self._out.append(cast("EmpCalls", calls).numbered(numbers))
+        self.sent += calls.count
 
     @property
     def _owes(self) -> bool:

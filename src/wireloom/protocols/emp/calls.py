@@ -1,0 +1,157 @@
+"""A large read of an emp connection that holds plain requests, or plain responses, and nothing else.
+
+They are found by a kernel, and written again by another under the ids that they have on the connection they go to: no
+object is made for a message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.kernels import kernel
+from wireloom.model import NO_ATTRIBUTES, Authenticity, Direction, Kind, Message, message_of
+from wireloom.protocols.buffers import u32
+from wireloom.protocols.contract import Calls
+from wireloom.protocols.emp.messages import DONE
+from wireloom.protocols.emp.plain import LARGEST_SHAPE, RELATED_SIZE, shape_of, topic_of, write_request
+from wireloom.protocols.owing import FEWEST
+
+_SIZE = struct.Struct(">I")
+_REQUEST, _RESPONSE, _NOBODY = Kind.REQUEST, Kind.RESPONSE, Authenticity.NONE
+_NUMBER = 20
+"""Where in a message its number stands."""
+
+
+@kernel
+def _scan(
+    data: NDArray[np.uint8], head_size: int, max_message: int, places: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> tuple[int, int | np.int64]:
+    """Find messages that begin like the first, but for size and number; returns how many, and the largest's size.
+
+    `places` gets where each begins, and where the last ends. -1 if there is anything else, or a number that no request
+    can have.
+    """
+    count, at, size, largest = 0, np.int64(0), len(data), np.int64(0)
+    while size - at >= 8:
+        length = u32(data, at)
+        if length < head_size or length > max_message:
+            return -1, largest
+        if length > size - at:
+            break
+        for index in range(4, _NUMBER):
+            if data[at + index] != data[index]:
+                return -1, largest
+        for index in range(_NUMBER + 8, head_size):
+            if data[at + index] != data[index]:
+                return -1, largest
+        number = (u32(data, at + _NUMBER) << 32) | u32(data, at + _NUMBER + 4)
+        if number <= 0:
+            return -1, largest
+        places[count], numbers[count] = at, number
+        largest = max(largest, length)
+        at += length
+        count += 1
+        places[count] = at
+    return count, largest
+
+
+@kernel
+def _renumber(data: NDArray[np.uint8], places: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
+    """Give each message another number."""
+    for row in range(numbers.shape[0]):
+        number, at = numbers[row], places[row] + _NUMBER
+        for index in range(8):
+            data[at + index] = (number >> (56 - 8 * index)) & 0xFF
+
+
+@cache
+def warm() -> None:
+    """Compile or load the kernels, once, before a connection waits for them."""
+    shape = shape_of("a", None)
+    assert shape is not None
+    sample = b"".join(write_request(shape, number, b"b") for number in range(1, FEWEST + 1))
+    found = EmpCalls.of(sample, 1024, Direction.C2S)
+    assert found is not None
+    found.numbered(range(FEWEST))
+
+
+class EmpCalls(Calls):
+    """Such a read, or a part of it."""
+
+    def __init__(
+        self,
+        data: bytes,
+        kind: tuple[bool, str, str | None],
+        head_size: int,
+        largest: int,
+        direction: Direction,
+        places: NDArray[np.int64],
+        numbers: list[int],
+    ) -> None:
+        self.asks, self.topic, self.content_type = self._kind = kind
+        self.count = len(numbers)
+        self.ids = list(map(str, numbers))
+        self.largest = largest
+        """Bytes of the largest of them."""
+        self._data = data
+        self._head_size = head_size
+        self._direction = direction
+        self._places, self.numbers = places, numbers
+
+    @classmethod
+    def of(cls, buffer: bytes, max_message: int, direction: Direction) -> EmpCalls | None:
+        """The requests, or the responses, that a read holds; None if it holds anything else, or few of them."""
+        if len(buffer) <= RELATED_SIZE + 8:
+            return None
+        head_size = RELATED_SIZE + _SIZE.unpack_from(buffer, RELATED_SIZE)[0]
+        if head_size > LARGEST_SHAPE or (kind := topic_of(buffer[4:_NUMBER], buffer[RELATED_SIZE:head_size])) is None:
+            return None
+        most = len(buffer) // head_size
+        places, numbers = np.empty(most + 1, np.int64), np.empty(most, np.int64)
+        count, largest = _scan(np.frombuffer(buffer, np.uint8), head_size, max_message, places, numbers)
+        if count < FEWEST:
+            return None
+        found = numbers[:count].tolist()
+        if len(set(found)) < count:
+            return None
+        return cls(buffer, kind, head_size, largest, direction, places, found)
+
+    @property
+    def consumed(self) -> int:
+        """Where the last of them ends."""
+        return int(self._places[self.count])
+
+    def messages(self) -> list[Message]:
+        """All of them as messages."""
+        kind, status = (_REQUEST, None) if self.asks else (_RESPONSE, DONE)
+        found = []
+        for (start, end), identifier in zip(self._spans(), self.ids, strict=True):
+            own, answered = (identifier, None) if self.asks else (None, identifier)
+            found.append(message_of((
+                kind, self.topic, self._data[start + self._head_size : end], own, answered, status,
+                self.content_type, NO_ATTRIBUTES, "emp", None, None, self._direction, _NOBODY,
+            )))  # fmt: skip
+        return found
+
+    def _spans(self) -> list[tuple[int, int]]:
+        return list(itertools.pairwise(self._places[: self.count + 1].tolist()))
+
+    def part(self, which: slice) -> EmpCalls:
+        """Some of them."""
+        pieces = [self._data[start:end] for start, end in self._spans()[which]]
+        places = np.array([0, *itertools.accumulate(map(len, pieces))], np.int64)
+        return EmpCalls(
+            b"".join(pieces), self._kind, self._head_size, self.largest, self._direction, places, self.numbers[which]
+        )
+
+    def numbered(self, numbers: Sequence[int]) -> bytes:
+        """Their bytes under other numbers."""
+        data = bytearray(self._data[: self.consumed])
+        _renumber(np.frombuffer(data, np.uint8), self._places, np.array(numbers, np.int64))
+        return bytes(data)

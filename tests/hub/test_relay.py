@@ -1,0 +1,194 @@
+"""Requests and answers that the hub passes on many at a time, as bytes: each finds its way as if it came alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import wireloom
+from tests.hub.running import eventually, hub_on, journaled, url_of
+from wireloom.hub import Hub
+from wireloom.hub.exchanges import Exchanges
+from wireloom.journal.verify import verify
+from wireloom.model import Kind, Message, RequestFailed
+
+EMP = """
+[[listener]]
+url = "emp://127.0.0.1:0"
+[http]
+url = "off"
+"""
+
+
+@asynccontextmanager
+async def provider(hub: Hub, topic: str, handler: object) -> AsyncIterator[wireloom.Peer]:
+    async with wireloom.connect(url_of(hub, "emp"), handler=handler) as peer:  # type: ignore[arg-type]
+        await peer.provide(topic)
+        yield peer
+
+
+async def ask_all(peer: wireloom.Peer, count: int, topic: str = "math/double") -> list[object]:
+    bodies = [b"%d" % number for number in range(count)]
+    async with asyncio.timeout(30):
+        return [each async for each in peer.request_many(topic, bodies, in_flight=64, return_errors=True)]
+
+
+def double(message: Message, peer: wireloom.Peer) -> bytes:
+    return b"%d" % (2 * int(message.body))
+
+
+async def test_many_requests_are_passed_on_as_bytes_and_every_answer_finds_its_request(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, EMP) as hub, provider(hub, "math/double", double):
+        with patch.object(Exchanges, "forward_all", autospec=True, side_effect=Exchanges.forward_all) as together:
+            async with wireloom.connect(url_of(hub, "emp")) as peer:
+                assert await ask_all(peer, 2000) == [b"%d" % (2 * number) for number in range(2000)]
+        assert together.called
+        assert len(hub.router.exchanges) == 0
+        assert hub.metrics.requests.value("emp", "done") == 2000
+    found = [each.message for each in journaled(tmp_path)]
+    asked = [each for each in found if each.kind is Kind.REQUEST and each.topic == "math/double"]
+    answered = [each for each in found if each.kind is Kind.RESPONSE and each.topic == "math/double"]
+    # Each came in, and went out.
+    assert sorted(int(each.body) for each in asked) == sorted([*range(2000)] * 2)
+    assert sorted(int(each.body) for each in answered) == sorted([*range(0, 4000, 2)] * 2)
+    assert list(verify(tmp_path / "journal")) == []
+
+
+async def test_several_requesters_and_providers_share_what_is_passed_on(tmp_path: Path) -> None:
+    counts = [0, 0, 0]
+
+    def counting(number: int) -> object:
+        def handler(message: Message, peer: wireloom.Peer) -> bytes:
+            counts[number] += 1
+            return double(message, peer)
+
+        return handler
+
+    async with (
+        hub_on(tmp_path, EMP) as hub,
+        provider(hub, "math/double", counting(0)),
+        provider(hub, "math/double", counting(1)),
+        provider(hub, "math/#", counting(2)),
+        wireloom.connect(url_of(hub, "emp")) as first,
+        wireloom.connect(url_of(hub, "emp")) as second,
+    ):
+        expected = [b"%d" % (2 * number) for number in range(900)]
+        assert await asyncio.gather(ask_all(first, 900), ask_all(second, 900)) == [expected, expected]
+        assert sum(counts) == 1800
+        assert max(counts) - min(counts) < 10
+
+
+async def test_answers_that_fail_or_come_late_leave_the_others_alone(tmp_path: Path) -> None:
+    later = asyncio.Event()
+
+    async def handler(message: Message, peer: wireloom.Peer) -> bytes:
+        number = int(message.body)
+        if number % 10 == 3:
+            raise RequestFailed("418", b"a teapot")
+        if number % 10 == 7:
+            await asyncio.wait_for(later.wait(), 20)
+        return double(message, peer)
+
+    async with hub_on(tmp_path, EMP) as hub, provider(hub, "math/double", handler):
+        async with wireloom.connect(url_of(hub, "emp")) as peer:
+            asking = [asyncio.create_task(peer.request("math/double", b"%d" % number)) for number in range(60)]
+            await eventually(lambda: sum(each.done() for each in asking) == 54)
+            assert len(hub.router.exchanges) == 6
+            later.set()
+            outcomes = await asyncio.gather(*asking, return_exceptions=True)
+        for number, outcome in enumerate(outcomes):
+            if number % 10 == 3:
+                assert isinstance(outcome, RequestFailed)
+                assert outcome.code == "418"
+            else:
+                assert outcome == b"%d" % (2 * number)
+        assert len(hub.router.exchanges) == 0
+
+
+async def never(message: Message, peer: wireloom.Peer) -> bytes:
+    await asyncio.sleep(60)
+    return b""
+
+
+async def waits_for(hub: Hub, count: int) -> None:
+    await eventually(lambda: len(hub.router.exchanges) == count)
+
+
+async def test_a_provider_that_goes_away_fails_all_that_was_passed_on(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, EMP) as hub, wireloom.connect(url_of(hub, "emp")) as peer:
+        async with provider(hub, "math/double", never) as gone:
+            asking = asyncio.create_task(ask_all(peer, 64))
+            await waits_for(hub, 64)
+            gone.abort()
+            outcomes = await asking
+        assert all(isinstance(each, RequestFailed) and each.code == "503" for each in outcomes)
+        assert len(hub.router.exchanges) == 0
+
+
+async def test_a_requester_that_goes_away_is_forgotten_with_all_it_asked(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, EMP) as hub, provider(hub, "math/double", never):
+        async with wireloom.connect(url_of(hub, "emp"), reconnect=None) as peer:
+            asking = asyncio.create_task(ask_all(peer, 64))
+            await waits_for(hub, 64)
+            peer.abort()
+            await asyncio.gather(asking, return_exceptions=True)
+        await waits_for(hub, 0)
+
+
+async def test_what_is_not_answered_in_time_fails(tmp_path: Path) -> None:
+    async with (
+        hub_on(tmp_path, EMP + "[limits]\nrequest_timeout = 0.2\n") as hub,
+        provider(hub, "math/double", never),
+        wireloom.connect(url_of(hub, "emp")) as peer,
+    ):
+        outcomes = await ask_all(peer, 64)
+        assert all(isinstance(each, RequestFailed) and each.code == "504" for each in outcomes)
+        assert len(hub.router.exchanges) == 0
+
+
+async def test_who_may_not_ask_is_told_so_for_each_request(tmp_path: Path) -> None:
+    access = """
+[[access.rule]]
+who = ["anyone"]
+provide = ["math/#"]
+request = ["math/double"]
+"""
+    async with (
+        hub_on(tmp_path, EMP + access) as hub,
+        provider(hub, "math/#", double),
+        wireloom.connect(url_of(hub, "emp")) as peer,
+    ):
+        assert await ask_all(peer, 200) == [b"%d" % (2 * number) for number in range(200)]
+        outcomes = await ask_all(peer, 200, "math/triple")
+        assert all(isinstance(each, RequestFailed) and each.code == "403" for each in outcomes)
+
+
+async def test_requests_over_the_rate_are_refused(tmp_path: Path) -> None:
+    limits = '[limits]\nmessages_per_second = 20\nover_rate = "refuse"\n'
+    async with (
+        hub_on(tmp_path, EMP + limits) as hub,
+        provider(hub, "math/double", double),
+        wireloom.connect(url_of(hub, "emp")) as peer,
+    ):
+        outcomes = await ask_all(peer, 300)
+        refused = [each for each in outcomes if isinstance(each, RequestFailed)]
+        assert refused
+        assert {each.code for each in refused} == {"429"}
+
+
+@pytest.mark.parametrize("scheme", ["yamp", "hsp"])
+async def test_peers_of_other_protocols_are_asked_as_before(tmp_path: Path, scheme: str) -> None:
+    listener = f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\n' + ("profile = true\n" if scheme == "hsp" else "")
+    async with hub_on(tmp_path, EMP + listener) as hub:
+        async with wireloom.connect(url_of(hub, scheme), handler=lambda message, peer: message.body) as other:
+            await other.provide("math/double")
+            async with wireloom.connect(url_of(hub, "emp")) as peer:
+                outcomes = await ask_all(peer, 200)
+                assert not any(isinstance(each, Exception) for each in outcomes)
+                if scheme == "yamp":
+                    assert outcomes == list(range(200))
