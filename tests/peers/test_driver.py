@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wireloom.model import HandshakeFailed, Kind, Message, PeerClosed, WireloomError
-from wireloom.peers.driver import BURST, PIECE, Driver
+from wireloom.peers.driver import Driver
+from wireloom.peers.outlet import BURST, PIECE
 from wireloom.peers.peer import Peer
 from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import Role, Run, Session, SessionState

@@ -25,7 +25,8 @@ from wireloom.hub.screen import Screened, screen, screen_all
 from wireloom.journal.blocks import TopicMap
 from wireloom.journal.keys import Keys
 from wireloom.model import Kind, Message, WireloomError, type_of_json
-from wireloom.peers.driver import Driver, fresh
+from wireloom.peers.driver import Driver
+from wireloom.peers.outlet import fresh
 from wireloom.protocols.contract import CUT, Calls, Role, Run, Sessions
 from wireloom.transports.base import Pipe
 

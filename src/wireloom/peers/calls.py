@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from wireloom.model import NO_ATTRIBUTES, Kind, Message, RequestFailed, RequestTimeout, WireloomError
-from wireloom.peers.driver import fresh
 from wireloom.peers.inbox import Inbox
+from wireloom.peers.outlet import fresh
 
 CANCELLED = "cancelled"
 _PROGRESS, _ERROR = Kind.PROGRESS, Kind.ERROR

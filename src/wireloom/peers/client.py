@@ -26,10 +26,12 @@ from wireloom.model import (
 )
 from wireloom.peers.backoff import Backoff
 from wireloom.peers.calls import Call
-from wireloom.peers.driver import Driver, fresh
+from wireloom.peers.channel import PROVIDE, QUEUE, SUBSCRIBE, TIMEOUT, operation
+from wireloom.peers.driver import Driver
 from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
-from wireloom.peers.peer import CONCURRENCY, DRAIN, PROVIDE, QUEUE, SUBSCRIBE, TIMEOUT, Peer, operation
+from wireloom.peers.outlet import fresh
+from wireloom.peers.peer import CONCURRENCY, DRAIN, Peer
 from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import LOGIN, Role
 from wireloom.transports import TLS, Options

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
-from itertools import count
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self
 
 from wireloom.model import (
     NO_ATTRIBUTES,
@@ -18,50 +15,31 @@ from wireloom.model import (
     ConfigError,
     Kind,
     Message,
-    NotSupported,
     PeerClosed,
-    WireloomError,
-    encode_value,
     message_of,
 )
 from wireloom.peers.answers import PUBLISH, Answers, Operation
-from wireloom.peers.calls import Call, Calls, Waiting, question
-from wireloom.peers.driver import LINGER, PIECE, Driver, fresh
+from wireloom.peers.calls import Call, question
+from wireloom.peers.channel import PROVIDE, QUEUE, TIMEOUT, WITHDRAW, Channel, operation
+from wireloom.peers.driver import LINGER
 from wireloom.peers.handlers import Handler
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.many import IN_FLIGHT, Many
-from wireloom.peers.replays import Replay, Replays
+from wireloom.peers.replays import Replay
 from wireloom.peers.streams import MessageStream, Progress, Subscription
 from wireloom.pieces import LARGE, is_large
-from wireloom.protocols.contract import HUB_PREFIX, Asker, Protocol, Run, Session
-from wireloom.topics import Subscriptions
+from wireloom.protocols.contract import Protocol
 
-if TYPE_CHECKING:
-    from wireloom.transports import Pipe
-
-SUBSCRIBE, UNSUBSCRIBE = HUB_PREFIX + "subscribe", HUB_PREFIX + "unsubscribe"
-PROVIDE, WITHDRAW = HUB_PREFIX + "provide", HUB_PREFIX + "withdraw"
-
-TIMEOUT = 30.0
-"""Seconds a request waits for its answer unless told otherwise."""
-QUEUE = 1024
-"""Messages a subscription holds before no more is read from the connection."""
 CONCURRENCY = 256
 """Requests of one peer that are handled at the same time."""
 DRAIN = 5.0
 """Seconds that closing waits for what is still in flight."""
 
-FULL = "; input is not read because a queue of this end is full"
-
-_NUMBERS = count(1)
-T = TypeVar("T")
 # Looking up a member of an enum costs as much as a call, and these are needed for every message.
-_EVENT, _REQUEST, _CANCEL, _REDIRECT = Kind.EVENT, Kind.REQUEST, Kind.CANCEL, Kind.REDIRECT
-_RESPONSE, _NOBODY = Kind.RESPONSE, Authenticity.NONE
-_ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS, Kind.ACK))
+_EVENT, _REQUEST, _NOBODY = Kind.EVENT, Kind.REQUEST, Authenticity.NONE
 
 
-class Peer:
+class Peer(Channel):
     """One peer, reached by `connect` or come in through `serve`.
 
     Everything may be cancelled at any time without losing a message.
@@ -76,54 +54,8 @@ class Peer:
         queue: int = QUEUE,
         concurrency: int = CONCURRENCY,
     ) -> None:
-        self.protocol = protocol
-        self._queue = queue
-        self._driver: Driver | None = None
-        self._loop = asyncio.get_running_loop()
-        self._calls = Calls(self._give_up, lambda: FULL if self._holds else "")
+        super().__init__(protocol, queue)
         self._answers = Answers(self, handler, operations or {}, queue=queue, concurrency=concurrency)
-        self._subscriptions: Subscriptions[Inbox[Message]] = Subscriptions()
-        self._announced: dict[str, int] = {}
-        """Patterns the other end was asked for, and how many subscriptions need each."""
-        self._provided: dict[str, None] = {}
-        """Topics this end answers requests for, as the other end, a hub, was told."""
-        self.replays = Replays()
-        """Subscriptions to the past, by the name that the other end knows them by."""
-        self._streams: list[Inbox[Message]] = []
-        self._holds: set[str] = set()
-        self._over: WireloomError | None = None
-        """Why nothing can be sent ever again; None while there is hope."""
-        self._hopeless: asyncio.Future[object] = self._loop.create_future()
-        self._closing = False
-        self._gone = asyncio.Event()
-        self._unhandled = 0
-
-    # What users call
-
-    @property
-    def connected(self) -> bool:
-        """Whether the conversation is open right now."""
-        return self._driver is not None and self._driver.is_open
-
-    @property
-    def session(self) -> Session:
-        """The protocol's own session, for what only this protocol has."""
-        return self._current().session
-
-    @property
-    def pipe(self) -> Pipe:
-        """The connection: addresses and TLS."""
-        return self._current().pipe
-
-    @property
-    def driver(self) -> Driver | None:
-        """What runs the connection at the moment; for the parts of this room."""
-        return self._driver
-
-    @property
-    def name(self) -> str:
-        """The address of the other end."""
-        return self._driver.pipe.peername if self._driver is not None and self._driver._pipe is not None else ""
 
     @property
     def unhandled(self) -> int:
@@ -202,19 +134,6 @@ class Peer:
         if len(answer) < LARGE:
             return self._value_of(answer, content_type)
         return await self._elsewhere(lambda: self._value_of(answer, content_type))
-
-    async def ask(self, message: Message, *, timeout: float | None = TIMEOUT) -> Message:  # noqa: ASYNC109
-        """Send a request as it is, and return the answer as it came."""
-        call = Call(message, timeout, self._loop)
-        driver = self._driver
-        if driver is None or not driver.has_room:
-            driver = await self.room(timeout)
-        self.dispatch(call, driver)
-        try:
-            return await call.answer
-        except asyncio.CancelledError:
-            self._withdraw(call)
-            raise
 
     def request_many(
         self,
@@ -357,11 +276,6 @@ class Peer:
         """Whether `drain` should be awaited before more is sent."""
         return self._driver is not None and self._driver.is_crowded
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether messages that came in are still being handled."""
-        return self._answers.is_busy
-
     def abort(self) -> None:
         """Drop the connection at once."""
         if self._driver is not None:
@@ -405,263 +319,7 @@ class Peer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def encode(self, value: object) -> tuple[bytes, str | None]:
-        """A value as a body and its content type, in the form agreed with this peer."""
-        agreed = None if self._driver is None else self._driver.session.content_type
-        if value.__class__ is bytes:
-            return value, agreed
-        if agreed is not None and not isinstance(value, bytearray | memoryview):
-            form = self.protocol.format_for(agreed)
-            if form is not None:
-                return form.dumps(value), agreed
-        body, content_type = encode_value(value)
-        return body, content_type or agreed
-
-    def decode(self, message: Message) -> object:
-        """The value of a message's body; the inverse of `encode`."""
-        if message.content_type is None:
-            return message.body
-        return self._value_of(message.body, message.content_type)
-
-    def _value_of(self, body: bytes, content_type: str) -> object:
-        form = self.protocol.format_for(content_type)
-        return Message(_EVENT, None, body, content_type=content_type).value() if form is None else form.loads(body)
-
-    async def value(self, message: Message) -> object:
-        """The same as `decode`; a large body is read by another thread, so that the event loop turns meanwhile.
-
-        >>> import asyncio, wireloom.testing
-        >>> async def count(message, peer):
-        ...     return len(await peer.value(message))
-        >>> async def main():
-        ...     async with wireloom.testing.peer_pair("yamp", count) as (client, server):
-        ...         return await client.request("count", list(range(50_000)))
-        >>> asyncio.run(main())
-        50000
-        """
-        if len(message.body) < LARGE:
-            return self.decode(message)
-        return await self._elsewhere(lambda: self.decode(message))
-
-    # What the driver and its owner call
-
-    def attach(self, driver: Driver) -> None:
-        """From now on talk over this driver."""
-        self._driver = driver
-        driver.on_messages = None if self._streams else self.take_messages
-        self._gone.clear()
-        for reason in self._holds:
-            driver.hold(reason)
-
-    def take(self, run: Run) -> None:
-        """What one read brought."""
-        self.take_messages(run.messages)
-
-    def take_messages(self, messages: Sequence[Message]) -> None:
-        """Messages that came together."""
-        driver = self._driver
-        assert driver is not None
-        if len(messages) > PIECE:
-            for start in range(0, len(messages), PIECE):
-                self.take_messages(messages[start : start + PIECE])
-                driver.write_pending()
-            return
-        for message in messages:
-            kind = message.kind
-            wanted = True
-            if kind is _RESPONSE:
-                wanted = self._calls.settle(message)
-            elif kind is _REQUEST:
-                self._answers.request(message, driver)
-            elif kind in _ANSWERS:
-                wanted = self._calls.settle(message)
-            elif kind is _EVENT:
-                wanted = self._take_event(message)
-            elif kind is _CANCEL:
-                self._answers.cancel(message, driver)
-            elif kind is _REDIRECT:
-                self.redirected(message)
-            if self._streams:
-                for stream in self._streams:
-                    stream.put(message)
-            elif not wanted:
-                self._unhandled += 1
-
-    def _take_event(self, message: Message) -> bool:
-        if self.replays and self.replays.take(message):
-            return True
-        takers = self._subscriptions.lookup(message.topic or "")
-        for taker in takers:
-            taker.put(message)
-        if self._answers.wants_events:
-            self._answers.event(message)
-            return True
-        return bool(takers)
-
-    def redirected(self, message: Message) -> None:
-        """The other end wants us to go elsewhere; only clients can."""
-
-    def lost(self, error: WireloomError) -> None:
-        """The connection is gone. Every waiting call fails; without a way back everything ends."""
-        driver = self._driver
-        assert driver is not None
-        if self._closing:
-            error = PeerClosed("the connection was closed by this end")
-        self._calls.fail_all(error)
-        self._answers.connection_lost(driver)
-        self._gone.set()
-        self.end(error)
-
-    async def finished(self) -> None:
-        """Wait until everything that came in is handled."""
-        await self._answers.finished()
-
-    def end(self, error: WireloomError) -> None:
-        """Nothing will come or go any more."""
-        if self._over is not None:
-            return
-        self._over = error
-        if not self._hopeless.done():
-            self._hopeless.set_result(None)
-        self._calls.fail_all(error)
-        self._answers.end()
-        quiet = self._closing
-        for inbox in (*self._subscriptions.subscribers(), *self._streams, *self.replays.inboxes()):
-            inbox.close(None if quiet else fresh(error))
-
-    def hold(self, reason: str) -> None:
-        """Read no more from the connection until `release`."""
-        self._holds.add(reason)
-        if self._driver is not None:
-            self._driver.hold(reason)
-
-    def release(self, reason: str) -> None:
-        """Read again."""
-        self._holds.discard(reason)
-        if self._driver is not None:
-            self._driver.release(reason)
-
-    # Subscriptions
-
-    async def open_subscription(
-        self, pattern: str, inbox: Inbox[Message], *, local: bool, retained: bool = False
-    ) -> bool:
-        """Enter a subscription here and ask the other end; True when it was asked."""
-        self._check()
-        self._subscriptions.add(pattern, inbox)
-        if local:
-            return False
-        self._announced[pattern] = self._announced.get(pattern, 0) + 1
-        try:
-            if self._announced[pattern] == 1 or retained:
-                await self.ask(operation(SUBSCRIBE, pattern, {"retained": True} if retained else {}))
-        except NotSupported:
-            self._forget(pattern)
-            return False
-        except BaseException:
-            self._forget(pattern)
-            self._subscriptions.remove(pattern, inbox)
-            raise
-        return True
-
-    def drop_subscription(self, pattern: str, inbox: Inbox[Message], *, announced: bool) -> None:
-        """Leave a subscription; the other end is told when nobody here wants the pattern any more."""
-        self._subscriptions.remove(pattern, inbox)
-        inbox.discard()
-        if announced and self._forget(pattern) and self.connected:
-            try:
-                self.send_and_forget(operation(UNSUBSCRIBE, pattern))
-            except WireloomError:
-                return  # a connection that is lost has no subscriptions
-
-    def send_and_forget(self, request: Message) -> None:
-        """Send a request whose answer nobody waits for."""
-        self.dispatch(Call(request, TIMEOUT, self._loop), self._current())
-
-    def drop_stream(self, inbox: Inbox[Message]) -> None:
-        """Leave the stream of all messages."""
-        if inbox in self._streams:
-            self._streams.remove(inbox)
-        if self._driver is not None and not self._streams:
-            self._driver.on_messages = self.take_messages
-        inbox.discard()
-
-    def _forget(self, pattern: str) -> bool:
-        self._announced[pattern] -= 1
-        if self._announced[pattern]:
-            return False
-        del self._announced[pattern]
-        return True
-
-    # Calls
-
-    async def send_progressive(self, call: Call) -> None:
-        """Send a request whose steps somebody iterates over."""
-        self.dispatch(call, await self.room(call.patience))
-
-    def withdraw(self, call: Waiting) -> None:
-        """Nobody waits for this call any more."""
-        self._withdraw(call)
-
-    async def room(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
-        """Wait for the driver, when it is open and there is room to write."""
-        while True:
-            driver = await self._ready(timeout)
-            if not driver.writing_is_paused:
-                return driver
-            await driver.drain()
-
-    def dispatch(self, call: Waiting, driver: Driver, *, alone: bool | None = None) -> None:
-        """Send a request, and wait for its answer; `alone` if it should not wait for others to be sent with it."""
-        if alone is None:
-            alone = not self._calls.waiting
-        identifier = driver.ask(call.request, alone=alone)
-        if identifier is None:
-            raise NotSupported(f"{self.protocol.name} has no requests")
-        self._calls.add(call, identifier)
-
-    def dispatch_many(self, calls: Sequence[Waiting], driver: Driver, askers: Sequence[Asker] = ()) -> int:
-        """Send the first of these requests, with one deadline, that can go together; returns how many that are."""
-        identifiers = driver.ask_many([call.request for call in calls], askers)
-        if identifiers:
-            self._calls.add_many(calls, identifiers)
-        return len(identifiers)
-
-    def forget(self, call: Waiting) -> bool:
-        """The answer to a call is there; False if nobody waits for it any more."""
-        return self._calls.forget(call.id)
-
-    def _withdraw(self, call: Waiting) -> None:
-        if call.id and self._calls.remove(call.id) is not None:
-            self._give_up(call)
-        if call.steps is not None:
-            call.steps.discard()
-
-    def _give_up(self, call: Waiting) -> None:
-        """Tell the peer that the answer is no longer wanted, where the protocol can say so."""
-        try:
-            self._current().send(Message(Kind.CANCEL, call.request.topic, correlation_id=call.id))
-        except WireloomError:
-            return
-
     # Inside
-
-    def _check(self) -> None:
-        if self._over is not None:
-            raise fresh(self._over)
-
-    def _current(self) -> Driver:
-        self._check()
-        if self._driver is None:
-            raise PeerClosed("the connection is not open yet")
-        return self._driver
-
-    async def _ready(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
-        """The driver, open. A client that is reconnecting waits here."""
-        driver = self._current()
-        if not driver.is_open:
-            raise PeerClosed(f"the connection to {self.name or 'the peer'} is closing")
-        return driver
 
     def _request_for(self, topic: str, attributes: Mapping[str, str], body: object) -> Message:
         data, content_type = self.encode(body)
@@ -682,14 +340,6 @@ class Peer:
             (kind, topic, data, None, None, None, content_type, attributes, "", None, None, None, _NOBODY)
         )
 
-    async def _elsewhere(self, work: Callable[[], T]) -> T:
-        """Let another thread do what takes long."""
-        return await self._loop.run_in_executor(None, work)
-
-    def _inbox(self) -> Inbox[Message]:
-        reason = f"queue {next(_NUMBERS)}"
-        return Inbox(self._queue, lambda: self.hold(reason), lambda: self.release(reason))
-
 
 @functools.cache
 def _caller() -> Callable[..., Coroutine[Any, Any, object]]:
@@ -697,9 +347,3 @@ def _caller() -> Callable[..., Coroutine[Any, Any, object]]:
     from wireloom.peers.components import call
 
     return call
-
-
-def operation(topic: str, pattern: str, options: Mapping[str, object] = MappingProxyType({})) -> Message:
-    """The request for an operation of the hub profile on a pattern."""
-    body = json.dumps({"topic": pattern, **options}).encode()
-    return Message(Kind.REQUEST, topic, body, content_type="application/json")

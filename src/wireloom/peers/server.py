@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from wireloom.model import ConfigError, Message, PeerClosed, RequestFailed, WireloomError
+from wireloom.peers.channel import QUEUE, SUBSCRIBE, UNSUBSCRIBE
 from wireloom.peers.driver import Driver
 from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
-from wireloom.peers.peer import CONCURRENCY, DRAIN, QUEUE, SUBSCRIBE, UNSUBSCRIBE, Peer
+from wireloom.peers.peer import CONCURRENCY, DRAIN, Peer
 from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import Role, Run, Sessions, Settings
 from wireloom.topics import Subscriptions

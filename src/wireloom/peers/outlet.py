@@ -1,0 +1,284 @@
+"""The outgoing half of a driver: what is sent over a session, and when it is written to the pipe.
+
+A write costs more than anything else here. So what is sent in one turn of the loop is written together, but for the
+first, and but for what nobody else is likely to follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+
+from wireloom.model import Message, WireloomError
+from wireloom.protocols.contract import Asker, Session, SessionState
+from wireloom.transports.base import Pipe
+
+BURST = 64
+"""Messages sent in one turn of the loop before the sender is asked to let others have a turn."""
+PIECE = 32
+"""Of many messages at once so many are written together, so that the other end begins while this one goes on."""
+
+_OPEN = SessionState.OPEN
+
+
+def fresh(error: WireloomError) -> WireloomError:
+    """The same error once more, so that each waiting call raises one with a traceback of its own."""
+    again = type(error)(*error.args)
+    again.__cause__ = error.__cause__
+    return again
+
+
+@functools.lru_cache(maxsize=1)
+def _clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """The loop's clock: one method for all drivers, instead of one each."""
+    return loop.time
+
+
+class Outlet:
+    """Sends what owners want to say, as long as the conversation is open."""
+
+    __slots__ = (
+        "_announced",
+        "_burst",
+        "_busy",
+        "_by_message",
+        "_finishing",
+        "_flush_due",
+        "_is_plain",
+        "_loop",
+        "_more",
+        "_now",
+        "_pipe",
+        "_working",
+        "_writers",
+        "failure",
+        "session",
+        "writing_is_paused",
+    )
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._loop = asyncio.get_running_loop()
+        self._now = _clock(self._loop)
+        self._pipe: Pipe | None = None
+        self._busy = False
+        """Inside a callback of the transport; it writes once, at its end."""
+        self._flush_due = False
+        """Something was written in this turn of the loop; what else there is goes out at its end."""
+        self._more = False
+        """There is something else."""
+        self._by_message = False
+        self._is_plain = False
+        """Whether nothing but writing has to follow a step of the session that leaves it open."""
+        self._burst = 0
+        """Messages sent in this turn of the loop."""
+        self._working = False
+        """Another thread does something for the session."""
+        self._writers: list[asyncio.Future[None]] | None = None
+        self._announced = False
+        self._finishing = False
+        self.writing_is_paused = False
+        self.failure: WireloomError | None = None
+        """Why the conversation is over; None while it is not."""
+
+    def _after(self) -> None:
+        """What follows every step of the session: write, look at its state, set the timer."""
+        raise NotImplementedError
+
+    # Whether something can be sent
+
+    @property
+    def pipe(self) -> Pipe:
+        """The pipe; there is one from `opened` on."""
+        assert self._pipe is not None
+        return self._pipe
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a pipe that has not ended."""
+        return self._pipe is not None and self.failure is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._announced and self.session.state is _OPEN
+
+    @property
+    def has_room(self) -> bool:
+        """Whether messages can be sent, and nothing waits to be taken by the transport."""
+        return self._announced and not self.writing_is_paused and self.session.state is _OPEN
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a sender should `drain` before it sends more: too much is unsent, or others want a turn."""
+        return self.writing_is_paused or self._burst >= BURST or self._working
+
+    # Sending
+
+    def send(self, message: Message) -> Message:
+        """Send a message; returned as the session sent it, with its id."""
+        if self.failure is not None:
+            raise fresh(self.failure)
+        sent = self.session.send(message, self._now())
+        self._burst += 1
+        if self._busy:
+            self._more = True
+        elif not self._flush_due:
+            self.flush()
+        elif self._by_message or self._burst % BURST == 0:
+            self._after()
+        else:
+            self._more = True
+        return sent
+
+    def tell(self, event: Message) -> None:
+        """Send an event: the same as `send`, for whom it is of no concern what id it gets."""
+        if self.failure is not None:
+            raise fresh(self.failure)
+        self.session.tell(event, self._now())
+        self._burst += 1
+        if self._busy:
+            self._more = True
+        elif not self._flush_due:
+            self.flush()
+        elif self._by_message or self._burst % BURST == 0:
+            self._after()
+        else:
+            self._more = True
+
+    def ask_for(self, asker: Asker, topic: str, body: bytes, content_type: str | None, *, alone: bool) -> str | None:
+        """Send a request the short way, if there is room (see `has_room`); returns its id, None if it is for `ask`."""
+        session = self.session
+        identifier = session.ask_for(asker, topic, body, content_type, self._now())
+        if identifier is not None:
+            if alone and self._is_plain and not self._busy and not self._flush_due and not session.offloads:
+                self._pipe.write(session.outgoing())  # type: ignore[union-attr]
+            else:
+                self._asked(alone)
+        return identifier
+
+    def ask(self, request: Message, *, alone: bool) -> str | None:
+        """Send a request; returns its id. `alone` if no other waits for an answer: then it is written at once.
+
+        Others are likely to follow in the same turn of the loop, and are written together.
+        """
+        if self.failure is not None:
+            raise fresh(self.failure)
+        identifier = self.session.ask(request, self._now())
+        self._asked(alone)
+        return identifier
+
+    def _asked(self, alone: bool) -> None:
+        """Write a request that the session has ready, at once or with those that follow."""
+        if self._busy:
+            self._more = True
+        elif self._flush_due:
+            self._burst += 1
+            if self._burst % PIECE:
+                self._more = True
+            else:
+                self.write_pending()
+        elif not alone:
+            self._flush_due = self._more = True
+            self._loop.call_soon(self._flush_rest)
+        else:
+            self._say(self.session)
+
+    def ask_many(self, requests: Sequence[Message], askers: Sequence[Asker] = ()) -> list[str]:
+        """Send as many of these requests, from the first on, as the session can send together; returns their ids."""
+        if self.failure is not None:
+            raise fresh(self.failure)
+        identifiers = self.session.ask_many(requests, self._now(), askers)
+        if len(identifiers) >= PIECE:
+            self.write_pending()
+        elif self._busy or self._flush_due:
+            self._more = True
+        elif identifiers:
+            self._flush_due = self._more = True
+            self._loop.call_soon(self._flush_rest)
+        return identifiers
+
+    def respond(self, request: Message, body: bytes, content_type: str | None) -> None:
+        """Send the response to a request."""
+        if self.failure is not None:
+            raise fresh(self.failure)
+        self.session.respond(request, body, content_type, self._now())
+        if self._busy or self._flush_due:
+            self._more = True
+        else:
+            self.flush()
+
+    # Writing
+
+    def flush(self) -> None:
+        """Write what the session has to say.
+
+        The first write of a turn of the loop goes out at once, later ones of the same turn together.
+        """
+        if self._busy or self._flush_due:
+            self._more = True
+            return
+        self._flush_due = True
+        self._loop.call_soon(self._flush_rest)
+        self._after()
+
+    def _flush_rest(self) -> None:
+        self._flush_due = False
+        self._burst = 0
+        if self._more:
+            self._more = False
+            if not self._finishing:
+                self._after()
+
+    def write_out(self) -> None:
+        """Write what the session has to say now; inside a callback of the transport that is done at its end."""
+        if not self._busy and not self._finishing:
+            self._say(self.session)
+
+    def _say(self, session: Session) -> None:
+        """Write what the session has to say: at once where nothing else depends on it."""
+        if self._is_plain and session.state is _OPEN and not session.offloads:
+            out = session.outgoing()
+            if out:
+                self._pipe.write(out)  # type: ignore[union-attr]
+        else:
+            self._after()
+
+    def write_pending(self) -> None:
+        """Write what the session has to say at this moment, even inside a callback."""
+        pipe = self.pipe
+        if self._by_message:
+            for frame in self.session.outgoing_frames():
+                pipe.write(frame)
+        else:
+            data = self.session.outgoing()
+            if data:
+                pipe.write(data)
+
+    async def drain(self) -> None:
+        """Wait until there is room to write. Raises PeerClosed when the connection is lost instead.
+
+        Whoever sends in a loop awaits this when `is_crowded`: it lets the loop turn even if there is room.
+        """
+        if self._burst >= BURST:
+            self._burst = 0
+            await asyncio.sleep(0)
+        while (self.writing_is_paused or self._working) and self.failure is None:
+            writer = self._loop.create_future()
+            if self._writers is None:
+                self._writers = []
+            self._writers.append(writer)
+            try:
+                await writer
+            finally:
+                if writer in (self._writers or ()):
+                    self._writers.remove(writer)
+        if self.failure is not None:
+            raise fresh(self.failure)
+
+    def _wake_writers(self) -> None:
+        writers, self._writers = self._writers or (), None
+        for writer in writers:
+            if not writer.done():
+                writer.set_result(None)
