@@ -99,10 +99,16 @@ class Question(Waiting):
 
     def answered(self, body: bytes, content_type: str | None) -> None:
         """The session read the answer."""
-        if self.calls.forget(self.id):
-            self.answer_type = content_type
-            if not self.answer.done():
-                self.answer.set_result(body)
+        calls = self.calls
+        # The same as `Calls.forget`, without a call.
+        if calls.waiting.pop(self.id, None) is None:
+            calls.unwanted += 1
+            return
+        if calls.idle and not calls.waiting:
+            calls.wake_idle()
+        self.answer_type = content_type
+        if not self.answer.done():
+            self.answer.set_result(body)
 
     def finish(self, answer: Message) -> None:
         """The answer is here."""
@@ -154,7 +160,8 @@ class Calls:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._idle: list[asyncio.Future[None]] = []
+        self.idle: list[asyncio.Future[None]] = []
+        """Those who wait until no call waits."""
         self.unwanted = 0
         """Answers that nobody waited for any more."""
 
@@ -193,8 +200,8 @@ class Calls:
         call = self.waiting.pop(answer.correlation_id or "", None)
         if call is None:
             return False
-        if self._idle and not self.waiting:
-            self._wake_idle()
+        if self.idle and not self.waiting:
+            self.wake_idle()
         if kind is _ERROR:
             call.fail(RequestFailed(answer.status or "error", answer.body))
         elif answer.status == CANCELLED:
@@ -208,22 +215,22 @@ class Calls:
         if self.waiting.pop(request_id, None) is None:
             self.unwanted += 1
             return False
-        if self._idle and not self.waiting:
-            self._wake_idle()
+        if self.idle and not self.waiting:
+            self.wake_idle()
         return True
 
     def remove(self, request_id: str) -> Waiting | None:
         """Nobody waits for this one any more."""
         call = self.waiting.pop(request_id, None)
-        if not self.waiting and self._idle:
-            self._wake_idle()
+        if not self.waiting and self.idle:
+            self.wake_idle()
         return call
 
     def take_all(self) -> list[Waiting]:
         """Every waiting call, in the order they were sent; they are forgotten here."""
         calls = list(self.waiting.values())
         self.waiting.clear()
-        self._wake_idle()
+        self.wake_idle()
         return calls
 
     def fail_all(self, error: WireloomError) -> None:
@@ -245,11 +252,12 @@ class Calls:
         """Wait until no call waits."""
         while self.waiting:
             idle = self._loop.create_future()
-            self._idle.append(idle)
+            self.idle.append(idle)
             await idle
 
-    def _wake_idle(self) -> None:
-        idle, self._idle = self._idle, []
+    def wake_idle(self) -> None:
+        """No call waits any more: tell those who wait for that."""
+        idle, self.idle = self.idle, []
         for future in idle:
             if not future.done():
                 future.set_result(None)

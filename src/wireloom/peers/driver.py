@@ -115,6 +115,8 @@ class Driver(Outlet):
                 end = session.take_plain(data, self._now(), messages)
                 if messages:
                     self.on_messages(messages)
+                elif end == len(data):
+                    return  # nothing but answers that went to who asked: there is nothing to say
                 if end < len(data) and not self._finishing:
                     self._took(session.receive(data[end:], self._now()))
             else:

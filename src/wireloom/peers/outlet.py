@@ -149,6 +149,8 @@ class Outlet:
 
     def ask_for(self, asker: Asker, topic: str, body: bytes, content_type: str | None, *, alone: bool) -> str | None:
         """Send a request the short way, if there is room (see `has_room`); returns its id, None if it is for `ask`."""
+        if self.writing_is_paused or not self._announced:
+            return None
         session = self.session
         identifier = session.ask_for(asker, topic, body, content_type, self._now())
         if identifier is not None:

@@ -115,14 +115,15 @@ class Peer(Channel):
         else:
             data, content_type = self.encode(body)
         call = question(calls, topic, data, content_type, attributes, timeout, self._loop)
-        if driver is None or not driver.has_room:
-            driver = await self.room(timeout)
-        alone = not calls.waiting
-        number = None if attributes else driver.ask_for(call, topic, data, content_type, alone=alone)
-        if number is None:
-            self.dispatch(call, driver, alone=alone)
-        else:
+        number = None
+        if driver is not None and not attributes:
+            number = driver.ask_for(call, topic, data, content_type, alone=not calls.waiting)
+        if number is not None:
             calls.add(call, number)
+        else:
+            if driver is None or not driver.has_room:
+                driver = await self.room(timeout)
+            self.dispatch(call, driver)
         try:
             answer = await call.answer
         except asyncio.CancelledError:

@@ -9,6 +9,7 @@ _pack_counter = struct.Struct(">H").pack
 _VERSION = 7 << 12
 _VARIANT = 2 << 62
 _COUNTER_BITS = 12
+_LAST_COUNTER = (1 << _COUNTER_BITS) - 1
 
 
 def uid_text(uid: bytes) -> str:
@@ -38,12 +39,17 @@ class Uids:
         self._random = Random(seed)
         self._text_before = self._text_after = ""
         """The text around the counter; made when somebody wants it."""
-        self._begin(-1, 0)
+        # A time before 1970 counts as the end of all time: nobody has such a clock, but nothing breaks.
+        self._last, self._counter = -2, 0
+        self._begin(-1)
 
     def draw(self, milliseconds: int) -> bytes:
         """The next uid, at a time in milliseconds since 1970."""
-        counter = self._count(milliseconds)
-        return self._time + counter + self._tail
+        if milliseconds != self._last or self._counter == _LAST_COUNTER:
+            self._begin(milliseconds)
+        else:
+            self._counter += 1
+        return self._time + _pack_counter(_VERSION | self._counter) + self._tail
 
     def draw_with_text(self, milliseconds: int) -> tuple[bytes, str]:
         """The next uid, and the same as `uid_text` gives it.
@@ -52,25 +58,27 @@ class Uids:
         >>> text == uid_text(uid)
         True
         """
-        counter = self._count(milliseconds)
-        if not self._text_before:
-            text = uid_text(self._time + counter + self._tail)
-            self._text_before, self._text_after = text[:14], text[18:]
-        return self._time + counter + self._tail, f"{self._text_before}{counter.hex()}{self._text_after}"
-
-    def _count(self, milliseconds: int) -> bytes:
-        """Go on to the next uid; returns its version and counter."""
-        if milliseconds > self._last:
-            # The upper bit stays free, so that there is room to count within the millisecond.
-            self._begin(milliseconds, self._random.getrandbits(_COUNTER_BITS - 1))
-        elif self._counter + 1 >> _COUNTER_BITS:
-            self._begin(self._last + 1, 0)
+        if milliseconds != self._last or self._counter == _LAST_COUNTER:
+            self._begin(milliseconds)
         else:
             self._counter += 1
-        return _pack_counter(_VERSION | self._counter)
+        counter = _pack_counter(_VERSION | self._counter)
+        uid = self._time + counter + self._tail
+        if not self._text_before:
+            text = uid_text(uid)
+            self._text_before, self._text_after = text[:14], text[18:]
+        return uid, f"{self._text_before}{counter.hex()}{self._text_after}"
 
-    def _begin(self, milliseconds: int, counter: int) -> None:
-        self._last, self._counter = milliseconds, counter
-        self._time = (milliseconds & 0xFFFF_FFFF_FFFF).to_bytes(6)
+    def _begin(self, milliseconds: int) -> None:
+        """Go on to the next uid with the next millisecond, unless the clock has stepped back."""
+        if milliseconds > self._last:
+            # The upper bit stays free, so that there is room to count within the millisecond.
+            self._last, self._counter = milliseconds, self._random.getrandbits(_COUNTER_BITS - 1)
+        elif self._counter == _LAST_COUNTER:
+            self._last, self._counter = self._last + 1, 0
+        else:
+            self._counter += 1
+            return
+        self._time = (self._last & 0xFFFF_FFFF_FFFF).to_bytes(6)
         self._tail = (_VARIANT | self._random.getrandbits(62)).to_bytes(8)
         self._text_before = ""
