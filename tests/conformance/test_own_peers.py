@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,30 @@ async def test_our_hub_passes_for_a_mesh_node_that_it_trusts(probe: Identity, tm
     assert failures(outcome) == []
     assert [each.verdict for each in unsigned.results] == [Verdict.SKIPPED]
     assert "--set key=FILE" in unsigned.results[0].detail
+
+
+@pytest.mark.parametrize("trust", [1, 2, 3, 4])
+async def test_a_wolpertinger_server_is_checked_after_a_login(trust: int, tmp_path: Path) -> None:
+    """It answers nobody else but with error 201."""
+    cluster, users = "00ff" * 8, {"ada": "lovelace"}
+    (tmp_path / "theirs.json").write_text(json.dumps({"cluster_key": cluster, "users": users}))
+    login = {"cluster_key": cluster, "user": "ada", "password": "lovelace"}
+    (tmp_path / "ours.json").write_text(json.dumps(login))
+    (tmp_path / "wrong.json").write_text(json.dumps({**login, "cluster_key": "11ff" * 8}))
+    theirs = f'settings = {{ required_trust = {trust}, secrets = "{tmp_path}/theirs.json" }}'
+    async with hub_on(tmp_path / "hub", LISTENER.format(url="wolpertinger://127.0.0.1:0", settings=theirs)) as hub:
+        url, own = url_of(hub, "wolpertinger"), {"authenticate": trust, "secrets": f"{tmp_path}/ours.json"}
+        outcome = await check_server(url, settings=own, patience=PATIENCE)
+        code = "its error code is 304"
+        stranger = await check_server(url, patience=PATIENCE, only=code)
+        wrong = {"authenticate": trust, "secrets": f"{tmp_path}/wrong.json"}
+        impostor = await check_server(url, settings=wrong, patience=PATIENCE, only=code)
+    assert failures(outcome) == []
+    assert failures(stranger) == [f"{code}: error code 201"]
+    if trust > 2:
+        assert failures(impostor) == [
+            f"{code}: the peer refused Authentication.ClusterAuthVerify: is 'authenticate' more than it offers?"
+        ]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from wireloom.model import Direction, Message, ProtocolViolation
 from wireloom.protocols.cases import CaseFailed, CaseSkipped, Probe
@@ -67,6 +67,10 @@ class PipeProbe(Probe):
             if self.pipe is not None and not self._gone.is_set():
                 self.pipe.write(piece)
             await asyncio.sleep(0)
+
+    def unlock(self, secrets: Mapping[str, str]) -> None:
+        """Secrets that open what the peer says from now on."""
+        self._decoder.unlock([secrets])
 
     async def next(self, *, quiet: bool = False) -> Message | None:
         """The next message; see `Probe.next`."""

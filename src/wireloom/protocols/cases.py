@@ -9,7 +9,7 @@ may send pings and events of its own at any time.
 from __future__ import annotations
 
 import abc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -60,6 +60,10 @@ class Probe(abc.ABC):
 
         Bytes that are no valid message fail the case.
         """
+
+    @abc.abstractmethod
+    def unlock(self, secrets: Mapping[str, str]) -> None:
+        """Secrets, as `Decoder.unlock` takes them, that open what the peer says from now on."""
 
     async def message(self) -> Message:
         """The next message; a peer that closes instead fails the case."""

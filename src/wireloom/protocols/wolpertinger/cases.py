@@ -7,30 +7,28 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from itertools import count
 
 from wireloom.model import Kind, Message
-from wireloom.protocols.cases import UNASKED, Cases, CaseSkipped, Level, Probe, require, single_bytes
-from wireloom.protocols.wolpertinger import layer1
+from wireloom.protocols.cases import UNASKED, CaseSkipped, Level, Probe, require, single_bytes
+from wireloom.protocols.wolpertinger.case_login import LoggedIn, metadata, next_id, pieces_of
 from wireloom.protocols.wolpertinger.frames import Confirmation, Data, decode_base64, encode
 from wireloom.protocols.wolpertinger.layer2 import Call, write
 from wireloom.protocols.wolpertinger.refusal import ErrorCode, ResultCode
-from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 from wireloom.protocols.wolpertinger.values import Value
 
-CASES = Cases()
+CASES = LoggedIn()
 COMPONENT = "WireloomConformance"
-_IDS = count(1)
 _ANSWERS = (Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS)
 _BESIDE = (*UNASKED, *_ANSWERS)
 
 
-def _call(text: str = "hello", *, split: int = 30_500, compress: bool = False) -> tuple[int, str, list[Data]]:
+def _call(
+    probe: Probe, text: str = "hello", *, split: int = 30_500, compress: bool = False
+) -> tuple[int, str, list[Data]]:
     """A call of a component that does not exist: message_id, CallId, and its pieces."""
-    message_id, call_id = next(_IDS), str(uuid.uuid4())
+    message_id, call_id = next_id(), str(uuid.uuid4())
     xml = write(Call(COMPONENT, call_id, "Nothing", (Value("string", text),)))
-    settings = WolpertingerSettings(split=split)
-    return message_id, call_id, layer1.pack(xml, message_id, settings, compress=compress)
+    return message_id, call_id, pieces_of(probe, xml, message_id, split=split, compress=compress)
 
 
 async def _send(probe: Probe, pieces: Sequence[Data]) -> None:
@@ -59,7 +57,7 @@ async def _refused(probe: Probe, message_id: int, line: bytes) -> str:
 
 async def alive(probe: Probe) -> None:
     """The peer still confirms what arrives."""
-    message_id, _, pieces = _call()
+    message_id, _, pieces = _call(probe)
     await _send(probe, pieces)
     await _confirmed(probe, message_id)
 
@@ -79,14 +77,14 @@ async def _delivery(probe: Probe) -> None:
 
 @CASES.both("a call of an unknown component gets a RemoteError", "It names the CallId of the call (RemoteError)")
 async def _unknown_component(probe: Probe) -> None:
-    _, call_id, pieces = _call()
+    _, call_id, pieces = _call(probe)
     await _send(probe, pieces)
     await _failed(probe, call_id)
 
 
 @CASES.both("its error code is 304", "304: component not found (decision)", Level.SHOULD)
 async def _code(probe: Probe) -> None:
-    _, call_id, pieces = _call()
+    _, call_id, pieces = _call(probe)
     await _send(probe, pieces)
     code = (await _failed(probe, call_id)).status
     require(code == str(int(ErrorCode.COMPONENT_NOT_FOUND)), f"error code {code}")
@@ -94,7 +92,7 @@ async def _code(probe: Probe) -> None:
 
 @CASES.both("a message that comes twice is confirmed twice", "It is confirmed again and not executed again (decision)")
 async def _twice(probe: Probe) -> None:
-    message_id, call_id, pieces = _call()
+    message_id, call_id, pieces = _call(probe)
     await _send(probe, pieces)
     await _failed(probe, call_id)
     await _send(probe, pieces)
@@ -106,14 +104,14 @@ async def _twice(probe: Probe) -> None:
 async def _bytes(probe: Probe) -> None:
     if probe.carries_messages:
         raise CaseSkipped("over this transport lines come whole")
-    message_id, _, pieces = _call()
+    message_id, _, pieces = _call(probe)
     await probe.send(*single_bytes(encode(pieces[0])))
     await _confirmed(probe, message_id)
 
 
 @CASES.both("several lines in one write are all confirmed", "Each message is confirmed (Layer 1)")
 async def _several(probe: Probe) -> None:
-    calls = [_call() for _ in range(4)]
+    calls = [_call(probe) for _ in range(4)]
     await _send(probe, [pieces[0] for _, _, pieces in calls])
     found = {(await probe.expect(Kind.ACK, unasked=_BESIDE)).correlation_id for _ in calls}
     require(found == {str(message_id) for message_id, _, _ in calls}, "the confirmations are not for the four messages")
@@ -121,7 +119,7 @@ async def _several(probe: Probe) -> None:
 
 @CASES.both("pieces may come in any order", "Fragments have an index and make up one message (Message Splitting)")
 async def _pieces(probe: Probe) -> None:
-    message_id, call_id, pieces = _call("x" * 200, split=128)
+    message_id, call_id, pieces = _call(probe, "x" * 200, split=128)
     await _send(probe, [*pieces[1:], pieces[0]])
     await _confirmed(probe, message_id)
     await _failed(probe, call_id)
@@ -129,7 +127,7 @@ async def _pieces(probe: Probe) -> None:
 
 @CASES.both("a split message is confirmed once", "One confirmation, when all pieces are there (Message Splitting)")
 async def _confirmed_once(probe: Probe) -> None:
-    message_id, _, pieces = _call("x" * 200, split=128)
+    message_id, _, pieces = _call(probe, "x" * 200, split=128)
     await _send(probe, pieces[:-1])
     await probe.silent(Kind.ACK)
     await _send(probe, pieces[-1:])
@@ -139,36 +137,36 @@ async def _confirmed_once(probe: Probe) -> None:
 
 @CASES.both("compressed messages are read", "gzip gives the length after compression (Compression)")
 async def _gzip(probe: Probe) -> None:
-    _, call_id, pieces = _call("x" * 500, compress=True)
+    _, call_id, pieces = _call(probe, "x" * 500, compress=True)
     await _send(probe, pieces)
     await _failed(probe, call_id)
 
 
 @CASES.both("metadata keys have any case and order", "Keys are compared without case, order is free (decision)")
 async def _keys(probe: Probe) -> None:
-    message_id, _, pieces = _call()
-    await probe.send(b"X-Unknown:1;MESSAGE_ID:%d;" % message_id + pieces[0].payload + b"\n")
+    message_id, _, pieces = _call(probe)
+    await probe.send(b"X-Unknown:1;MESSAGE_ID:%d;" % message_id + metadata(probe) + pieces[0].payload + b"\n")
     await _confirmed(probe, message_id)
 
 
 @CASES.both("a key given twice is refused", "Such a message is invalid (decision)")
 async def _key_twice(probe: Probe) -> None:
-    message_id, _, pieces = _call()
-    payload = pieces[0].payload
-    await _refused(probe, message_id, b"message_id:%d;note:1;note:2;" % message_id + payload + b"\n")
+    message_id, _, pieces = _call(probe)
+    rest = metadata(probe) + pieces[0].payload
+    await _refused(probe, message_id, b"message_id:%d;note:1;note:2;" % message_id + rest + b"\n")
     await alive(probe)
 
 
 @CASES.both("a payload that is not base64 is refused", "The payload is base64 (Layer 1)")
 async def _base64(probe: Probe) -> None:
-    message_id = next(_IDS)
-    await _refused(probe, message_id, b"message_id:%d;this is not base64\n" % message_id)
+    message_id = next_id()
+    await _refused(probe, message_id, b"message_id:%d;" % message_id + metadata(probe) + b"this is not base64\n")
     await alive(probe)
 
 
 @CASES.both("data that is not GZIP is refused", "gzip says that the data is compressed (Compression)")
 async def _bad_gzip(probe: Probe) -> None:
-    message_id, _, pieces = _call()
+    message_id, _, pieces = _call(probe)
     size = len(decode_base64(pieces[0].payload))
     await _refused(probe, message_id, encode(pieces[0]._replace(gzip=size)))
     await alive(probe)
@@ -176,14 +174,14 @@ async def _bad_gzip(probe: Probe) -> None:
 
 @CASES.both("a piece beyond the count is refused", "fragment_index is below fragment_count (Message Splitting)")
 async def _fragment(probe: Probe) -> None:
-    message_id, _, pieces = _call()
+    message_id, _, pieces = _call(probe)
     await _refused(probe, message_id, encode(pieces[0]._replace(fragment_index=2, fragment_count=2)))
     await alive(probe)
 
 
 @CASES.both("unknown encryption is refused", "Only AES is supported (Encryption)")
 async def _encryption(probe: Probe) -> None:
-    message_id, _, pieces = _call()
+    message_id, _, pieces = _call(probe)
     result = await _refused(probe, message_id, encode(pieces[0]._replace(encryption="rot13")))
     require(result == str(int(ResultCode.ENCRYPTION)), f"result {result}, not 4 for encryption")
     await alive(probe)
@@ -198,15 +196,15 @@ async def _no_id(probe: Probe) -> None:
 
 @CASES.both("a confirmation is not confirmed", "Only messages are confirmed (Delivery Confirmation)")
 async def _confirmations(probe: Probe) -> None:
-    await probe.send(encode(Confirmation(next(_IDS), 0)))
+    await probe.send(encode(Confirmation(next_id(), 0)))
     await probe.silent(Kind.ACK)
     await alive(probe)
 
 
 async def _document_refused(probe: Probe, xml: bytes) -> None:
     """A document that is not valid gets a result code other than 0, or RemoteError 301."""
-    message_id = next(_IDS)
-    await _send(probe, layer1.pack(xml, message_id, WolpertingerSettings()))
+    message_id = next_id()
+    await _send(probe, pieces_of(probe, xml, message_id))
     found = await probe.expect(Kind.ACK, Kind.ERROR)
     if found.kind is Kind.ACK and found.status == str(int(ResultCode.SUCCESS)):
         found = await probe.expect(Kind.ERROR)
@@ -229,7 +227,6 @@ async def _schema(probe: Probe) -> None:
 
 @CASES.both("a document type definition is refused", "DTDs and entities are refused (decision)")
 async def _entities(probe: Probe) -> None:
-    _, _, pieces = _call()
-    xml = decode_base64(pieces[0].payload)
+    xml = write(Call(COMPONENT, str(uuid.uuid4()), "Nothing"))
     await _document_refused(probe, b'<!DOCTYPE a [<!ENTITY b "c">]>' + xml)
     await alive(probe)

@@ -209,6 +209,8 @@ class Wolpertinger(Protocol):
 
         return WolpertingerSession(role, cast(WolpertingerSettings, settings).with_secrets(), unique=unique)
 
+    case_settings: ClassVar[Sequence[str]] = ("authenticate", "secrets")
+
     def cases(self) -> Sequence[Case]:
         """What any implementation must do."""
         from wireloom.protocols.wolpertinger.cases import CASES
