@@ -223,3 +223,50 @@ def test_frames_made_in_bulk_go_one_by_one_over_transports_that_carry_messages()
     assert len(frames) == 20
     for frame in frames:
         assert len(pair.client.receive(frame, 1.0).messages) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("left_out", [0, 1, 5, 30])
+def test_events_of_one_topic_are_passed_on_as_they_came_and_read_only_when_somebody_asks(
+    name: str, left_out: int
+) -> None:
+    pair = Pair(name)
+    bodies = [b"%d" % number * (number % 40 + 1) for number in range(60)]
+    for body in bodies:
+        pair.client.send(publish("a/b", body, ack=False), 1.0)
+    data = pair.client.outgoing()
+    cut = len(data) - left_out
+    fast, slow = pair.hear(data[:cut])
+    bulk = fast.bulk
+    assert bulk is not None
+    count = len(slow.messages)
+    assert bulk.topics() == ["a/b"]
+    assert (bulk.count, bulk.count_of("a/b"), bulk.count_of("a"), bulk.unanswered) == (count, count, 0, 0)
+    assert bulk.forward("a/b") == bytes(fast.data) == slow.data
+    assert bulk.acknowledgements() == b""
+    assert bulk.messages("a/b") == slow.messages
+    assert bulk.messages() == slow.messages
+    # Having looked changes nothing.
+    assert (bulk.count, bulk.count_of("a/b"), bulk.unanswered) == (count, count, 0)
+    assert bulk.forward("a/b") == slow.data
+    assert bulk.take("a/b") == slow.messages
+    assert bulk.topics() == []
+    fast, slow = pair.hear(data[cut:])
+    assert said(fast) == said(slow)
+    assert pair.fast.unread() == pair.slow.unread() == b""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", [0, 1, 30, 60])
+@pytest.mark.parametrize("other", ["a/c", "a/b/c", "a", "$a", "größe"])
+def test_one_event_of_another_topic_among_many_goes_to_its_own(name: str, place: int, other: str) -> None:
+    pair = Pair(name)
+    topics = ["a/b"] * 60
+    topics.insert(place, other)
+    for number, topic in enumerate(topics):
+        pair.client.send(publish(topic, b"%030d" % number, ack=False), 1.0)
+    fast, slow = pair.hear(pair.client.outgoing())
+    assert sorted(said(fast)) == sorted(said(slow))
+    if fast.bulk is not None:
+        assert fast.bulk.count_of("a/b") == 60
+        assert fast.bulk.count_of(other) == 1

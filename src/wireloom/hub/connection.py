@@ -249,18 +249,12 @@ class Connection(Outbox):
         requests: Sequence[Message] = ()
         if self._guarded:
             run, requests = self._guard(run)
-        ticket = 0
-        if run.data:
-            start, counted = 0, 0
-            for end, count, numbers in run.renumbered:
-                ticket = self._record(
-                    run.data[start:end], count - counted, _topic_map(tuple(numbers.items())) if numbers else None
-                )
-                start, counted = end, count
-            if start < len(run.data):
-                ticket = self._record(run.data[start:], run.count - counted, self._topics())
-            hub.metrics.received.add(run.count, self.name)
-            hub.metrics.received_bytes.add(len(run.data), self.name)
+        ticket, data = 0, run.data
+        if data:
+            count = run.count
+            ticket = self._record_stages(run) if run.renumbered else self._record(data, count, self._topics())
+            hub.metrics.received.add(count, self.name)
+            hub.metrics.received_bytes.add(len(data), self.name)
         if run.bulk is not None:
             hub.router.route_bulk(self, run.bulk, ticket)
         elif run.calls is not None:
@@ -331,6 +325,17 @@ class Connection(Outbox):
     def _paid(self) -> None:
         if self.driver.failure is None:
             self.driver.release("rate")
+
+    def _record_stages(self, run: Run) -> int:
+        """The same for a read in which the numbers that stand for topics changed."""
+        ticket, start, counted = 0, 0, 0
+        for end, count, numbers in run.renumbered:
+            topics = _topic_map(tuple(numbers.items())) if numbers else None
+            ticket = self._record(run.data[start:end], count - counted, topics)
+            start, counted = end, count
+        if start < len(run.data):
+            ticket = self._record(run.data[start:], run.count - counted, self._topics())
+        return ticket
 
     def _record(self, data: bytes | memoryview, count: int, topics: TopicMap | None) -> int:
         """Append what the peer said to the journal; returns the ticket."""
@@ -466,9 +471,15 @@ class Connection(Outbox):
         """Note in the journal what goes out that is no delivery."""
         assert self._pipe is not None
         session = self.session
-        count = session.messages_in(data) if self._pipe.carries_messages else session.sent - self._sent_seen
-        self._sent_seen += count
-        self._record_outbound(data, count)
+        if self._pipe.carries_messages:
+            count = session.messages_in(data)
+            self._sent_seen += count
+            self._record_outbound(data, count)
+            return
+        count, self._sent_seen = session.sent - self._sent_seen, session.sent
+        kept = session.recordable(data)
+        if kept:
+            self._append_outbound(kept, count)
 
     def _record_outbound(self, data: bytes, count: int, *, delivered: bool = False) -> None:
         kept = self.session.recordable(data)

@@ -98,13 +98,44 @@ def _same_topic(data: NDArray[np.uint8], rows: NDArray[np.int64], row: int, at: 
 
 
 class Publishes(Bulk, Generic[Key]):
-    """The frames of one read. `rows` has a column a frame; its first fields are those above."""
+    """The frames of one read. `rows` has a column a frame; its first fields are those above.
 
-    def __init__(self, buffer: bytes, consumed: int, rows: NDArray[np.int64]) -> None:
+    Mostly all of them are events of one topic, and are passed on as they are: then nobody looks at the rows, and they
+    are only found when somebody does.
+    """
+
+    unanswered = 0
+    singled = False
+    """Whether the session keeps the requests of this read one by one."""
+
+    def __init__(self, buffer: bytes, consumed: int, found: NDArray[np.int64] | tuple[str, int]) -> None:
+        """`found` is the rows; or the topic of all events and their number."""
         self.buffer = buffer
         self.consumed = consumed
         self.data = np.frombuffer(buffer, np.uint8)
-        self.rows = rows
+        self._names: dict[str, int] = {}
+        self._bounds: tuple[Key, Key] | None = None
+        self._alike = isinstance(found, tuple)
+        if isinstance(found, tuple):
+            topic, self.count = found
+            self._names[topic] = 0
+        else:
+            self._keep(found)
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """A column a frame."""
+        if self._alike:
+            self._look()
+        return self._found
+
+    def _look(self) -> None:
+        """Find the rows after all."""
+        self._alike = False
+        self._keep(self.scan())
+
+    def _keep(self, rows: NDArray[np.int64]) -> None:
+        self._found = rows
         self.count = rows.shape[1]
         self._codes = np.empty(self.count, np.int32)
         size = 16
@@ -112,7 +143,6 @@ class Publishes(Bulk, Generic[Key]):
             size *= 2
         table = np.full(size, -1, np.int64)
         distinct = _number_topics(self.data, rows, table, self._codes)
-        self._names: dict[str, int] = {}
         if distinct == 1:
             self._names[self._topic(0)] = 0
         else:
@@ -121,9 +151,6 @@ class Publishes(Bulk, Generic[Key]):
                 self._names[self._topic(row)] = code
         self._owed = rows[ASKS] > 0
         self.unanswered = int(self._owed.sum())
-        self._bounds: tuple[Key, Key] | None = None
-        self.singled = False
-        """Whether the session keeps the requests of this read one by one."""
 
     def _topic(self, row: int) -> str:
         start = int(self.rows[TOPIC, row])
@@ -134,6 +161,8 @@ class Publishes(Bulk, Generic[Key]):
         return list(self._names)
 
     def _rows(self, topic: str | None) -> Rows:
+        if self._alike:
+            self._look()
         if topic is None:
             return np.isin(self._codes, list(self._names.values()))
         chosen: Rows = self._codes == self._names.get(topic, -1)
@@ -141,6 +170,8 @@ class Publishes(Bulk, Generic[Key]):
 
     def count_of(self, topic: str) -> int:
         """How many frames are for one topic."""
+        if self._alike:
+            return self.count if topic in self._names else 0
         return int((self._codes == self._names.get(topic, -1)).sum())
 
     def messages(self, topic: str | None = None) -> list[Message]:
@@ -168,6 +199,8 @@ class Publishes(Bulk, Generic[Key]):
 
     def forward(self, topic: str) -> bytes:
         """The frames of one topic as events; as they are, where all are."""
+        if self._alike and topic in self._names:
+            return self.buffer[: self.consumed]
         rows = self._rows(topic)
         if not self.rows[ASKS].any() and bool(rows.all()):
             return self.buffer[: self.consumed]
@@ -175,6 +208,8 @@ class Publishes(Bulk, Generic[Key]):
 
     def acknowledgements(self, refused: frozenset[str] = frozenset()) -> bytes:
         """Answers to all publishes that wait for one, in order."""
+        if self._alike:
+            return b""
         wrong: list[int] = [row for topic in refused for row in np.flatnonzero(self._rows(topic) & self._owed).tolist()]
         owed = self._owed
         owed[wrong] = False
@@ -200,11 +235,15 @@ class Publishes(Bulk, Generic[Key]):
 
     def bounds(self) -> tuple[Key, Key] | None:
         """The first and the last key of requests in this read; None if there is none."""
-        if self._bounds is None and len(asking := np.flatnonzero(self.rows[ASKS])):
+        if self._bounds is None and not self._alike and len(asking := np.flatnonzero(self.rows[ASKS])):
             self._bounds = self.key(int(asking[0])), self.key(int(asking[-1]))
         return self._bounds
 
     # What a protocol brings
+
+    @abc.abstractmethod
+    def scan(self) -> NDArray[np.int64]:
+        """The rows of this read."""
 
     @abc.abstractmethod
     def key(self, row: int) -> Key:

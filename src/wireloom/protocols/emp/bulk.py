@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_of
-from wireloom.protocols.buffers import u32
+from wireloom.protocols.buffers import same, u32
 from wireloom.protocols.contract import PUBLISH
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.extensions import Hub, RequestResponse, encode_hub, encode_request_response
@@ -102,6 +102,23 @@ def _scan(data: NDArray[np.uint8], max_message: int, rows: NDArray[np.int64]) ->
     return count, at
 
 
+@kernel
+def _count_alike(data: NDArray[np.uint8], head: int, max_message: int) -> tuple[int, int | np.int64]:
+    """How many messages there are, and where they end, if all begin like the first but for the size; else none."""
+    count, at, end = 0, np.int64(0), len(data)
+    while end - at >= 8:
+        size = u32(data, at)
+        if size < head or size > max_message:
+            return 0, 0
+        if size > end - at:
+            break
+        if not same(data, at + 4, 4, head - 4):
+            return 0, 0
+        count += 1
+        at += size
+    return count, at
+
+
 @inlined
 def _put_u32(out: NDArray[np.uint8], at: int, value: int) -> None:
     out[at] = (value >> 24) & 0xFF
@@ -167,6 +184,7 @@ def warm() -> None:
     sample = frames.encode(Frame(Type.DATA, b"c", (request, hub)))
     rows = np.empty((FIELDS + 3, 1), np.int64)
     _scan(np.frombuffer(sample, np.uint8), 1024, rows)
+    _count_alike(np.frombuffer(sample, np.uint8), 8, 1024)
     out = np.zeros(100, np.uint8)
     _write_answers(rows, out)
     _write_events(np.frombuffer(sample, np.uint8), rows, out)
@@ -176,17 +194,35 @@ def warm() -> None:
 class EmpBulk(Publishes[int]):
     """The frames of one read. Made by `EmpSession.receive`, which keeps the conversation's rules."""
 
-    def __init__(self, session: EmpSession, buffer: bytes, consumed: int, rows: NDArray[np.int64]) -> None:
-        super().__init__(buffer, consumed, rows)
+    def __init__(
+        self, session: EmpSession, buffer: bytes, consumed: int, found: NDArray[np.int64] | tuple[str, int]
+    ) -> None:
+        super().__init__(buffer, consumed, found)
         self._session = session
         self.max_message = session.settings.max_message
 
     @classmethod
     def of(cls, session: EmpSession, buffer: bytes, fewest: int) -> EmpBulk | None:
         """The read in columns; None if it holds anything else, or fewer frames than that."""
+        data, largest = np.frombuffer(buffer, np.uint8), session.settings.max_message
+        first = int.from_bytes(buffer[:4], "big")
+        rows = np.empty((FIELDS + 3, 1), np.int64)
+        if _LEAST <= first <= len(buffer) // 2:
+            count, _ = _scan(data[:first], largest, rows)
+            if count == 1 and not rows[ASKS, 0]:
+                count, consumed = _count_alike(data, int(rows[BODY, 0]), largest)
+                if count >= fewest:
+                    topic = buffer[int(rows[TOPIC, 0]) :][: int(rows[TOPIC_SIZE, 0])].decode()
+                    return cls(session, buffer, int(consumed), (topic, count))
         rows = np.empty((FIELDS + 3, len(buffer) // _LEAST + 1), np.int64)
-        count, consumed = _scan(np.frombuffer(buffer, np.uint8), session.settings.max_message, rows)
+        count, consumed = _scan(data, largest, rows)
         return cls(session, buffer, int(consumed), rows[:, :count]) if count >= fewest else None
+
+    def scan(self) -> NDArray[np.int64]:
+        """The rows of this read."""
+        rows = np.empty((FIELDS + 3, self.consumed // _LEAST + 1), np.int64)
+        count, _ = _scan(self.data[: self.consumed], self.max_message, rows)
+        return rows[:, :count]
 
     def key(self, row: int) -> int:
         """The id of a request."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Direction, Kind, Message, message_of
-from wireloom.protocols.buffers import u32
+from wireloom.protocols.buffers import same, u32
 from wireloom.protocols.contract import Calls
 from wireloom.protocols.emp.messages import DONE
 from wireloom.protocols.emp.plain import LARGEST_SHAPE, RELATED_SIZE, shape_of, topic_of, write_request
@@ -44,12 +44,9 @@ def _scan(
             return -1, largest
         if length > size - at:
             break
-        for index in range(4, _NUMBER):
-            if data[at + index] != data[index]:
-                return -1, largest
-        for index in range(_NUMBER + 8, head_size):
-            if data[at + index] != data[index]:
-                return -1, largest
+        after = _NUMBER + 8
+        if not same(data, at + 4, 4, _NUMBER - 4) or not same(data, at + after, after, head_size - after):
+            return -1, largest
         number = (u32(data, at + _NUMBER) << 32) | u32(data, at + _NUMBER + 4)
         if number <= 0:
             return -1, largest

@@ -135,7 +135,8 @@ class EmpSession(Session):
     def receive(self, data: bytes, now: float) -> Run:
         """Take what the transport read."""
         kept = self._buffer
-        if self._plain and self.state is OPEN and not kept and self._bulk is None:
+        in_bulk = self._bulk is not None and self._owed_reads.are_for(len(kept) + len(data))
+        if self._plain and self.state is OPEN and not kept and not in_bulk:
             # Mostly a read is a few plain messages, and nothing else.
             messages: list[Message] = []
             position = read_related(
@@ -149,14 +150,13 @@ class EmpSession(Session):
         if self._slow.reading is not None:
             kept += data
             return Run()
-        if kept:
-            kept += data
-        buffer = kept or data
-        if self._bulk is not None and self._plain and self.state is OPEN and self._owed_reads.are_for(len(buffer)):
-            run = self._receive_bulk(bytes(buffer))
+        if in_bulk and self._plain and self.state is OPEN:
+            run = self._receive_bulk(b"".join((kept, data)) if kept else data)
             if run is not None:
                 return run
-        return self._receive_more(buffer, 0, [], now)
+        if kept:
+            kept += data
+        return self._receive_more(kept or data, 0, [], now)
 
     def take_plain(self, data: bytes, now: float, messages: list[Message]) -> int:
         """Take plain requests and responses."""

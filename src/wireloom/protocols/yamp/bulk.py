@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_of
-from wireloom.protocols.buffers import u32
+from wireloom.protocols.buffers import same, u32
 from wireloom.protocols.contract import PUBLISH
 from wireloom.protocols.publishes import (
     ASKS,
@@ -70,6 +70,29 @@ def _scan(data: NDArray[np.uint8], max_body: int, rows: NDArray[np.int64]) -> tu
         rows[OFFSET, count], rows[SIZE, count], rows[ASKS, count] = at, body + size - at, asks
         rows[TOPIC, count], rows[TOPIC_SIZE, count] = uri + skipped, uri_size - skipped
         rows[BODY, count], rows[BODY_SIZE, count] = body, size
+        count += 1
+        at = body + size
+    return count, at
+
+
+@kernel
+def _count_alike(data: NDArray[np.uint8], max_body: int) -> tuple[int, int | np.int64]:
+    """How many events there are, and where they end, if all frames are events of the first one's uri; else none."""
+    count, at, end = 0, np.int64(0), len(data)
+    uri_end = 18 + np.int64(data[17])
+    while end - at >= 18:
+        if data[at] != _EVENT or data[at + 17] != data[17]:
+            return 0, 0
+        body = at + uri_end + 4
+        if body > end:
+            break
+        size = u32(data, body - 4)
+        if size > max_body:
+            return 0, 0
+        if body + size > end:
+            break
+        if not same(data, at + 18, 18, uri_end - 18):
+            return 0, 0
         count += 1
         at = body + size
     return count, at
@@ -140,6 +163,12 @@ def _write_events(data: NDArray[np.uint8], rows: NDArray[np.int64], out: NDArray
     return at
 
 
+@lru_cache(maxsize=1024)
+def _is_topic(uri: bytes) -> bool:
+    """Whether `_scan` would take this for the topic of an event."""
+    return topic_after_prefix(np.frombuffer(uri, np.uint8), 0, len(uri), False) == 0 if uri else False
+
+
 @cache
 def warm() -> None:
     """Compile or load the kernels, once, before a connection waits for them."""
@@ -147,6 +176,7 @@ def warm() -> None:
     assert sample is not None
     data, rows, out = np.frombuffer(sample, np.uint8), np.empty((FIELDS, 1), np.int64), np.zeros(100, np.uint8)
     _scan(data, 100, rows)
+    _count_alike(data, 100)
     _write_answers(data, rows, np.uint64(1), np.uint64(1), out)
     _write_events(data, rows, out)
     _Warm(sample, len(sample), rows)
@@ -155,8 +185,10 @@ def warm() -> None:
 class YampBulk(Publishes[bytes]):
     """The frames of one read. Made by `YampSession.receive`, which keeps the conversation's rules."""
 
-    def __init__(self, session: YampSession, buffer: bytes, consumed: int, rows: NDArray[np.int64]) -> None:
-        super().__init__(buffer, consumed, rows)
+    def __init__(
+        self, session: YampSession, buffer: bytes, consumed: int, found: NDArray[np.int64] | tuple[str, int]
+    ) -> None:
+        super().__init__(buffer, consumed, found)
         self._session = session
         self.max_body = session.settings.max_body
         self.content_type = session.content_type
@@ -164,9 +196,20 @@ class YampBulk(Publishes[bytes]):
     @classmethod
     def of(cls, session: YampSession, buffer: bytes, fewest: int) -> YampBulk | None:
         """The read in columns; None if it holds anything else, or fewer frames than that."""
+        data, largest = np.frombuffer(buffer, np.uint8), session.settings.max_body
+        if len(buffer) >= 2 * _LEAST and buffer[0] == _EVENT and _is_topic(buffer[18 : 18 + buffer[17]]):
+            count, consumed = _count_alike(data, largest)
+            if count >= fewest:
+                return cls(session, buffer, int(consumed), (buffer[18 : 18 + buffer[17]].decode(), count))
         rows = np.empty((FIELDS, len(buffer) // _LEAST + 1), np.int64)
-        count, consumed = _scan(np.frombuffer(buffer, np.uint8), session.settings.max_body, rows)
+        count, consumed = _scan(data, largest, rows)
         return cls(session, buffer, int(consumed), rows[:, :count]) if count >= fewest else None
+
+    def scan(self) -> NDArray[np.int64]:
+        """The rows of this read."""
+        rows = np.empty((FIELDS, self.consumed // _LEAST + 1), np.int64)
+        count, _ = _scan(self.data[: self.consumed], self.max_body, rows)
+        return rows[:, :count]
 
     def key(self, row: int) -> bytes:
         """The uid of a request."""

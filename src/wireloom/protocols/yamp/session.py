@@ -133,7 +133,7 @@ class YampSession(Session):
         self._heard, self._ping_sent = now, None
         size = len(self._buffer) + len(data)
         if self._bulk is not None and self.state is _OPEN and self._owed_reads.are_for(size):
-            run = self._receive_bulk(bytes(self._buffer + data) if self._buffer else data)
+            run = self._receive_bulk(b"".join((self._buffer, data)) if self._buffer else data)
             if run is not None:
                 return run
         if not self._buffer:
