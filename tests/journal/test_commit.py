@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from wireloom.journal import GroupCommit, Journal, read_blocks, segments
+from wireloom.journal import GroupCommit, Journal, read_blocks, read_messages, segments
+from wireloom.journal.verify import verify
 from wireloom.model import Direction
 
 from .conftest import data
@@ -173,3 +174,21 @@ async def test_without_sync_nothing_is_synced_but_everything_is_told(tmp_path, m
         await group.wait(append(group, 1, 200_000))
     await group.close()
     journal.close()
+
+
+async def test_much_at_once_is_committed_and_told_in_parts(tmp_path):
+    """Runs stay whole, their order too, and who waits for the first need not wait for the last."""
+    journal = Journal.open(tmp_path)
+    commit = GroupCommit(journal, asyncio.get_running_loop())
+    told: list[tuple[int, bool]] = []
+    for number in range(12):
+        ticket = journal.append("hsp", 1, Direction.C2S, number, data(f"{number:02d}" + "x" * 700_000))
+        commit.when_durable(ticket, lambda number=number: told.append((number, journal.has_pending)))
+    await commit.wait(ticket)
+    assert [number for number, _ in told] == list(range(12))
+    assert told[0] == (0, True)
+    assert commit.commits > 2
+    assert [entry.message.body[:2] for entry in read_messages(tmp_path)] == [b"%02d" % number for number in range(12)]
+    await commit.close()
+    journal.close()
+    assert list(verify(tmp_path)) == []

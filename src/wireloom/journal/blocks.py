@@ -222,8 +222,24 @@ def encode_packet(
     packet_id: int, time_ns: int, tags: bytes, tags_crc: int, payload: Buffer, comment: bytes, flags: int
 ) -> bytes:
     """One Enhanced Packet Block. `tags_crc` is the CRC-32 of `tags`, so that it is computed once."""
-    head, tail = packet_around(packet_id, time_ns, tags, tags_crc, payload, comment, flags)
-    return b"".join((head, payload, tail))
+    # Not by way of `packet_around`: one of these is made for every read and every write, and calls cost most of it.
+    captured, length = len(tags) + len(payload), len(comment)
+    total = 72 + captured + (-captured & 3) + length + (-length & 3)
+    return b"".join((
+        _pack_packet(ENHANCED_PACKET, total, 0, time_ns >> 32, time_ns & 0xFFFFFFFF, captured, captured),
+        tags,
+        payload,
+        _PADDING[-captured & 3],
+        _pack_options(
+            OPTION_FLAGS, 4, flags,
+            OPTION_HASH, 5, HASH_CRC32, crc32(payload, tags_crc),
+            OPTION_PACKET_ID, 8, packet_id,
+            OPTION_COMMENT, length,
+        ),
+        comment,
+        _OPTIONS_END[-length & 3],
+        _pack_word(total),
+    ))  # fmt: skip
 
 
 def packet_around(

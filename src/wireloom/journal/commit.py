@@ -2,7 +2,8 @@
 
 Implements "Group commit" of the design. A block that comes alone is synced at once, on the loop, because a
 hop to a thread costs more than a fast sync. What nobody waits for, and under load everything, is left to a
-thread while further blocks gather, so every sync carries all that came during the one before. A failing disk
+thread while further blocks gather, so every sync carries all that came during the one before, up to a few
+megabytes: more than that is better written while the next is being read. A failing disk
 keeps everybody waiting and is tried again until it works; nothing in doubt is ever reported durable.
 """
 
@@ -172,7 +173,7 @@ class GroupCommit:
         if not self.journal.has_pending:
             self._tell_durable()
             return
-        batch = self.journal.take()
+        batch = self.journal.take(some=True)
         most = INLINE_BYTES if self.journal.syncs else INLINE_WRITTEN
         if self._waiting and batch.size <= most and self._is_fast and not batch.begins_segment:
             self._settle(batch, self._store(batch))
@@ -224,8 +225,11 @@ class GroupCommit:
             return
         durable = self.journal.durable
         while self._waiting and self._waiting[0][0] <= durable:
-            count = next((at for at, entry in enumerate(self._waiting) if entry[0] > durable), len(self._waiting))
-            ready, self._waiting = self._waiting[:count], self._waiting[count:]
+            if self._waiting[-1][0] <= durable:
+                ready, self._waiting = self._waiting, []
+            else:
+                count = next(at for at, entry in enumerate(self._waiting) if entry[0] > durable)
+                ready, self._waiting = self._waiting[:count], self._waiting[count:]
             for _, _, callback in ready:
                 # A callback that fails is its owner's bug; the others must still be told.
                 try:

@@ -22,6 +22,8 @@ from wireloom.model import JournalError
 
 LARGE = 16 * 1024
 """Payloads from this size on are written from where they are, not copied first."""
+PART = 2 * 1024 * 1024
+"""Bytes from which on the next run begins another part, so that less than all can be taken."""
 
 
 @dataclass(slots=True)
@@ -125,6 +127,8 @@ class SegmentLog:
         """Call before the blocks of a run: begins a segment if it is time, states map and keys where they are new."""
         if not 0 < self._planned <= self.segment_bytes:
             self._begin(time_ns)
+        elif self._parts and self._parts[-1].size >= PART:
+            self._continue()
         if keys is not None and self._keys.get(keys.connection) is not keys:
             self._keys[keys.connection] = keys
             self._append(keys.block)
@@ -167,9 +171,10 @@ class SegmentLog:
         self._parts.append(part)
         return part
 
-    def take(self) -> Batch:
-        """Everything that waits, to be stored and then settled before the next `take`."""
-        parts, self._parts = self._parts, []
+    def take(self, *, some: bool = False) -> Batch:
+        """Everything that waits, or the first part of it, to be stored and then settled before the next `take`."""
+        count = 1 if some else len(self._parts)
+        parts, self._parts = self._parts[:count], self._parts[count:]
         return Batch(parts, self.durable)
 
     def store(self, batch: Batch) -> None:
@@ -234,7 +239,7 @@ class SegmentLog:
             else:
                 # A fresh name: what the failure left behind may be in the way of the old one.
                 self._parts[0].begins = segment_name(int(self._parts[0].begins[:20]), time.time_ns())
-        self.pending_bytes = sum(part.size for part in self._parts)
+        self.pending_bytes = sum([part.size for part in self._parts])
         if batch.error is not None:
             raise JournalError(_failure(self.folder, batch.error)) from batch.error
         return self.durable

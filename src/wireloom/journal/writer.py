@@ -50,12 +50,13 @@ class JournalBatch:
     """What waits to be written: see `Journal.take`."""
 
     frames: Batch
-    refused: Batch
+    refused: Batch | None
+    """None if there is nothing, which is usual."""
 
     @property
     def size(self) -> int:
         """How many bytes there are to write."""
-        return sum(part.size for part in self.frames.parts)
+        return sum([part.size for part in self.frames.parts])
 
     @property
     def begins_segment(self) -> bool:
@@ -329,22 +330,27 @@ class Journal:
         self.store(batch)
         return self.settle(batch)
 
-    def take(self) -> JournalBatch:
-        """The first third of a commit, on the thread that appends: what is to be written."""
-        return JournalBatch(self._log.take(), self._refused.take())
+    def take(self, *, some: bool = False) -> JournalBatch:
+        """The first third of a commit, on the thread that appends: what is to be written.
+
+        `some`: no more than the disk takes in a few milliseconds, so that what is durable is told while more comes.
+        """
+        return JournalBatch(self._log.take(some=some), self._refused.take() if self._refused.has_pending else None)
 
     def store(self, batch: JournalBatch) -> None:
         """The second third, on any thread, while others append: write and sync."""
         self._log.store(batch.frames)
-        self._refused.store(batch.refused)
+        if batch.refused is not None:
+            self._refused.store(batch.refused)
 
     def settle(self, batch: JournalBatch) -> int:
         """The last third, on the thread that appends: the last durable ticket, or JournalError."""
-        if batch.refused.error is not None:
-            # Evidence is worth less than acknowledged messages: it is dropped, not retried.
-            self.refused_dropped += self._refused.forget(batch.refused)
-        else:
-            self._refused.settle(batch.refused)
+        if batch.refused is not None:
+            if batch.refused.error is not None:
+                # Evidence is worth less than acknowledged messages: it is dropped, not retried.
+                self.refused_dropped += self._refused.forget(batch.refused)
+            else:
+                self._refused.settle(batch.refused)
         return self._log.settle(batch.frames)
 
     def close(self) -> None:
