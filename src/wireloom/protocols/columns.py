@@ -242,20 +242,25 @@ def _copy_slices(
     data: NDArray[np.uint8],
     beside: NDArray[np.uint8],
     start: NDArray[np.int64],
+    size: NDArray[np.int64],
     offsets: NDArray[np.int32],
     out: NDArray[np.uint8],
 ) -> None:
+    target = np.uint64(0)
     for row in range(start.shape[0]):
-        target = np.uint64(offsets[row])
+        offsets[row] = target
+        length = np.uint64(size[row])
         # Unsigned positions cannot count from the end: without that check the loop becomes one block copy.
         if start[row] >= 0:
             source = np.uint64(start[row])
-            for position in range(np.uint64(offsets[row + 1]) - target):
+            for position in range(length):
                 out[target + np.uint64(position)] = data[source + np.uint64(position)]
         else:
             source = np.uint64(-1 - start[row])
-            for position in range(np.uint64(offsets[row + 1]) - target):
+            for position in range(length):
                 out[target + np.uint64(position)] = beside[source + np.uint64(position)]
+        target += length
+    offsets[start.shape[0]] = target
 
 
 def gather(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64], beside: bytes = b"") -> pa.Array:
@@ -268,10 +273,9 @@ def gather(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.i
     total = int(size.sum())
     if total > np.iinfo(np.int32).max:
         raise OverflowError("more than 2 GiB in one column: decode the input in smaller pieces")
-    offsets = np.zeros(len(start) + 1, np.int32)
-    np.cumsum(size, out=offsets[1:])
+    offsets = np.empty(len(start) + 1, np.int32)
     out = np.empty(total, np.uint8)
-    _copy_slices(data, np.frombuffer(beside, np.uint8), start, offsets, out)
+    _copy_slices(data, np.frombuffer(beside, np.uint8), start, size, offsets, out)
     return pa.BinaryArray.from_buffers(pa.binary(), len(start), [None, pa.py_buffer(offsets), pa.py_buffer(out)])
 
 
@@ -335,12 +339,35 @@ def words_column(codes: NDArray[np.int32], words: Sequence[str]) -> pa.Dictionar
     """Codes of different words as text; -1 is null."""
     import pyarrow as pa
 
-    missing = codes < 0
-    if not missing.any():
+    if not len(codes) or codes.min() >= 0:
         return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(words, pa.string()))
     # A code that is valid also where the value is null: not everybody looks for that first.
-    if missing.all():
-        valid = pa.nulls(len(codes), pa.int32())
-    else:
-        valid = pa.array(np.where(missing, np.int32(0), codes), mask=missing)
+    known, bits = np.zeros(len(codes), np.int32), np.zeros(-(-len(codes) // 8), np.uint8)
+    if words:
+        _set_known(codes, known, bits)
+    valid = pa.Array.from_buffers(pa.int32(), len(codes), [pa.py_buffer(bits), pa.py_buffer(known)])
     return pa.DictionaryArray.from_arrays(valid, pa.array(words or [""], pa.string()))
+
+
+@kernel
+def _set_known(codes: NDArray[np.int32], known: NDArray[np.int32], bits: NDArray[np.uint8]) -> None:
+    """Copy codes that are none below 0, and set the bit of each."""
+    for row in range(codes.shape[0]):
+        if codes[row] >= 0:
+            known[row] = codes[row]
+            bits[row >> 3] |= np.uint8(1 << (row & 7))
+
+
+def repeated(word: str, count: int) -> pa.StringArray:
+    """One text as often as needed.
+
+    >>> repeated("ab", 3).to_pylist()
+    ['ab', 'ab', 'ab']
+    """
+    import pyarrow as pa
+
+    raw = word.encode()
+    if len(raw) * count > np.iinfo(np.int32).max:
+        raise OverflowError("more than 2 GiB in one column: decode the input in smaller pieces")
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(raw))
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(raw * count))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from wireloom.kernels import inlined, kernel
+from wireloom.kernels import kernel
 from wireloom.model import Kind, ProtocolViolation
-from wireloom.protocols.buffers import u32
+from wireloom.protocols.buffers import is_same, u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -26,6 +26,7 @@ from wireloom.protocols.columns import (
     Spans,
     gather,
     number_words,
+    repeated,
     words_column,
 )
 from wireloom.protocols.contract import Settings
@@ -81,70 +82,16 @@ class Scan:
         )  # fmt: skip
 
 
-@inlined
-def _frame_size(data: NDArray[np.uint8], at: np.int64, end: np.int64, max_payload: int) -> np.int64 | int:
-    """Size of the frame at `at`; 0 when it is incomplete, -1 when it breaks a rule."""
-    command = data[at]
-    left = end - at
-    if command == _DATA:
-        if left < 7:
-            return 0
-        length = u32(data, at + 3)
-        if length > max_payload:
-            return -1
-        return 7 + length if left >= 7 + length else 0
-    if command in (_DATA_ACK, _ERROR):
-        if left < 11:
-            return 0
-        length = u32(data, at + 7)
-        if length > max_payload:
-            return -1
-        return 11 + length if left >= 11 + length else 0
-    if command in (_ACK, _ERROR_UNDEF):
-        return 5 if left >= 5 else 0
-    if command in (_PING, _PONG):
-        return 1
-    return -1
-
-
 @kernel
-def _count(
+def _scan(
     data: NDArray[np.uint8],
     start: NDArray[np.int64],
     end: NDArray[np.int64],
     stream: NDArray[np.int32],
-    broken: NDArray[np.bool_],
     max_payload: int,
+    broken: NDArray[np.bool_],
     consumed: NDArray[np.int64],
     bad: NDArray[np.int64],
-) -> int:
-    """How many frames there are; fills `consumed` and `bad` for every span."""
-    total = 0
-    for index in range(start.shape[0]):
-        at, last = start[index], end[index]
-        bad[index] = -1
-        if broken[stream[index]]:
-            bad[index] = at
-            consumed[index] = at
-            continue
-        while at < last:
-            size = _frame_size(data, at, last, max_payload)
-            if size <= 0:
-                if size < 0:
-                    bad[index] = at
-                    broken[stream[index]] = True
-                break
-            at += size
-            total += 1
-        consumed[index] = at
-    return total
-
-
-@kernel
-def _fill(
-    data: NDArray[np.uint8],
-    start: NDArray[np.int64],
-    consumed: NDArray[np.int64],
     span: NDArray[np.int32],
     offset: NDArray[np.int64],
     size: NDArray[np.int64],
@@ -153,56 +100,82 @@ def _fill(
     id_: NDArray[np.int64],
     body: NDArray[np.int64],
     body_size: NDArray[np.int64],
-) -> None:
-    """The columns of every frame that `_count` counted."""
-    row = 0
+) -> int:
+    """How many frames there are; fills as many rows as there is room for, and `consumed` and `bad` for every span."""
+    row, room = 0, span.shape[0]
+    broken[:] = False
     for index in range(start.shape[0]):
-        at, last = start[index], consumed[index]
+        at, last = start[index], end[index]
+        bad[index] = -1
+        if broken[stream[index]]:
+            bad[index] = at
+            consumed[index] = at
+            continue
         while at < last:
-            code = data[at]
-            kind, number, payload, length = np.int32(-1), np.int64(-1), at, np.int64(0)
+            code, left = data[at], last - at
+            kind, number, head, length = np.int32(-1), np.int64(-1), np.int64(1), np.int64(0)
             if code == _DATA:
+                head = np.int64(7)
+                if left < head:
+                    break
                 kind = (np.int32(data[at + 1]) << 8) | np.int32(data[at + 2])
                 length = u32(data, at + 3)
-                payload = at + 7
             elif code in (_DATA_ACK, _ERROR):
+                head = np.int64(11)
+                if left < head:
+                    break
                 number = u32(data, at + 1)
                 kind = (np.int32(data[at + 5]) << 8) | np.int32(data[at + 6])
                 length = u32(data, at + 7)
-                payload = at + 11
             elif code in (_ACK, _ERROR_UNDEF):
+                head = np.int64(5)
+                if left < head:
+                    break
                 number = u32(data, at + 1)
-                payload = at + 5
-            else:
-                payload = at + 1
-            span[row] = index
-            offset[row] = at
-            command[row] = code
-            type_[row] = kind
-            id_[row] = number
-            body[row] = payload
-            body_size[row] = length
-            at = payload + length
-            size[row] = at - offset[row]
+            if length > max_payload or code > _ERROR_UNDEF:
+                bad[index] = at
+                broken[stream[index]] = True
+                break
+            if left < head + length:
+                break
+            if row < room:
+                span[row] = index
+                offset[row] = at
+                size[row] = head + length
+                command[row] = code
+                type_[row] = kind
+                id_[row] = number
+                body[row] = at + head
+                body_size[row] = length
+            at += head + length
             row += 1
+        consumed[index] = at
+    return row
+
+
+_GUESS = 24
+"""Bytes of a frame, as a first guess. Rows that stay empty take no memory."""
 
 
 def scan(spans: Spans, max_payload: int) -> Scan:
-    """Find every frame of every span."""
+    """Find every frame of every span; a second time only where the first guess of how many there are was short."""
     count = len(spans.start)
     consumed, bad = np.empty(count, np.int64), np.empty(count, np.int64)
-    broken = np.zeros(max(len(spans.streams), 1), np.bool_)
-    rows = _count(spans.data, spans.start, spans.end, spans.stream, broken, max_payload, consumed, bad)
-    result = Scan(
-        np.empty(rows, np.int32), np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.uint8),
-        np.empty(rows, np.int32), np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.int64),
-        consumed, bad,
-    )  # fmt: skip
-    _fill(
-        spans.data, spans.start, consumed, result.span, result.offset, result.size, result.command,
-        result.type, result.id, result.body, result.body_size,
-    )  # fmt: skip
-    return result
+    broken = np.empty(max(len(spans.streams), 1), np.bool_)
+    room = int((spans.end - spans.start).sum()) // _GUESS + 16
+    while True:
+        result = Scan(
+            np.empty(room, np.int32), np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.uint8),
+            np.empty(room, np.int32), np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64),
+            consumed, bad,
+        )  # fmt: skip
+        rows = _scan(
+            spans.data, spans.start, spans.end, spans.stream, max_payload, broken, consumed, bad, result.span,
+            result.offset, result.size, result.command, result.type, result.id, result.body, result.body_size,
+        )  # fmt: skip
+        if rows <= room:
+            return result.first(rows)
+        room = rows
 
 
 def violation_at(data: NDArray[np.uint8], at: int, max_payload: int) -> ProtocolViolation:
@@ -217,25 +190,46 @@ def violation_at(data: NDArray[np.uint8], at: int, max_payload: int) -> Protocol
 @kernel
 def _open_envelopes(
     data: NDArray[np.uint8],
-    rows: NDArray[np.int64],
+    command: NDArray[np.uint8],
+    types: NDArray[np.int32],
     body: NDArray[np.int64],
     size: NDArray[np.int64],
-    out: NDArray[np.int64],
-) -> None:
-    """Per envelope: where its topic and its content type begin, and their sizes; -1 where the payload is none."""
-    for index in range(rows.shape[0]):
-        at, length = body[rows[index]], size[rows[index]]
-        out[0, index] = out[1, index] = -1
-        out[2, index] = out[3, index] = 0
-        if length < 3:
+    rows: NDArray[np.int64],
+    head_of: NDArray[np.int32],
+    heads: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Which rows are envelopes, and which head each has; how many envelopes and heads there are.
+
+    Of a head: where its topic and its content type begin, and their sizes; -1 where a payload is no envelope. Those
+    that follow each other with the same one share it.
+    """
+    count, known = 0, -1
+    for row in range(command.shape[0]):
+        if command[row] > _DATA_ACK or types[row] != ENVELOPE:
             continue
-        name = (np.int64(data[at]) << 8) | np.int64(data[at + 1])
-        if length <= 2 + name:
-            continue
-        kind = np.int64(data[at + 2 + name])
-        if length >= 3 + name + kind:
-            out[0, index], out[1, index] = at + 2, at + 3 + name
-            out[2, index], out[3, index] = name, kind
+        at, length = body[row], size[row]
+        name, kind = np.int64(-1), np.int64(-1)
+        if length >= 3:
+            name = (np.int64(data[at]) << 8) | np.int64(data[at + 1])
+            if length > 2 + name:
+                kind = np.int64(data[at + 2 + name])
+                if length < 3 + name + kind:
+                    kind = np.int64(-1)
+        if kind < 0:
+            known += 1
+            heads[0, known] = heads[1, known] = -1
+            heads[2, known] = heads[3, known] = 0
+        else:
+            whole = name + kind + 1
+            last = np.int64(-1) if known < 0 else heads[0, known]
+            if last < 0 or heads[2, known] != name or heads[3, known] != kind or not is_same(data, last, at + 2, whole):
+                known += 1
+                heads[0, known], heads[1, known] = at + 2, at + 3 + name
+                heads[2, known], heads[3, known] = name, kind
+        rows[count] = row
+        head_of[count] = known
+        count += 1
+    return count, known + 1
 
 
 class HspColumns(ColumnDecoder):
@@ -263,27 +257,20 @@ class HspColumns(ColumnDecoder):
         topic_code = _number_topics(topics, spans, found, typed, names)
         kind_code = np.full(len(command), -1, np.int32)
         if own.profile:
-            for number in OPERATIONS:
-                kind_code[typed & (types == number)] = kinds.code("application/json")
-            _unwrap(
-                spans.data,
-                found,
-                np.flatnonzero(typed & (types == ENVELOPE)),
-                topics,
-                topic_code,
-                kinds,
-                kind_code,
-            )
+            operations = typed & (types > ENVELOPE)
+            if operations.any():
+                for number in OPERATIONS:
+                    kind_code[operations & (types == number)] = kinds.code("application/json")
+            _unwrap(spans.data, found, topics, topic_code, kinds, kind_code)
         statuses = _Words()
         status_code = np.full(len(command), -1, np.int32)
-        status_code[command == _ACK] = statuses.code("done")
-        status_code[command == _ERROR_UNDEF] = statuses.code(UNDEFINED)
-        errors = command == _ERROR
-        status_code[errors] = statuses.numbers(types[errors])
-        type_words = _Words()
-        type_values = type_words.take(type_words.numbers(types[typed])).cast(pa.string())
-        attribute_offsets = np.zeros(len(command) + 1, np.int32)
-        np.cumsum(typed, out=attribute_offsets[1:])
+        answers = command > _DATA_ACK
+        if answers.any():
+            status_code[command == _ACK] = statuses.code("done")
+            status_code[command == _ERROR_UNDEF] = statuses.code(UNDEFINED)
+            errors = command == _ERROR
+            status_code[errors] = statuses.numbers(types[errors])
+            answers &= (command != _PING) & (command != _PONG)
         rejects = []
         for index in np.flatnonzero(found.bad >= 0):
             at, end = int(found.bad[index]), int(spans.end[index])
@@ -299,18 +286,33 @@ class HspColumns(ColumnDecoder):
             kind=_KIND_OF_COMMAND[command],
             topic=topics.take(topic_code),
             message_id=_ids(found, command == _DATA_ACK),
-            correlation_id=_ids(found, (command == _ACK) | (command == _ERROR) | (command == _ERROR_UNDEF)),
+            correlation_id=_ids(found, answers),
             status=statuses.take(status_code),
             content_type=kinds.take(kind_code),
             body=gather(spans.data, found.body, found.body_size),
-            attributes=pa.MapArray.from_arrays(
-                pa.array(attribute_offsets), pa.repeat(pa.scalar("type"), len(type_values)), type_values
-            ),
+            attributes=_attributes(types, typed),
             authenticity=pa.DictionaryArray.from_arrays(np.zeros(len(command), np.int32), ["none"]),
             rejects=rejects,
             consumed=np.where(found.bad >= 0, spans.end, found.consumed),
             state=[stream.state for stream in spans.streams],
         )
+
+
+def _attributes(types: NDArray[np.int32], typed: NDArray[np.bool_]) -> pa.Array:
+    """The type of each row that has one, as text."""
+    import pyarrow as pa
+
+    if typed.all():
+        offsets, numbers = np.arange(len(typed) + 1, dtype=np.int32), types
+    else:
+        offsets, numbers = np.zeros(len(typed) + 1, np.int32), types[typed]
+        np.cumsum(typed, out=offsets[1:])
+    if len(numbers) and numbers.min() == numbers.max():
+        texts = repeated(str(numbers[0]), len(numbers))
+    else:
+        words = _Words()
+        texts = words.take(words.numbers(numbers)).cast(pa.string())
+    return pa.MapArray.from_arrays(pa.array(offsets), repeated("type", len(numbers)), texts)
 
 
 def _ids(found: Scan, present: NDArray[np.bool_]) -> pa.Array:
@@ -395,11 +397,10 @@ def _number_topics(
 @kernel
 def _apply_envelopes(
     rows: NDArray[np.int64],
-    places: NDArray[np.int64],
-    name_code: NDArray[np.int32],
-    code_of_name: NDArray[np.int32],
-    type_code: NDArray[np.int32],
-    code_of_type: NDArray[np.int32],
+    head_of: NDArray[np.int32],
+    heads: NDArray[np.int64],
+    name_of_head: NDArray[np.int32],
+    type_of_head: NDArray[np.int32],
     topic_code: NDArray[np.int32],
     kind_code: NDArray[np.int32],
     body: NDArray[np.int64],
@@ -407,46 +408,39 @@ def _apply_envelopes(
 ) -> None:
     """Give each row what its envelope says, where that is a topic other than the envelope's own."""
     for index in range(rows.shape[0]):
-        # The last code stands for what is no envelope: those have the number -1.
-        row, name, kind = rows[index], code_of_name[name_code[index]], code_of_type[type_code[index]]
+        row, head = rows[index], head_of[index]
+        name, kind = name_of_head[head], type_of_head[head]
         if name > _INVALID and kind > _INVALID and name != topic_code[row]:
-            head = 3 + places[2, index] + places[3, index]
+            size = 3 + heads[2, head] + heads[3, head]
             topic_code[row], kind_code[row] = name, kind
-            body[row] += head
-            body_size[row] -= head
+            body[row] += size
+            body_size[row] -= size
 
 
 def _unwrap(
     data: NDArray[np.uint8],
     found: Scan,
-    rows: NDArray[np.int64],
     topics: _Words,
     topic_code: NDArray[np.int32],
     kinds: _Words,
     kind_code: NDArray[np.int32],
 ) -> None:
     """Take envelopes apart: their topic and content type become the row's, the rest its body."""
-    if not len(rows):
+    most = len(found.command)
+    rows, head_of, heads = np.empty(most, np.int64), np.empty(most, np.int32), np.empty((4, most), np.int64)
+    count, known = _open_envelopes(data, found.command, found.type, found.body, found.body_size, rows, head_of, heads)
+    if not count:
         return
-    places = np.empty((4, len(rows)), np.int64)
-    _open_envelopes(data, rows, found.body, found.body_size, places)
-    topic, content_type, topic_size, content_size = places
+    topic, content_type, topic_size, content_size = heads[:, :known]
     name_code, names = number_words(data, topic, topic_size)
     type_code, types = number_words(data, content_type, content_size)
+    # The last code stands for what is no envelope: those have the number -1.
     code_of_name = np.array([*(_text_code(topics, raw, "utf-8") for raw in names), _INVALID], np.int32)
     code_of_type = np.array([*(_text_code(kinds, raw, "ascii") for raw in types), _INVALID], np.int32)
     _apply_envelopes(
-        rows,
-        places,
-        name_code,
-        code_of_name,
-        type_code,
-        code_of_type,
-        topic_code,
-        kind_code,
-        found.body,
-        found.body_size,
-    )
+        rows[:count], head_of, heads, code_of_name[name_code], code_of_type[type_code], topic_code, kind_code,
+        found.body, found.body_size,
+    )  # fmt: skip
 
 
 def _text_code(words: _Words, raw: bytes, encoding: str) -> int:

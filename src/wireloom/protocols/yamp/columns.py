@@ -144,6 +144,7 @@ def _scan(
     end: NDArray[np.int64],
     stream: NDArray[np.int32],
     max_body: int,
+    types: NDArray[np.uint8],
     rows: NDArray[np.int64],
     consumed: NDArray[np.int64],
     bad: NDArray[np.int64],
@@ -178,6 +179,7 @@ def _scan(
                 shaken += 1
             if total < room:
                 row = np.uint64(total)
+                types[row] = data[at]
                 rows[_SPAN, row], rows[_OFFSET, row], rows[_SIZE, row] = index, at, size
                 rows[_TEXT, row], rows[_TEXT_SIZE, row] = text, text_size
                 rows[_BODY, row], rows[_BODY_SIZE, row] = body, body_size
@@ -190,10 +192,19 @@ def _scan(
 
 
 @kernel
-def _write_uids(data: NDArray[np.uint8], at: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-    """Each uid as 36 characters: lowercase hexadecimal digits with hyphens."""
+def _write_uids(
+    data: NDArray[np.uint8],
+    at: NDArray[np.int64],
+    valid: NDArray[np.bool_],
+    offsets: NDArray[np.int32],
+    out: NDArray[np.uint8],
+) -> None:
+    """Each uid as 36 characters, lowercase hexadecimal digits with hyphens, where it is valid."""
     target = np.uint64(0)
     for index in range(at.shape[0]):
+        offsets[index] = target
+        if not valid[index]:
+            continue
         source = np.uint64(at[index])
         for group in (4, 2, 2, 2, 6):
             for _ in range(group):
@@ -204,6 +215,7 @@ def _write_uids(data: NDArray[np.uint8], at: NDArray[np.int64], out: NDArray[np.
             if group < 6:
                 out[target] = _HYPHEN
                 target += np.uint64(1)
+    offsets[at.shape[0]] = target
 
 
 @dataclass(slots=True)
@@ -285,13 +297,12 @@ def _find(data: NDArray[np.uint8], spans: Spans, max_body: int) -> _Scanned:
     broken, named = np.empty(streams, np.bool_), np.empty(streams, np.int64)
     room = int((spans.end - spans.start).sum()) // _GUESS + 16
     while True:
-        rows = np.empty((_FIELDS, room), np.int64)
-        total = _scan(data, spans.start, spans.end, spans.stream, max_body, rows, consumed, bad, broken, named)
+        rows, types = np.empty((_FIELDS, room), np.int64), np.empty(room, np.uint8)
+        total = _scan(data, spans.start, spans.end, spans.stream, max_body, types, rows, consumed, bad, broken, named)
         if total <= room:
             break
         room = total
-    rows = rows[:, :total]
-    return _Scanned(rows, data[rows[_OFFSET]], consumed, bad, named)
+    return _Scanned(rows[:, :total], types[:total], consumed, bad, named)
 
 
 _GUESS = 64
@@ -327,7 +338,6 @@ def _words(rest: bytes, max_body: int) -> tuple[str, str]:
 
 def _content_types(found: _Scanned, spans: Spans, settings: YampSettings, serializers: list[str]) -> pa.Array:
     """What bodies are: by the handshake before them, the stream's state, or the settings."""
-    bodied = (found.type >= _EVENT) & (found.type != _CANCEL)
     before = [
         stream.state.decode() or stream.topics.get(SERIALIZER, settings.serializer)
         for stream in reversed(spans.streams)
@@ -335,12 +345,45 @@ def _content_types(found: _Scanned, spans: Spans, settings: YampSettings, serial
     types = [formats.content_type(name) for name in (*before, *serializers)]
     known = {name: code for code, name in enumerate(dict.fromkeys(name for name in types if name is not None))}
     code_of = np.array([-1 if name is None else known[name] for name in types] or [-1], np.int32)
-    codes = code_of[np.where(bodied, found.field(_NAMED) + len(before), 0)]
-    return words_column(np.where(bodied, codes, np.int32(-1)), list(known))
+    codes = np.empty(len(found.type), np.int32)
+    _code_types(found.type, found.field(_NAMED), len(before), code_of, codes)
+    return words_column(codes, list(known))
+
+
+@kernel
+def _code_types(
+    type_: NDArray[np.uint8],
+    named: NDArray[np.int64],
+    before: int,
+    code_of: NDArray[np.int32],
+    codes: NDArray[np.int32],
+) -> None:
+    """The code of the handshake in force, for frames that have a body; -1 for the others."""
+    for row in range(type_.shape[0]):
+        bodied = type_[row] >= _EVENT and type_[row] != _CANCEL
+        codes[row] = code_of[named[row] + before] if bodied else -1
 
 
 _KEYS = ("version", "serializer", "reason", "url", "progressive", "kill")
 _VERSION_KEY, _SERIALIZER_KEY, _REASON_KEY, _URL_KEY, _PROGRESSIVE_KEY, _KILL_KEY = range(6)
+
+
+@kernel
+def _count_attributes(
+    type_: NDArray[np.uint8], flag: NDArray[np.int64], text_size: NDArray[np.int64], offsets: NDArray[np.int32]
+) -> None:
+    """Where the attributes of each frame begin among those of all."""
+    total = 0
+    for row in range(type_.shape[0]):
+        offsets[row] = total
+        kind = type_[row]
+        if kind in (_REQUEST, _CANCEL):
+            total += flag[row] == 1
+        elif kind == _HANDSHAKE:
+            total += 2
+        elif kind == _CLOSE_REDIRECT or (kind == _CLOSE and text_size[row] > 0):
+            total += 1
+    offsets[type_.shape[0]] = total
 
 
 def _attributes(found: _Scanned, flag: NDArray[np.int64], texts: _Texts) -> pa.Array:
@@ -348,25 +391,25 @@ def _attributes(found: _Scanned, flag: NDArray[np.int64], texts: _Texts) -> pa.A
     import pyarrow as pa
 
     type_, text_size = found.type, found.field(_TEXT_SIZE)
-    flagged = ((type_ == _REQUEST) | (type_ == _CANCEL)) & (flag == 1)
-    worded = (type_ == _CLOSE_REDIRECT) | ((type_ == _CLOSE) & (text_size > 0))
-    count = flagged.astype(np.int32) + worded + np.where(type_ == _HANDSHAKE, np.int32(2), np.int32(0))
-    offsets = np.zeros(len(type_) + 1, np.int32)
-    np.cumsum(count, out=offsets[1:])
+    offsets = np.empty(len(type_) + 1, np.int32)
+    _count_attributes(type_, flag, text_size, offsets)
     keys = np.zeros(offsets[-1], np.int8)
     values = np.zeros(offsets[-1], np.int64)
-    keys[offsets[:-1][flagged]] = np.where(type_[flagged] == _REQUEST, _PROGRESSIVE_KEY, _KILL_KEY)
     words = ["true"]
 
     def put(at: int, key: int, word: str) -> None:
         keys[at], values[at] = key, len(words)
         words.append(word)
 
-    for row in np.flatnonzero(worded):
-        put(offsets[row], _URL_KEY if type_[row] == _CLOSE_REDIRECT else _REASON_KEY, texts[int(row)])
-    for row in np.flatnonzero(type_ == _HANDSHAKE):
-        put(offsets[row], _VERSION_KEY, str(flag[row]))
-        put(offsets[row] + 1, _SERIALIZER_KEY, texts[int(row)])
+    rows = np.flatnonzero(offsets[1:] != offsets[:-1]) if len(keys) else np.zeros(0, np.int64)
+    flagged = rows[type_[rows] >= _EVENT]
+    keys[offsets[flagged]] = np.where(type_[flagged] == _REQUEST, _PROGRESSIVE_KEY, _KILL_KEY)
+    for row in rows[type_[rows] < _EVENT].tolist():
+        if type_[row] == _HANDSHAKE:
+            put(offsets[row], _VERSION_KEY, str(flag[row]))
+            put(offsets[row] + 1, _SERIALIZER_KEY, texts[row])
+        else:
+            put(offsets[row], _URL_KEY if type_[row] == _CLOSE_REDIRECT else _REASON_KEY, texts[row])
     names = pa.array(_KEYS, pa.string())
     return pa.MapArray.from_arrays(
         pa.array(offsets), names.take(pa.array(keys)), pa.array(words, pa.string()).take(pa.array(values))
@@ -385,11 +428,9 @@ def _uid_texts(data: NDArray[np.uint8], at: NDArray[np.int64], valid: NDArray[np
 
     if not valid.any():
         return pa.nulls(len(at), pa.string())
-    offsets = np.zeros(len(at) + 1, np.int32)
-    np.cumsum(valid, out=offsets[1:])
-    offsets *= 36
-    out = np.empty(int(offsets[-1]), np.uint8)
-    _write_uids(data, at[valid], out)
+    offsets = np.empty(len(at) + 1, np.int32)
+    out = np.empty(36 * np.count_nonzero(valid), np.uint8)
+    _write_uids(data, at, valid, offsets, out)
     return pa.StringArray.from_buffers(len(at), pa.py_buffer(offsets), pa.py_buffer(out), _bitmap(valid))
 
 
