@@ -145,8 +145,7 @@ def test_an_empty_buffer_and_empty_spans_give_no_rows() -> None:
 
 def test_warming_compiles_the_kernels() -> None:
     EMP.columns().warm()
-    assert columns._fill.signatures
-    assert columns._count.signatures
+    assert columns._find.signatures
 
 
 REQUEST = Block(0, bytes.fromhex("800000000000000000000007"))
@@ -203,3 +202,8 @@ def test_columns_agree_with_frames_when_any_byte_is_another(at: int) -> None:
     for value in (0, 1, 7, 8, 0x7F, 0x80, 0x81, 0xFF):
         changed = usual[:at] + bytes((value,)) + usual[at + 1 :]
         assert_columns_agree(EMP, usual + changed + usual)
+
+
+def test_many_messages_that_are_smaller_than_the_kernel_guesses() -> None:
+    assert_columns_agree(EMP, frames.encode(Frame(Type.PING)) * 2000 + frames.encode(Frame(Type.DATA, b"end")))
+    assert_columns_agree(EMP, frames.encode(Frame(Type.PING)) * 2000 + b"\x00\x00\x00\x01")

@@ -110,3 +110,28 @@ def test_an_envelope_for_the_topic_of_its_own_type_is_ordinary_data(topics: dict
 @given(mutated_stream(), st.integers(0, 70), st.booleans())
 def test_columns_keep_the_limit_and_the_profile_of_the_settings(data: bytes, limit: int, profile: bool) -> None:
     assert_columns_agree(HSP, data, topics=TOPICS, values={"max_payload": limit, "profile": profile})
+
+
+def test_many_frames_that_are_smaller_than_the_kernel_guesses() -> None:
+    assert_columns_agree(HSP, frames.encode(frames.PING) * 2000 + frames.encode(frames.Data(7, b"end")))
+    assert_columns_agree(HSP, frames.encode(frames.PING) * 2000 + b"\x09")
+
+
+def test_envelopes_with_heads_alike_and_different_in_a_row() -> None:
+    """Heads of the same sizes that differ, and payloads between them that are no envelopes, in all orders of three."""
+    payloads = [
+        make_envelope("a/b", b"1", "text/x"),
+        make_envelope("a/c", b"22", "text/x"),
+        make_envelope("a/b", b"", "text/y"),
+        make_envelope("a/btext", b"3", "/x"),
+        b"\x00\x03a/",
+        b"",
+        b"\x00\x01\xff\x00x",
+    ]
+    data = b"".join(
+        frames.encode(frames.Data(ENVELOPE, payloads[number]))
+        for one in range(7)
+        for two in range(7)
+        for number in (one, one, two, one)
+    )
+    assert_columns_agree(HSP, data)

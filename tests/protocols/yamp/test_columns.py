@@ -158,3 +158,18 @@ def test_a_buffer_that_can_be_written_to_works_as_well() -> None:
 
 def test_random_and_mutated_input_keeps_the_property() -> None:
     assert fuzz("yamp", 1500, seed=3).inputs == 1500
+
+
+def test_uris_alike_and_different_in_a_row() -> None:
+    """Uris of the same size that differ, and frames between them that have other texts, in all orders of two."""
+    said = [
+        frames.encode(frames.Event(bytes(16), "a/b", b"1")),
+        frames.encode(frames.Event(bytes(16), "a/c", b"2")),
+        frames.encode(frames.Event(bytes(16), "", b"3")),
+        frames.encode(frames.Event(bytes(16), "é", b"4")),
+        frames.encode(frames.Handshake(1, "a/b")),
+        frames.encode(frames.Ping(b"a/b")),
+    ]
+    assert_columns_agree(YAMP, b"".join(one * 2 + two + one for one in said for two in said))
+    spoiled_uri = frames.encode(frames.Event(bytes(16), "a/b", b"")).replace(b"a/b", b"a/\xff")
+    assert_columns_agree(YAMP, said[0] + spoiled_uri)

@@ -73,37 +73,6 @@ def _message_size(
     return size if left >= size else 0
 
 
-@kernel
-def _count(
-    data: NDArray[np.uint8],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-    stream: NDArray[np.int32],
-    broken: NDArray[np.bool_],
-    max_message: int,
-    left_out: int,
-    consumed: NDArray[np.int64],
-    bad: NDArray[np.int64],
-) -> int:
-    """How many messages there are; fills `consumed` and `bad` (where a violation stands, or -1) for every span."""
-    total = 0
-    for index in range(start.shape[0]):
-        at, last = start[index], end[index]
-        bad[index] = -1
-        if not broken[stream[index]]:
-            while True:
-                size = _message_size(data, at, last, max_message, left_out)
-                if size <= 0:
-                    if size < 0:
-                        bad[index] = at
-                        broken[stream[index]] = True
-                    break
-                at += size
-                total += 1
-        consumed[index] = at
-    return total
-
-
 @inlined
 def _string(data: NDArray[np.uint8], at: np.int64, end: np.int64) -> np.int64 | int:
     """Size of the character string at `at`, if it is in ASCII and ends before `end`; else -1."""
@@ -156,37 +125,59 @@ def _read_data(
 
 
 @kernel
-def _fill(
+def _find(
     data: NDArray[np.uint8],
     start: NDArray[np.int64],
-    consumed: NDArray[np.int64],
+    end: NDArray[np.int64],
+    stream: NDArray[np.int32],
+    broken: NDArray[np.bool_],
+    max_message: int,
     left_out: int,
+    consumed: NDArray[np.int64],
+    bad: NDArray[np.int64],
     rows: NDArray[np.int64],
-) -> None:
-    """The fields of every message that `_count` counted."""
-    index = np.uint64(0)
+) -> int:
+    """How many messages there are; fills as many rows as `rows` has room for.
+
+    `consumed` and `bad` say for each span where the last message ends and where a rule is broken, -1 for nowhere.
+    """
+    total, room = 0, rows.shape[1]
+    broken[:] = False
     for span in range(start.shape[0]):
-        at, last = start[span], consumed[span]
-        while at < last:
-            size = u32(data, at) + left_out
-            end = at + size
-            type_, blocks = data[at + 4], data[at + 5] & 0x80
-            kind, number = _DEEP, np.int64(0)
-            topic, topic_size, content, content_size = np.int64(-1), np.int64(0), np.int64(-1), np.int64(0)
-            body = end
-            if type_ == _DATA:
-                kind, body, number, topic, topic_size, content, content_size = _read_data(
-                    data, at + 8, end, blocks != 0, left_out
-                )
-            elif blocks == 0 and type_ in (_BYE, _PING, _PONG):
-                kind = _CONTROL[type_]
-            rows[_SPAN, index], rows[_OFFSET, index], rows[_SIZE, index] = span, at, size
-            rows[_KIND, index], rows[_ID, index] = kind, number
-            rows[_BODY, index], rows[_BODY_SIZE, index] = body, end - body
-            rows[_TOPIC, index], rows[_TOPIC_SIZE, index] = topic, topic_size
-            rows[_CONTENT, index], rows[_CONTENT_SIZE, index] = content, content_size
-            at = end
-            index += np.uint64(1)
+        at, last = start[span], end[span]
+        bad[span] = -1
+        if not broken[stream[span]]:
+            while True:
+                size = _message_size(data, at, last, max_message, left_out)
+                if size <= 0:
+                    if size < 0:
+                        bad[span] = at
+                        broken[stream[span]] = True
+                    break
+                if total < room:
+                    index, over = np.uint64(total), at + size
+                    type_, blocks = data[at + 4], data[at + 5] & 0x80
+                    kind, number, body = _DEEP, np.int64(0), over
+                    topic, topic_size, content, content_size = np.int64(-1), np.int64(0), np.int64(-1), np.int64(0)
+                    if type_ == _DATA:
+                        kind, body, number, topic, topic_size, content, content_size = _read_data(
+                            data, at + 8, over, blocks != 0, left_out
+                        )
+                    elif blocks == 0 and type_ in (_BYE, _PING, _PONG):
+                        kind = _CONTROL[type_]
+                    rows[_SPAN, index], rows[_OFFSET, index], rows[_SIZE, index] = span, at, size
+                    rows[_KIND, index], rows[_ID, index] = kind, number
+                    rows[_BODY, index], rows[_BODY_SIZE, index] = body, over - body
+                    rows[_TOPIC, index], rows[_TOPIC_SIZE, index] = topic, topic_size
+                    rows[_CONTENT, index], rows[_CONTENT_SIZE, index] = content, content_size
+                at += size
+                total += 1
+        consumed[span] = at
+    return total
+
+
+_GUESS = 64
+"""Bytes of a message, as a first guess. Rows that stay empty take no memory."""
 
 
 @dataclass(slots=True)
@@ -257,12 +248,18 @@ def _scan(spans: Spans, settings: EmpSettings) -> _Scan:
     left_out = 4 if settings.size_mode is SizeMode.EXCLUSIVE else 0
     count = len(spans.start)
     consumed, bad = np.empty(count, np.int64), np.empty(count, np.int64)
-    broken = np.zeros(max(len(spans.streams), 1), np.bool_)
-    total = _count(
-        spans.data, spans.start, spans.end, spans.stream, broken, settings.max_message, left_out, consumed, bad
-    )
-    rows = np.empty((_FIELDS, total), np.int64)
-    _fill(spans.data, spans.start, consumed, left_out, rows)
+    broken = np.empty(max(len(spans.streams), 1), np.bool_)
+    room = int((spans.end - spans.start).sum()) // _GUESS + 16
+    while True:
+        rows = np.empty((_FIELDS, room), np.int64)
+        total = _find(
+            spans.data, spans.start, spans.end, spans.stream, broken, settings.max_message, left_out, consumed, bad,
+            rows,
+        )  # fmt: skip
+        if total <= room:
+            break
+        room = total  # and once more, with room for all
+    rows = rows[:, :total]
     deep = np.flatnonzero(rows[_KIND] == _DEEP)
     messages: list[Message] = []
     read: list[int] = []

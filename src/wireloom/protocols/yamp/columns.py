@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import Direction, Kind, ProtocolViolation
-from wireloom.protocols.buffers import is_ascii, is_utf8, u32
+from wireloom.protocols.buffers import is_ascii, is_same, is_utf8, u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -65,76 +65,77 @@ _KIND_OF_RESPONSE = np.array([KIND_CODES[STATUS[type_][0]] for type_ in Response
 
 # The fields of one row of a scan. A text is a serializer, reason, url or uri; a flag is a version,
 # progressive, kill or the type of a response; named is the handshake in force, counted over all streams, or
-# -1 - stream before the first.
-_FIELDS = 9
-_SPAN, _OFFSET, _SIZE, _TEXT, _TEXT_SIZE, _BODY, _BODY_SIZE, _FLAG, _NAMED = range(_FIELDS)
+# -1 - stream before the first; uri is which of the uris is that of a user message, or -1.
+_FIELDS = 10
+_SPAN, _OFFSET, _SIZE, _TEXT, _TEXT_SIZE, _BODY, _BODY_SIZE, _FLAG, _NAMED, _URI = range(_FIELDS)
 
 
 @inlined
 def _frame(
-    data: NDArray[np.uint8], at: np.int64, end: np.int64, max_body: int
-) -> tuple[np.int64, np.int64, np.int64, np.int64, np.int64, np.int64]:
-    """The frame at `at`: its size, text, size of the text, body, size of the body, and flag.
+    data: NDArray[np.uint8], at: np.int64, end: np.int64, max_body: int, known: np.int64, known_size: np.int64
+) -> tuple[np.int64, np.int64, np.int64, np.int64, np.int64, np.int64, bool]:
+    """The frame at `at`: its size, text, size of the text, body, size of the body, flag, and whether the text is known.
 
     The size is 0 when it is incomplete, -1 when it breaks a rule. Fields are checked in the order in which they
-    stand, as in `frames.decode`.
+    stand, as in `frames.decode`. `known` is where a text stands that has been checked.
     """
     none = np.int64(0)
     type_ = data[at]
     if type_ > _RESPONSE:
-        return np.int64(-1), none, none, none, none, none
+        return np.int64(-1), none, none, none, none, none, False
     flag = none
     if type_ >= _EVENT:
         text = at + 18
         if end < text:
-            return none, none, none, none, none, none
+            return none, none, none, none, none, none, False
         size = np.int64(data[at + 17])
     elif type_ == _HANDSHAKE:
         text = at + 4
         if end < text:
-            return none, none, none, none, none, none
+            return none, none, none, none, none, none, False
         size = np.int64(data[at + 3])
         flag = (np.int64(data[at + 1]) << 8) | np.int64(data[at + 2])
     elif type_ in (_PING, _PONG):
         body = at + 2
         if end < body:
-            return none, none, none, none, none, none
+            return none, none, none, none, none, none, False
         size = np.int64(data[at + 1])
         if end < body + size:
-            return none, none, none, none, none, none
-        return body + size - at, none, none, body, size, none
+            return none, none, none, none, none, none, False
+        return body + size - at, none, none, body, size, none, False
     else:
         text = at + 3
         if end < text:
-            return none, none, none, none, none, none
+            return none, none, none, none, none, none, False
         size = (np.int64(data[at + 1]) << 8) | np.int64(data[at + 2])
     position = text + size
     if end < position:
-        return none, none, none, none, none, none
-    if not (is_ascii(data, text, position) or is_utf8(data, text, position)):
-        return np.int64(-1), none, none, none, none, none
+        return none, none, none, none, none, none, False
+    same = size == known_size and is_same(data, known, text, size)
+    if not (same or is_ascii(data, text, position) or is_utf8(data, text, position)):
+        return np.int64(-1), none, none, none, none, none, False
     if type_ < _EVENT:
-        return position - at, text, size, none, none, flag
+        return position - at, text, size, none, none, flag, same
     if type_ != _EVENT:
         if type_ != _REQUEST:
             position += 16
         if end <= position:
-            return none, none, none, none, none, none
+            return none, none, none, none, none, none, False
         flag = np.int64(data[position])
         if flag > (3 if type_ == _RESPONSE else 1):
-            return np.int64(-1), none, none, none, none, none
+            return np.int64(-1), none, none, none, none, none, False
         position += 1
         if type_ == _CANCEL:
-            return position - at, text, size, none, none, flag
+            return position - at, text, size, none, none, flag, same
     body = position + 4
     if end < body:
-        return none, none, none, none, none, none
+        return none, none, none, none, none, none, False
     body_size = u32(data, position)
     if body_size > max_body:
-        return np.int64(-1), none, none, none, none, none
+        return np.int64(-1), none, none, none, none, none, False
     if end < body + body_size:
-        return none, none, none, none, none, none
-    return body + body_size - at, text, size, body, body_size, flag
+        return none, none, none, none, none, none, False
+    return body + body_size - at, text, size, body, body_size, flag, same
 
 
 @kernel
@@ -146,17 +147,22 @@ def _scan(
     max_body: int,
     types: NDArray[np.uint8],
     rows: NDArray[np.int64],
+    uris: NDArray[np.int64],
     consumed: NDArray[np.int64],
     bad: NDArray[np.int64],
     broken: NDArray[np.bool_],
     named: NDArray[np.int64],
-) -> int:
+) -> tuple[int, int]:
     """Every frame of every span; returns how many there are and fills as many rows as `rows` has columns.
+
+    `uris` are the starts and sizes of uris, one for all user messages in a row that have the same; how many there
+    are is returned, too.
 
     `consumed` and `bad` say for each span where the last frame ends and where a rule is broken (-1: nowhere),
     `broken` and `named` for each stream whether it broke and which handshake is its last.
     """
     total = shaken = 0
+    different, known, known_size = 0, np.int64(0), np.int64(-1)
     room = rows.shape[1]
     broken[:] = False
     named[:] = -1 - np.arange(named.shape[0])
@@ -168,7 +174,7 @@ def _scan(
             continue
         in_force = named[of]
         while at < last:
-            size, text, text_size, body, body_size, flag = _frame(data, at, last, max_body)
+            size, text, text_size, body, body_size, flag, same = _frame(data, at, last, max_body, known, known_size)
             if size <= 0:
                 if size < 0:
                     bad[index] = at
@@ -180,6 +186,13 @@ def _scan(
             if total < room:
                 row = np.uint64(total)
                 types[row] = data[at]
+                rows[_URI, row] = -1
+                if data[at] >= _EVENT:
+                    if not same:
+                        known, known_size = text, text_size
+                        uris[0, different], uris[1, different] = text, text_size
+                        different += 1
+                    rows[_URI, row] = different - 1
                 rows[_SPAN, row], rows[_OFFSET, row], rows[_SIZE, row] = index, at, size
                 rows[_TEXT, row], rows[_TEXT_SIZE, row] = text, text_size
                 rows[_BODY, row], rows[_BODY_SIZE, row] = body, body_size
@@ -188,7 +201,7 @@ def _scan(
             total += 1
         named[of] = in_force
         consumed[index] = at
-    return total
+    return total, different
 
 
 @kernel
@@ -224,6 +237,7 @@ class _Scanned:
 
     rows: NDArray[np.int64]
     type: NDArray[np.uint8]
+    uris: NDArray[np.int64]
     consumed: NDArray[np.int64]
     bad: NDArray[np.int64]
     named: NDArray[np.int64]
@@ -262,7 +276,7 @@ class YampColumns(ColumnDecoder):
             offset=offset,
             size=size,
             kind=kind,
-            topic=_topics(data, np.where(system, -1, topic_start), topic_size),
+            topic=_topics(data, found),
             message_id=_uid_texts(data, offset + 1, ~system),
             correlation_id=_uid_texts(data, topic_start + topic_size, answers),
             status=words_column(np.where(response, flag, -1).astype(np.int32), _STATUSES),
@@ -297,12 +311,14 @@ def _find(data: NDArray[np.uint8], spans: Spans, max_body: int) -> _Scanned:
     broken, named = np.empty(streams, np.bool_), np.empty(streams, np.int64)
     room = int((spans.end - spans.start).sum()) // _GUESS + 16
     while True:
-        rows, types = np.empty((_FIELDS, room), np.int64), np.empty(room, np.uint8)
-        total = _scan(data, spans.start, spans.end, spans.stream, max_body, types, rows, consumed, bad, broken, named)
+        rows, types, uris = np.empty((_FIELDS, room), np.int64), np.empty(room, np.uint8), np.empty((2, room), np.int64)
+        total, different = _scan(
+            data, spans.start, spans.end, spans.stream, max_body, types, rows, uris, consumed, bad, broken, named
+        )
         if total <= room:
             break
         room = total
-    return _Scanned(rows[:, :total], types[:total], consumed, bad, named)
+    return _Scanned(rows[:, :total], types[:total], uris[:, :different], consumed, bad, named)
 
 
 _GUESS = 64
@@ -416,10 +432,11 @@ def _attributes(found: _Scanned, flag: NDArray[np.int64], texts: _Texts) -> pa.A
     )
 
 
-def _topics(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64]) -> pa.Array:
-    """Uris, known to be UTF-8; null where `start` is negative."""
-    codes, words = number_words(data, start, size)
-    return words_column(codes, [word.decode() for word in words])
+def _topics(data: NDArray[np.uint8], found: _Scanned) -> pa.Array:
+    """Uris, known to be UTF-8; null for system messages."""
+    codes, words = number_words(data, found.uris[0], found.uris[1])
+    # The last one stands for what has none: those have the number -1.
+    return words_column(np.append(codes, np.int32(-1))[found.field(_URI)], [word.decode() for word in words])
 
 
 def _uid_texts(data: NDArray[np.uint8], at: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:
