@@ -21,9 +21,9 @@ from wireloom.protocols.registry import protocol
 from wireloom.protocols.yamp import frames as yamp_frames
 
 READERS = {
-    "emp": ("wireloom.protocols.emp.session.read_related", "wireloom.protocols.emp.session.read_plain"),
-    "hsp": ("wireloom.protocols.hsp.session.read_plain",),
-    "yamp": ("wireloom.protocols.yamp.session.read_plain",),
+    "emp": ("emp.session.read_related", "emp.talk.read_related", "emp.talk.read_plain"),
+    "hsp": ("hsp.session.read_plain",),
+    "yamp": ("yamp.session.read_plain", "yamp.talk.read_plain"),
 }
 STREAMS = {
     "emp": emp_strategies.stream() | emp_strategies.mutated_stream(),
@@ -44,7 +44,7 @@ def long_way(name: str) -> Iterator[None]:
         "read_related": lambda buffer, start, *rest: start,
         "read_plain": (lambda buffer, start, *rest: None) if name == "emp" else (lambda buffer, start, *rest: start),
     }
-    patches = [patch(place, found_nothing[place.rpartition(".")[2]]) for place in READERS[name]]
+    patches = [patch(f"wireloom.protocols.{place}", found_nothing[place.rpartition(".")[2]]) for place in READERS[name]]
     for each in patches:
         each.start()
     try:
@@ -225,7 +225,7 @@ def test_whole_conversations_take_the_short_way(name: str) -> None:
     """Else the test above would hold nothing against nothing."""
     client, server = talking(name, Role.CLIENT), talking(name, Role.SERVER)
     ids = [client.ask(request, 1.0) for request in asked(name)]
-    with patch(f"wireloom.protocols.{name}.session.frames.decode", side_effect=lambda *_: None) as decode:
+    with patch(f"wireloom.protocols.{name}.frames.decode", side_effect=lambda *_: None) as decode:
         requests = server.receive(client.outgoing(), 1.0).messages
         assert [(each.kind, each.topic, each.body, each.id) for each in requests] == [
             (Kind.REQUEST, "a/b", b"1", ids[0]),

@@ -14,7 +14,8 @@ from wireloom.protocols.contract import Role, Run, SessionState
 from wireloom.protocols.emp import EMP, EmpSettings, extensions, frames
 from wireloom.protocols.emp.extensions import RequestResponse
 from wireloom.protocols.emp.frames import Block, ErrorCode, Frame, SizeMode, Type
-from wireloom.protocols.emp.session import APPLICATION, CONVERSATION, MAY_SEND, OUT_OF_TURN, EmpSession
+from wireloom.protocols.emp.session import EmpSession
+from wireloom.protocols.emp.states import APPLICATION, CONVERSATION, MAY_SEND, OUT_OF_TURN
 
 HELLO = bytes.fromhex("0000000c0000000001000000")
 BYE = bytes.fromhex("0000000801000000")

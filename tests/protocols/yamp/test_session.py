@@ -15,7 +15,8 @@ from wireloom.protocols.contract import Role, Run, SessionState
 from wireloom.protocols.yamp import YAMP, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import KILL, PROGRESSIVE, SERIALIZER
-from wireloom.protocols.yamp.session import RECEIVES, YampSession
+from wireloom.protocols.yamp.session import YampSession
+from wireloom.protocols.yamp.states import RECEIVES
 
 UID = bytes(range(16))
 OTHER = bytes(range(16, 32))
