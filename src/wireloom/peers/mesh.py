@@ -10,13 +10,12 @@ import logging
 import socket
 import ssl
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 from wireloom.model import ConfigError, Kind, Message, PeerClosed, encode_value
 from wireloom.peers.endpoint import Endpoint, endpoint
+from wireloom.peers.neighbourhood import Changes, Events, Newest, PeerChange, PeerInfo
 from wireloom.protocols.contract import URGENT
 from wireloom.protocols.mesh.identity import Identity
 from wireloom.protocols.mesh.node import Change, Heard, MeshNode, Neighbour, Relay
@@ -29,125 +28,6 @@ from wireloom.transports.tls import server_context
 LOG = logging.getLogger("wireloom.mesh")
 QUEUE = 1024
 """Events a subscription holds; more are dropped, the oldest first, and counted."""
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class PeerInfo:
-    """A neighbour as it was when asked for."""
-
-    node_id: str
-    address: str
-    capabilities: bytes
-    since: float
-    """Seconds since 1970 at which it said Hello."""
-    heard: float
-    """Seconds since 1970 at which it was heard last."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerChange:
-    """A neighbour came or was lost."""
-
-    what: Change
-    peer: PeerInfo
-
-
-class _Queue(Generic[T]):
-    """A bounded queue: urgent items first, the oldest dropped when it is full."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._urgent: deque[T] = deque()
-        self._normal: deque[T] = deque()
-        self._waiting: list[asyncio.Future[None]] = []
-        self._closed = False
-        self.dropped = 0
-
-    def put(self, item: T, *, urgent: bool = False) -> bool:
-        """Add an item; False when another had to go for it."""
-        full = len(self._urgent) + len(self._normal) >= self._limit
-        if full:
-            (self._normal or self._urgent).popleft()
-            self.dropped += 1
-        (self._urgent if urgent else self._normal).append(item)
-        self._wake()
-        return not full
-
-    def close(self) -> None:
-        """Nothing more comes; what is there can still be taken."""
-        self._closed = True
-        self._wake()
-
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def get(self) -> T:
-        """The next item; an item leaves only when it is returned, so cancelling loses nothing."""
-        while not self._urgent and not self._normal:
-            if self._closed:
-                raise StopAsyncIteration
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            await waiter
-        return (self._urgent or self._normal).popleft()
-
-
-class Events(AsyncIterator[Message]):
-    """Events of one pattern; leaving the `async with`, or `close`, ends it.
-
-    `dropped` counts events that were lost because nobody took them in time.
-    """
-
-    def __init__(self, node: Node, pattern: str, queue: _Queue[Message]) -> None:
-        self._node = node
-        self.pattern = pattern
-        self._queue = queue
-
-    @property
-    def dropped(self) -> int:
-        """Events that were lost because nobody took them in time."""
-        return self._queue.dropped
-
-    async def __anext__(self) -> Message:
-        return await self._queue.get()
-
-    def close(self) -> None:
-        """End it; whoever waits is told."""
-        self._node.drop_events(self.pattern, self._queue)
-        self._queue.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-
-class Changes(AsyncIterator[PeerChange]):
-    """Neighbours that come and go; leaving the `async with`, or `close`, ends it."""
-
-    def __init__(self, node: Node, queue: _Queue[PeerChange]) -> None:
-        self._node = node
-        self._queue = queue
-
-    async def __anext__(self) -> PeerChange:
-        return await self._queue.get()
-
-    def close(self) -> None:
-        """End it; whoever waits is told."""
-        self._node.drop_changes(self._queue)
-        self._queue.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
 
 
 class Node:
@@ -211,8 +91,8 @@ class Node:
         self._links: dict[str, _Link] = {}
         self._reaching: dict[str, tuple[asyncio.Task[None], list[bytes]]] = {}
         """Links that are being made, and what waits to be sent there."""
-        self._subscriptions: Subscriptions[_Queue[Message]] = Subscriptions()
-        self._changes: list[_Queue[PeerChange]] = []
+        self._subscriptions: Subscriptions[Newest[Message]] = Subscriptions()
+        self._changes: list[Newest[PeerChange]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._room = asyncio.Event()
         self._room.set()
@@ -300,7 +180,7 @@ class Node:
     def subscribe(self, pattern: str) -> Events:
         """Events whose name matches a pattern, as an async iterator; neighbours are told that we want them."""
         self._check()
-        queue: _Queue[Message] = _Queue(self._queue)
+        queue: Newest[Message] = Newest(self._queue)
         self._subscriptions.add(validate_pattern(pattern), queue)
         self._core.subscribe(pattern, self._loop.time())
         self._flush()
@@ -308,7 +188,7 @@ class Node:
 
     def changes(self) -> Changes:
         """Neighbours that come and go from now on, as an async iterator."""
-        queue: _Queue[PeerChange] = _Queue(self._queue)
+        queue: Newest[PeerChange] = Newest(self._queue)
         self._changes.append(queue)
         return Changes(self, queue)
 
@@ -367,7 +247,7 @@ class Node:
         """Whether there is room to send more."""
         (self._room.set if possible else self._room.clear)()
 
-    def drop_events(self, pattern: str, queue: _Queue[Message]) -> None:
+    def drop_events(self, pattern: str, queue: Newest[Message]) -> None:
         """A subscription is over."""
         if queue in self._subscriptions.subscribers():
             self._subscriptions.remove(pattern, queue)
@@ -375,7 +255,7 @@ class Node:
             if not self._closed:
                 self._flush()
 
-    def drop_changes(self, queue: _Queue[PeerChange]) -> None:
+    def drop_changes(self, queue: Newest[PeerChange]) -> None:
         """Nobody watches any more."""
         if queue in self._changes:
             self._changes.remove(queue)
