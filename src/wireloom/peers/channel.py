@@ -27,7 +27,7 @@ from wireloom.peers.inbox import Inbox
 from wireloom.peers.outlet import PIECE, fresh
 from wireloom.peers.replays import Replays
 from wireloom.pieces import LARGE
-from wireloom.protocols.contract import HUB_PREFIX, Asker, Protocol, Run, Session
+from wireloom.protocols.contract import HUB_PREFIX, Asker, Format, Protocol, Run, Session
 from wireloom.topics import Subscriptions
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ class Channel:
         self._closing = False
         self._gone = asyncio.Event()
         self._unhandled = 0
+        self._last_form: tuple[str | None, Format | None] = (None, None)
+        """The content type that was read last, and how: mostly the next body has the same."""
 
     @property
     def connected(self) -> bool:
@@ -129,7 +131,10 @@ class Channel:
         return self._value_of(message.body, message.content_type)
 
     def _value_of(self, body: bytes, content_type: str) -> object:
-        form = self.protocol.format_for(content_type)
+        known, form = self._last_form
+        if content_type != known:
+            form = self.protocol.format_for(content_type)
+            self._last_form = (content_type, form)
         return Message(_EVENT, None, body, content_type=content_type).value() if form is None else form.loads(body)
 
     async def value(self, message: Message) -> object:

@@ -23,8 +23,8 @@ _DONE = int(ResponseType.DONE)
 _EVENT, _REQUEST, _RESPONSE, _NOBODY = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Authenticity.NONE
 
 
-Owed = tuple[bytes, str, bool]
-"""A request that waits for our answer: its uid, its uri, and whether progress was asked for."""
+Owed = tuple[bytes, str, bool, bytes]
+"""A request that waits for our answer: its uid, its uri, whether progress was asked for, and the uri as in a frame."""
 
 Asked = tuple[str, Message | Asker]
 """A request of ours that waits for its answer: its id, and itself (without that id) or who asked it."""
@@ -41,13 +41,20 @@ def _uri(encoded: bytes) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def _encoded(uri: str) -> bytes | None:
+def encoded(uri: str) -> bytes | None:
     """A uri after its size; None if it has no place in a frame."""
     try:
-        encoded = uri.encode()
+        text = uri.encode()
     except UnicodeEncodeError:
         return None
-    return bytes((len(encoded),)) + encoded if len(encoded) <= MAX_URI else None
+    return bytes((len(text),)) + text if len(text) <= MAX_URI else None
+
+
+def owed_for(uid: bytes, uri: str, progressive: bool) -> Owed:
+    """What is owed for a request."""
+    as_in_frame = encoded(uri)
+    assert as_in_frame is not None, "the uri came in a frame"
+    return uid, uri, progressive, as_in_frame
 
 
 class LastUri:
@@ -133,7 +140,7 @@ def read_plain(
             if type_ == _REQUEST_FRAME:
                 if identifier in owed or identifier in killed or len(owed) >= max_requests:
                     break
-                owed[identifier] = (uid, uri, False)
+                owed[identifier] = (uid, uri, False, last.encoded)
                 kind = _REQUEST
         messages.append(message_of((
             kind, uri, buffer[at:end], identifier, answered, status, content_type, NO_ATTRIBUTES,
@@ -149,7 +156,7 @@ def write_request(uid: bytes, uri: str, body: bytes) -> bytes | None:
     >>> write_request(bytes(16), "echo", b"{}").hex()
     '0600000000000000000000000000000000046563686f00000000027b7d'
     """
-    head = _encoded(uri)
+    head = encoded(uri)
     return None if head is None else b"".join((b"\x06", uid, head, _pack_tail(0, len(body)), body))
 
 
@@ -159,17 +166,15 @@ def write_event(uid: bytes, uri: str, body: bytes) -> bytes | None:
     >>> write_event(bytes(16), "a", b"!").hex()
     '050000000000000000000000000000000001610000000121'
     """
-    head = _encoded(uri)
+    head = encoded(uri)
     return None if head is None else b"".join((b"\x05", uid, head, _pack_size(len(body)), body))
 
 
 def write_response(uid: bytes, request: Owed, body: bytes) -> bytes:
     """The response that a request is done.
 
-    >>> write_response(bytes(16), (bytes(16), "a", False), b"!").hex()
+    >>> write_response(bytes(16), (bytes(16), "a", False, b"\\x01a"), b"!").hex()
     '0800000000000000000000000000000000016100000000000000000000000000000000000000000121'
     """
-    request_uid, uri, _ = request
-    head = _encoded(uri)
-    assert head is not None, "the uri came in a frame"
-    return b"".join((b"\x08", uid, head, request_uid, _pack_tail(_DONE, len(body)), body))
+    request_uid, _, _, uri = request
+    return b"".join((b"\x08", uid, uri, request_uid, _pack_tail(_DONE, len(body)), body))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from wireloom.model import Message, PeerClosed
 from wireloom.protocols.contract import Asker, Bulk, Role, Run, SessionState
-from wireloom.protocols.yamp.plain import read_plain, write_event, write_request, write_response
+from wireloom.protocols.yamp.plain import owed_for, read_plain, write_event, write_request, write_response
 from wireloom.protocols.yamp.protocol import YampSettings
 from wireloom.protocols.yamp.talk import Joined, YampTalk, split
 from wireloom.protocols.yamp.uids import uid_text
@@ -179,7 +179,7 @@ class YampSession(YampTalk):
         """A read of nothing but events and publishes; None where it has to be read frame by frame."""
         assert self._bulk is not None
         found = None if self._killed else self._bulk.of(self, buffer, self._owed_reads.fewest)
-        alone = (uid for uid, _, _ in self._owed.values())
+        alone = (uid for uid, _, _, _ in self._owed.values())
         if found is None or not self._owed_reads.admit(found, alone, len(self._owed), self.settings.max_requests):
             # Frame by frame, every uid must be known.
             for read, row in self._owed_reads.single_out():
@@ -193,7 +193,7 @@ class YampSession(YampTalk):
     def owe(self, read: YampBulk, row: int) -> None:
         """A request is answered by itself."""
         uid = read.key(row)
-        self._owed[uid_text(uid)] = (uid, read.uri(row), False)
+        self._owed[uid_text(uid)] = owed_for(uid, read.uri(row), False)
 
     def answered(self, read: YampBulk, rows: Sequence[int]) -> None:
         """A read was answered in bulk."""

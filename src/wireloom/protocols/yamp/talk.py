@@ -29,7 +29,7 @@ from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Role, Run, Session, S
 from wireloom.protocols.owing import OwedReads
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.plain import Asked, LastUri, Owed, read_plain
+from wireloom.protocols.yamp.plain import Asked, LastUri, Owed, owed_for, read_plain
 from wireloom.protocols.yamp.protocol import SERIALIZER, YampSettings, parse_uid, split_url, to_frame, to_message
 from wireloom.protocols.yamp.states import ANSWERS, RECEIVES, SENDABLE
 from wireloom.protocols.yamp.uids import Uids, uid_text
@@ -254,7 +254,7 @@ class YampTalk(Session):
                 "yamp.request.too-many", f"{len(self._owed)} requests are unanswered; max_requests allows no more"
             )
         self._killed.pop(identifier, None)
-        self._owed[identifier] = (request.uid, request.uri, request.progressive)
+        self._owed[identifier] = owed_for(request.uid, request.uri, request.progressive)
         return True
 
     def _take_response(self, response: frames.Response) -> bool:
@@ -410,7 +410,7 @@ class YampTalk(Session):
                 del self._killed[request_id]
             self.count("yamp.response.killed")
             return message
-        _, uri, progressive = owed
+        _, uri, progressive, _ = owed
         if message.kind is Kind.PROGRESS and not progressive:
             self.count("yamp.progress.unrequested")
             return message
