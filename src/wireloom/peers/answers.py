@@ -52,6 +52,8 @@ class Answers:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._standby: Standby | None = None
         self._over = False
+        self._usual = ""
+        """The last topic that was found to be for the handler."""
         self._events: Inbox[Message] = Inbox(queue, lambda: peer.hold("events"), lambda: peer.release("events"))
         self._worker: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -70,10 +72,10 @@ class Answers:
         """Answer a request, now or in a task."""
         handler, topic = self._handler, message.topic
         try:
-            if handler is None or topic is None or topic.startswith(HUB_PREFIX):
-                result = self._call(message)
-            else:
+            if handler is not None and (topic is self._usual or self._is_usual(topic)):
                 result = handler(message, self._peer)
+            else:
+                result = self._call(message)
         except Exception as error:  # whatever a handler raises is an answer, not the end of the connection
             self._fail(driver, message, error)
             return
@@ -91,6 +93,13 @@ class Answers:
             self._enter(key, self._loop.create_task(self._run(key, message, driver, result)))
         else:
             self._answer(driver, message, result)
+
+    def _is_usual(self, topic: str | None) -> bool:
+        """Whether a topic is for the handler, not one of the hub's; mostly it is the same one again and again."""
+        if topic is None or topic.startswith(HUB_PREFIX):
+            return False
+        self._usual = topic
+        return True
 
     def _answer(self, driver: Driver, message: Message, result: object) -> None:
         """Answer now; in a task if writing the answer takes long."""

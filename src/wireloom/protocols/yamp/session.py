@@ -6,6 +6,7 @@ tests hold against each other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,9 @@ class YampSession(YampTalk):
     def __init__(self, role: Role, settings: YampSettings, *, unique: int = 0) -> None:
         super().__init__(role, settings, unique=unique)
         self._bulk: type[YampBulk] | None = None
+        self._told_at = math.nan
+        self._milliseconds = 0
+        """The time for uids, and what `now` was then."""
 
     # Reading
 
@@ -96,7 +100,9 @@ class YampSession(YampTalk):
             or len(body) > settings.max_body or len(self._waiting) >= settings.max_requests
         ):  # fmt: skip
             return None
-        uid, identifier = self._uids.draw_with_text(int((now + self.epoch) * 1000))
+        if now != self._told_at:
+            self._tell_time(now)
+        uid, identifier = self._uids.draw_with_text(self._milliseconds)
         encoded = write_request(uid, topic, body)
         if encoded is None:
             return None
@@ -137,8 +143,14 @@ class YampSession(YampTalk):
             super().respond(request, body, content_type, now)
             return
         del self._owed[request.id or ""]
-        self._out.append(write_response(self._uids.draw(int((now + self.epoch) * 1000)), owed, body))
+        if now != self._told_at:
+            self._tell_time(now)
+        self._out.append(write_response(self._uids.draw(self._milliseconds), owed, body))
         self.sent += 1
+
+    def _tell_time(self, now: float) -> None:
+        """Remember the time for uids: clocks of loops stand still for a while, and many are drawn meanwhile."""
+        self._told_at, self._milliseconds = now, int((now + self.epoch) * 1000)
 
     @property
     def event_style(self) -> object:
