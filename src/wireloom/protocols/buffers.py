@@ -23,36 +23,28 @@ def u32(data: NDArray[np.uint8], at: int | np.int64) -> np.int64:
 
 @inlined
 def is_ascii(data: NDArray[np.uint8], at: int | np.int64, end: int | np.int64) -> bool:
-    """Whether bytes are ASCII. No early end: so the loop takes many bytes a step."""
-    seen = np.uint8(0)
-    for position in range(np.uint64(at), np.uint64(end)):
-        seen |= data[position]
-    return bool(seen < 0x80)
-
-
-@inlined
-def is_same(data: NDArray[np.uint8], one: np.int64, other: np.int64, size: np.int64) -> bool:
-    """Whether the same bytes stand in two places. No early end, as above."""
-    here, there = np.uint64(one), np.uint64(other)
-    differing = np.uint8(0)
-    for position in range(np.uint64(size)):
-        differing |= data[here + position] ^ data[there + position]
-    return bool(differing == 0)
+    """Whether bytes are ASCII: by fours, and without an early end, as most are short and most are ASCII."""
+    seen, here = np.int64(0), at
+    while here + 4 <= end:
+        seen |= u32(data, here)
+        here += 4
+    while here < end:
+        seen |= np.int64(data[np.uint64(here)])
+        here += 1
+    return bool(seen & 0x80808080 == 0)
 
 
 @inlined
 def same(data: NDArray[np.uint8], first: int | np.int64, second: int | np.int64, size: int | np.int64) -> bool:
     """Whether so many bytes at two places are the same; compared by fours, which takes a fifth of the time."""
-    index = np.int64(0)
+    differing, index = np.int64(0), np.int64(0)
     while index + 4 <= size:
-        if u32(data, first + index) != u32(data, second + index):
-            return False
+        differing |= u32(data, first + index) ^ u32(data, second + index)
         index += 4
     while index < size:
-        if data[first + index] != data[second + index]:
-            return False
+        differing |= np.int64(data[np.uint64(first + index)] ^ data[np.uint64(second + index)])
         index += 1
-    return True
+    return bool(differing == 0)
 
 
 @kernel

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import KINDS, Direction, Kind
-from wireloom.protocols.buffers import is_same
+from wireloom.protocols.buffers import same
 from wireloom.protocols.contract import Decoded, Framing, Rejected, Settings, decode_stream
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def _number_slices(
             codes[row] = -1
             continue
         # Mostly it is the word of the row before.
-        if length == last_size and is_same(data, last, at, length):
+        if length == last_size and same(data, last, at, length):
             codes[row] = before
             continue
         value = np.uint64(length)
@@ -307,7 +307,7 @@ def _number_slices(
         slot = (value ^ (value >> np.uint64(32))) & mask
         while slots[slot] >= 0:
             known = first[slots[slot]]
-            if size[known] == length and is_same(data, start[known], at, length):
+            if size[known] == length and same(data, start[known], at, length):
                 break
             slot = (slot + np.uint64(1)) & mask
         if slots[slot] < 0:

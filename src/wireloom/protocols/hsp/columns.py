@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import Kind, ProtocolViolation
-from wireloom.protocols.buffers import is_same, u32
+from wireloom.protocols.buffers import same, u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -222,7 +222,7 @@ def _open_envelopes(
         else:
             whole = name + kind + 1
             last = np.int64(-1) if known < 0 else heads[0, known]
-            if last < 0 or heads[2, known] != name or heads[3, known] != kind or not is_same(data, last, at + 2, whole):
+            if last < 0 or heads[2, known] != name or heads[3, known] != kind or not same(data, last, at + 2, whole):
                 known += 1
                 heads[0, known], heads[1, known] = at + 2, at + 3 + name
                 heads[2, known], heads[3, known] = name, kind
@@ -326,8 +326,8 @@ def _ids(found: Scan, present: NDArray[np.bool_]) -> pa.Array:
 
 def _broken_before(found: Scan, spans: Spans, index: int) -> bool:
     """Whether an earlier span of the same stream held a violation."""
-    same = spans.stream[:index] == spans.stream[index]
-    return bool((found.bad[:index][same] >= 0).any())
+    alike = spans.stream[:index] == spans.stream[index]
+    return bool((found.bad[:index][alike] >= 0).any())
 
 
 class _Words:

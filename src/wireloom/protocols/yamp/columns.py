@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import Direction, Kind, ProtocolViolation
-from wireloom.protocols.buffers import is_ascii, is_same, is_utf8, u32
+from wireloom.protocols.buffers import is_ascii, is_utf8, same, u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -111,11 +111,11 @@ def _frame(
     position = text + size
     if end < position:
         return none, none, none, none, none, none, False
-    same = size == known_size and is_same(data, known, text, size)
-    if not (same or is_ascii(data, text, position) or is_utf8(data, text, position)):
+    repeats = size == known_size and same(data, known, text, size)
+    if not (repeats or is_ascii(data, text, position) or is_utf8(data, text, position)):
         return np.int64(-1), none, none, none, none, none, False
     if type_ < _EVENT:
-        return position - at, text, size, none, none, flag, same
+        return position - at, text, size, none, none, flag, repeats
     if type_ != _EVENT:
         if type_ != _REQUEST:
             position += 16
@@ -126,7 +126,7 @@ def _frame(
             return np.int64(-1), none, none, none, none, none, False
         position += 1
         if type_ == _CANCEL:
-            return position - at, text, size, none, none, flag, same
+            return position - at, text, size, none, none, flag, repeats
     body = position + 4
     if end < body:
         return none, none, none, none, none, none, False
@@ -135,7 +135,7 @@ def _frame(
         return np.int64(-1), none, none, none, none, none, False
     if end < body + body_size:
         return none, none, none, none, none, none, False
-    return body + body_size - at, text, size, body, body_size, flag, same
+    return body + body_size - at, text, size, body, body_size, flag, repeats
 
 
 @kernel
@@ -174,7 +174,7 @@ def _scan(
             continue
         in_force = named[of]
         while at < last:
-            size, text, text_size, body, body_size, flag, same = _frame(data, at, last, max_body, known, known_size)
+            size, text, text_size, body, body_size, flag, repeats = _frame(data, at, last, max_body, known, known_size)
             if size <= 0:
                 if size < 0:
                     bad[index] = at
@@ -188,7 +188,7 @@ def _scan(
                 types[row] = data[at]
                 rows[_URI, row] = -1
                 if data[at] >= _EVENT:
-                    if not same:
+                    if not repeats:
                         known, known_size = text, text_size
                         uris[0, different], uris[1, different] = text, text_size
                         different += 1
