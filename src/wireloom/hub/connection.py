@@ -27,7 +27,7 @@ from wireloom.journal.keys import Keys
 from wireloom.model import Kind, Message, WireloomError, type_of_json
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import fresh
-from wireloom.protocols.contract import CUT, Calls, Role, Run, Sessions
+from wireloom.protocols.contract import CUT, Calls, Role, Run, Session, Sessions
 from wireloom.transports.base import Pipe
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Connection(Outbox):
         "_denied",
         "_guarded",
         "_inbound",
+        "_is_open_book",
         "_keys",
         "_numbers",
         "_outbound",
@@ -96,6 +97,9 @@ class Connection(Outbox):
         self._numbers: Mapping[int, str] | None = None
         self._topic_map: TopicMap | None = None
         self._keys: Keys | None = None
+        kind = type(self.session)
+        self._is_open_book = kind.secrets is Session.secrets and kind.recordable is Session.recordable
+        """Whether the protocol neither encrypts nor sends credentials: then the journal keeps all as it is."""
         self.local = ""
         self.address = ""
         """The peer's, without its port."""
@@ -259,6 +263,8 @@ class Connection(Outbox):
             hub.router.route_bulk(self, run.bulk, ticket)
         elif run.calls is not None:
             hub.router.route_calls(self, run.calls, ticket)
+        elif len(run.messages) == 1:
+            hub.router.route(self, run.messages[0], ticket)
         else:
             hub.router.route_all(self, run.messages, ticket)
         if requests:
@@ -350,7 +356,7 @@ class Connection(Outbox):
             source=self.peer or None,
             destination=self.local or None,
             topics=topics,
-            keys=self._keys_in_force(),
+            keys=None if self._is_open_book else self._keys_in_force(),
         )
 
     def _topics(self) -> TopicMap | None:
@@ -477,7 +483,7 @@ class Connection(Outbox):
             self._record_outbound(data, count)
             return
         count, self._sent_seen = session.sent - self._sent_seen, session.sent
-        kept = session.recordable(data)
+        kept = data if self._is_open_book else session.recordable(data)
         if kept:
             self._append_outbound(kept, count)
 
@@ -506,7 +512,7 @@ class Connection(Outbox):
             destination=self.peer or None,
             inbound=False,
             topics=self._topics(),
-            keys=self._keys_in_force(),
+            keys=None if self._is_open_book else self._keys_in_force(),
         )
         self._recorded[self._sends_as] += count
 

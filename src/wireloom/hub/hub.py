@@ -366,7 +366,7 @@ class Hub:
 
     def watch_pending(self) -> None:
         """Stop reading while more waits for the disk than memory should hold."""
-        if not self._paused and self.commit.full:
+        if self.journal.pending_bytes >= self.commit.high_water and not self._paused:
             self._paused = True
             for connection in self.connections.values():
                 connection.driver.hold("journal")

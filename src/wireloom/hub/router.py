@@ -244,7 +244,8 @@ class Router:
                 topic = asked.topic or ""
             providers = self.providers.lookup(topic) if topic else ()
             is_publish = not providers and source.protocol.request_is_publish
-            if not is_publish and not self._allowed(source, message, Right.REQUEST, topic):
+            may = is_publish or source.grants.everything
+            if not may and not self._allowed(source, message, Right.REQUEST, topic):
                 return
             if providers:
                 turn, self._turn = self._turn, self._turn + 1

@@ -242,12 +242,21 @@ def encode_packet(
     ))  # fmt: skip
 
 
+def packet_size(tags: bytes, payload: Buffer, comment: bytes) -> int:
+    """How many bytes that block has.
+
+    >>> packet_size(b"", b"frame", b"note") == len(encode_packet(1, 0, b"", 0, b"frame", b"note", INBOUND))
+    True
+    """
+    captured, length = len(tags) + len(payload), len(comment)
+    return 72 + captured + (-captured & 3) + length + (-length & 3)
+
+
 def packet_around(
     packet_id: int, time_ns: int, tags: bytes, tags_crc: int, payload: Buffer, comment: bytes, flags: int
 ) -> tuple[bytes, bytes]:
     """What stands before and after the payload in that block, for whoever writes a large payload without a copy."""
-    captured, length = len(tags) + len(payload), len(comment)
-    total = 72 + captured + (-captured & 3) + length + (-length & 3)
+    captured, length, total = len(tags) + len(payload), len(comment), packet_size(tags, payload, comment)
     tail = (
         _PADDING[-captured & 3],
         _pack_options(

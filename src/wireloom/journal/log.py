@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wireloom.journal import blocks
+from wireloom.journal.blocks import encode_packet, packet_around, packet_size
 from wireloom.journal.keys import Keys
 from wireloom.journal.segment import SegmentFile, segment_name
 from wireloom.model import JournalError
@@ -24,6 +25,10 @@ LARGE = 16 * 1024
 """Payloads from this size on are written from where they are, not copied first."""
 PART = 2 * 1024 * 1024
 """Bytes from which on the next run begins another part, so that less than all can be taken."""
+
+
+_Packet = tuple[int, int, bytes, int, blocks.Buffer, bytes, int]
+"""What `encode_packet` takes."""
 
 
 @dataclass(slots=True)
@@ -45,16 +50,27 @@ class Part:
     size: int = 0
     """Bytes of all of it."""
 
+    unwritten: list[_Packet] = field(default_factory=list)
+    """What comes after all that, as it was given: whoever sends or acts on it does not wait for its encoding."""
+
     def __post_init__(self) -> None:
         self.size = len(self.data)
 
     def add(self, block: blocks.Buffer) -> None:
         """A block, or several."""
+        self.encode()
         self.data += block
         self.size += len(block)
 
+    def encode(self) -> None:
+        """Encode what is not yet."""
+        if self.unwritten:
+            self.data += b"".join([encode_packet(*packet) for packet in self.unwritten])
+            self.unwritten = []
+
     def add_around(self, head: bytes, payload: blocks.Buffer, tail: bytes) -> None:
         """A block whose payload nobody will change."""
+        self.encode()
         self.data += head
         self.earlier += (self.data, payload)
         self.data = bytearray(tail)
@@ -63,10 +79,12 @@ class Part:
     @property
     def pieces(self) -> list[blocks.Buffer]:
         """All of it, to be written."""
+        self.encode()
         return [*self.earlier, self.data]
 
     def joined(self) -> bytearray:
         """All of it in one piece, which stays the part's own."""
+        self.encode()
         if self.earlier:
             self.data = bytearray().join(self.pieces)
             self.earlier = []
@@ -140,17 +158,21 @@ class SegmentLog:
     def add(self, time_ns: int, tags: bytes, tags_crc: int, payload: blocks.Buffer, comment: bytes, flags: int) -> int:
         """Append one block to what waits; returns its ticket."""
         part = self._parts[-1] if self._parts else self._continue()
-        before = part.size
-        if len(payload) < LARGE or not _is_constant(payload):
-            part.add(blocks.encode_packet(self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags))
+        size = packet_size(tags, payload, comment)
+        packet = (self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags)
+        if size < LARGE and payload.__class__ is bytes:
+            part.unwritten.append(packet)
+            part.size += size
+        elif size < LARGE or not _is_constant(payload):
+            part.add(encode_packet(*packet))
         else:
-            head, tail = blocks.packet_around(self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags)
+            head, tail = packet_around(*packet)
             part.add_around(head, payload, tail)
         self.next_packet_id += 1
         self.ticket += 1
         part.last_ticket = self.ticket
-        self._planned += part.size - before
-        self.pending_bytes += part.size - before
+        self._planned += size
+        self.pending_bytes += size
         return self.ticket
 
     def _append(self, block: bytes) -> None:
@@ -175,6 +197,8 @@ class SegmentLog:
         """Everything that waits, or the first part of it, to be stored and then settled before the next `take`."""
         count = 1 if some else len(self._parts)
         parts, self._parts = self._parts[:count], self._parts[count:]
+        for part in parts:
+            part.encode()
         return Batch(parts, self.durable)
 
     def store(self, batch: Batch) -> None:
