@@ -34,7 +34,7 @@ _OUTLINE = struct.Struct(">I16sQ")
 _EVENT, _REQUEST, _RESPONSE, _NOBODY = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Authenticity.NONE
 _KINDS = {_EVENT: 0, _REQUEST: 0x80, _RESPONSE: 0}
 _pack_head, _pack_outline = _HEAD.pack, _OUTLINE.pack
-_un_pack_outline, _unpack_length = _OUTLINE.unpack_from, _LENGTH.unpack_from
+_unpack_outline, _unpack_length = _OUTLINE.unpack_from, _LENGTH.unpack_from
 
 
 def _outline(asks: int, more: int) -> bytes:
@@ -138,7 +138,7 @@ def read_related(
     """
     available, largest, most = len(buffer), settings.max_message, settings.max_requests
     while available - start >= RELATED_SIZE:
-        size, outline, number = _un_pack_outline(buffer, start)
+        size, outline, number = _unpack_outline(buffer, start)
         end = start + size
         if end > available or size > largest or not number:
             break
