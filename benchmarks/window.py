@@ -114,14 +114,18 @@ KINDS: dict[str, tuple[Builder, Callable[[], Counter], Callable[[socket.socket],
 """How a message is built, how answers are counted, and what goes before the first message."""
 
 
+ASCENDING = ("emp", "yamp")
+"""Kinds whose senders number their messages onwards for as long as a connection lasts."""
+
+
 def drive(kind: str, port: int, size: int, window: int, count: int) -> float:
     """Messages per second that were acknowledged."""
     build, counter, greet = KINDS[kind]
-    # A ring of chunks, twice the window long, so that an id comes again only after it was answered.
+    # A ring of chunks, twice the window long, so that an id comes again only after it was answered; or never.
     chunk = max(1, min(window // 2, CHUNK))
     chunks = [
         b"".join(build(number, size) for number in range(start, start + chunk))
-        for start in range(0, max(2 * window, 2 * chunk), chunk)
+        for start in range(0, max(count if kind in ASCENDING else 2 * window, 2 * chunk), chunk)
     ]
     answers, buffer = counter(), bytearray(1 << 18)
     with socket.create_connection(("127.0.0.1", port)) as sock:
