@@ -68,6 +68,6 @@ def start_logging(form: LogFormat, *, verbose: bool = False, stream: TextIO = sy
     handler = logging.StreamHandler(stream)
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
     handler.setFormatter(JSONLines() if form is LogFormat.JSON else text)
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
-    for library in ("asyncio", "websockets", "slixmpp", "quic"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+    # Libraries only warn: numba alone writes 100,000 lines when it compiles the kernels.
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("wireloom").setLevel(logging.DEBUG if verbose else logging.INFO)
