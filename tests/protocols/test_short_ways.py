@@ -25,6 +25,8 @@ READERS = {
     "hsp": ("hsp.session.read_plain",),
     "yamp": ("yamp.session.read_plain", "yamp.talk.read_plain"),
 }
+LIMITS = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}
+"""The setting that bounds what is sent."""
 STREAMS = {
     "emp": emp_strategies.stream() | emp_strategies.mutated_stream(),
     "hsp": hsp_strategies.stream() | hsp_strategies.mutated_stream(),
@@ -205,9 +207,8 @@ def test_answers_go_to_who_asked_unless_somebody_wants_the_messages(name: str) -
 )
 @settings(max_examples=150, deadline=None)
 def test_who_asks_sends_what_a_message_would_say(name: str, topic: str, body: bytes, kind: str | None) -> None:
-    limit = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}[name]
     request = Message(Kind.REQUEST, topic, body, content_type=kind)
-    session, usual = (talking(name, Role.CLIENT, **{limit: 1024}) for _ in range(2))
+    session, usual = (talking(name, Role.CLIENT, **{LIMITS[name]: 1024}) for _ in range(2))
     try:
         found = session.ask_for(Asking(request), topic, body, kind, 1.0)
     except NotSupported:
@@ -252,11 +253,10 @@ def test_whole_conversations_take_the_short_way(name: str) -> None:
 def test_the_short_way_writes_what_the_long_way_writes(
     name: str, topic: str, body: bytes, kind: str | None, attributes: dict[str, str]
 ) -> None:
-    limit = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}[name]
     request = Message(Kind.REQUEST, topic, body, content_type=kind, attributes=attributes)
     outcomes = []
     for way in ("ask", "send"):
-        session = talking(name, Role.CLIENT, **{limit: 1024})
+        session = talking(name, Role.CLIENT, **{LIMITS[name]: 1024})
         try:
             found = session.ask(request, 1.0) if way == "ask" else session.send(request, 1.0).id
         except (NotSupported, LimitExceeded) as error:
@@ -270,13 +270,12 @@ def test_the_short_way_writes_what_the_long_way_writes(
 @given(body=st.binary(max_size=1100), kind=st.sampled_from([None, "application/json", "text/plain"]))
 @settings(max_examples=100, deadline=None)
 def test_the_short_way_answers_what_the_long_way_answers(name: str, body: bytes, kind: str | None) -> None:
-    limit = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}[name]
     asking = talking(name, Role.CLIENT)
     asking.ask(asked(name)[0], 1.0)
     data = asking.outgoing()
     outcomes: list[object] = []
     for way in ("respond", "send"):
-        session = talking(name, Role.SERVER, **{limit: 1024})
+        session = talking(name, Role.SERVER, **{LIMITS[name]: 1024})
         (request,) = session.receive(data, 1.0).messages
         try:
             if way == "respond":
@@ -327,9 +326,8 @@ def test_no_more_requests_than_max_requests_wait(name: str) -> None:
 def test_the_short_way_writes_the_events_that_the_long_way_writes(
     name: str, topic: str, bodies: list[bytes], kind: str | None
 ) -> None:
-    limit = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}[name]
     events = [Message(Kind.EVENT, topic, body, content_type=kind) for body in bodies]
-    quick, slow = (talking(name, **{limit: 1024}) for _ in range(2))
+    quick, slow = (talking(name, **{LIMITS[name]: 1024}) for _ in range(2))
     try:
         written = quick.write_events(events, 1.0)
     except (NotSupported, LimitExceeded):
@@ -353,11 +351,10 @@ def test_the_short_way_writes_the_events_that_the_long_way_writes(
 def test_the_short_way_tells_what_the_long_way_tells(
     name: str, topic: str, body: bytes, kind: str | None, attributes: dict[str, str]
 ) -> None:
-    limit = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}[name]
     event = Message(Kind.EVENT, topic, body, content_type=kind, attributes=attributes)
     outcomes: list[object] = []
     for way in ("tell", "send"):
-        session = talking(name, Role.CLIENT, **{limit: 1024})
+        session = talking(name, Role.CLIENT, **{LIMITS[name]: 1024})
         try:
             session.tell(event, 1.0) if way == "tell" else session.send(event, 1.0)
         except (NotSupported, LimitExceeded, BodyError) as error:

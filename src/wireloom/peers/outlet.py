@@ -121,15 +121,7 @@ class Outlet:
         if self.failure is not None:
             raise fresh(self.failure)
         sent = self.session.send(message, self._now())
-        self._burst += 1
-        if self._busy:
-            self._more = True
-        elif not self._flush_due:
-            self.flush()
-        elif self._by_message or self._burst % BURST == 0:
-            self._after()
-        else:
-            self._more = True
+        self._sent()
         return sent
 
     def tell(self, event: Message) -> None:
@@ -137,6 +129,10 @@ class Outlet:
         if self.failure is not None:
             raise fresh(self.failure)
         self.session.tell(event, self._now())
+        self._sent()
+
+    def _sent(self) -> None:
+        """Write a message that the session has ready, at once or with those that follow."""
         self._burst += 1
         if self._busy:
             self._more = True

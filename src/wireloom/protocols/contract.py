@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, ClassVar
 from wireloom.model import Direction, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.decoding import CUT, Decoded, Decoder, Rejected, decode_stream
-from wireloom.protocols.session import Asker, Bulk, Calls, Renumbered, Role, Run, Session, SessionState
+from wireloom.protocols.session import Asker, Bulk, Calls, Renumbered, Role, Run, Session, SessionState, request_of
 from wireloom.protocols.settings import Settings
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ __all__ = [
     "Sessions",
     "Settings",
     "decode_stream",
+    "request_of",
 ]
 
 HUB_PREFIX = "$hub/"

@@ -188,6 +188,11 @@ class Asker(typing.Protocol):
         """The answer is here, and it is a plain one: nothing but a body."""
 
 
+def request_of(asked: Message | Asker) -> Message:
+    """What was asked: by a message, or by whoever waits for the answer."""
+    return asked if isinstance(asked, Message) else asked.request
+
+
 class Session(abc.ABC):
     """One end of one conversation. No clock, no socket, no randomness that is not passed in.
 

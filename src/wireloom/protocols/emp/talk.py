@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, ProtocolViolation, WireloomError
-from wireloom.protocols.contract import LOGIN, Asker, Role, Run, Session
+from wireloom.protocols.contract import LOGIN, Asker, Role, Run, Session, request_of
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.extensions import MAX_ID
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
@@ -395,10 +395,7 @@ class EmpTalk(Session):
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
-        return [
-            (asked if isinstance(asked, Message) else asked.request).with_(id=identifier)
-            for identifier, asked in self._waiting.items()
-        ]
+        return [request_of(asked).with_(id=identifier) for identifier, asked in self._waiting.items()]
 
     def _write(self, frame: Frame) -> None:
         self._queue(frames.encode(frame, self.settings.size_mode))

@@ -11,7 +11,18 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
-from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Asker, Bulk, Renumbered, Role, Run, Session, SessionState
+from wireloom.protocols.contract import (
+    HUB_PREFIX,
+    LOGIN,
+    Asker,
+    Bulk,
+    Renumbered,
+    Role,
+    Run,
+    Session,
+    SessionState,
+    request_of,
+)
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.plain import read_plain, write_ack, write_event, write_request
 from wireloom.protocols.hsp.profile import Names, parse_map
@@ -434,10 +445,7 @@ class HspSession(Session):
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
-        return [
-            (asked if isinstance(asked, Message) else asked.request).with_(id=str(number))
-            for number, asked in self._waiting.items()
-        ]
+        return [request_of(asked).with_(id=str(number)) for number, asked in self._waiting.items()]
 
     def topic_numbers(self) -> Mapping[int, str]:
         """The types that stand for topics on this connection."""

@@ -25,7 +25,7 @@ from wireloom.model import (
     ProtocolViolation,
     WireloomError,
 )
-from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Role, Run, Session, SessionState
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Role, Run, Session, SessionState, request_of
 from wireloom.protocols.owing import OwedReads
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
@@ -264,7 +264,7 @@ class YampTalk(Session):
             return False
         if response.type is not ResponseType.PROGRESS:
             self._settle(response.request_uid)
-        elif not _wants_progress(request_of(asked)):
+        elif not _wants_progress(request_of(asked[1])):
             self.count("yamp.progress.unrequested")
             return False
         return True
@@ -427,7 +427,7 @@ class YampTalk(Session):
             # The answer was faster; the peer would ignore the cancel.
             self.count("yamp.cancel.unknown")
             return message
-        sent = self._queue(message, request_of(asked).topic, now)
+        sent = self._queue(message, request_of(asked[1]).topic, now)
         if sent.attributes.get("kill") == "true":
             self._settle(request_uid)
         else:
@@ -502,7 +502,7 @@ class YampTalk(Session):
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
-        return [request_of(asked).with_(id=asked[0]) for asked in self._waiting.values()]
+        return [request_of(asked[1]).with_(id=asked[0]) for asked in self._waiting.values()]
 
 
 class Joined(bytes):
@@ -518,12 +518,6 @@ def split(encoded: bytes) -> list[bytes]:
         found.append(encoded[start:end])
         start = end
     return found
-
-
-def request_of(asked: Asked) -> Message:
-    """The request itself, whoever asked it."""
-    _, request = asked
-    return request if isinstance(request, Message) else request.request
 
 
 def _wants_progress(request: Message) -> bool:
