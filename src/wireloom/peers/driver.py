@@ -123,13 +123,7 @@ class Driver(Outlet):
                 self._took(session.receive(data, self._now()))
         finally:
             self._busy = False
-        # The same as `_say`, without a call.
-        if self._is_plain and session.state is _OPEN and not session.offloads:
-            out = session.outgoing()
-            if out:
-                self._pipe.write(out)  # type: ignore[union-attr]
-        else:
-            self._after()
+        self._say(session)
 
     def _received_much(self, data: bytes) -> None:
         """More arrived than is taken at once."""
