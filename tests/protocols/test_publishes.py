@@ -270,3 +270,86 @@ def test_one_event_of_another_topic_among_many_goes_to_its_own(name: str, place:
     if fast.bulk is not None:
         assert fast.bulk.count_of("a/b") == 60
         assert fast.bulk.count_of(other) == 1
+
+
+def numbered(name: str, numbers: list[int]) -> bytes:
+    """Publishes with these ids, as somebody else's sender may write them."""
+    chosen = protocol(name)
+    sent = []
+    for number in numbers:
+        identifier = str(number) if name == "emp" else f"00000000-0000-7000-8000-{number:012x}"
+        message = publish(f"t/{number % 3}", b"%d" % number * 9, ack=True).with_(id=identifier)
+        sent.append(chosen.encode(message, chosen.settings()))
+    return b"".join(sent)
+
+
+def answered_ids(pair: Pair, session: Session) -> list[str | None]:
+    """Whom a server has answered, in order."""
+    decoder = pair.protocol.decoder(Role.SERVER.sends, pair.protocol.settings())
+    decoder.feed(session.outgoing())
+    return [found.message.correlation_id for found in decoder]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [*range(100, 160), *range(1, 60)],
+        [*range(50, 100), 1],
+        [50, *range(1, 40)],
+        [*range(300, 340), *range(200, 240), *range(100, 140), *range(1, 40)],
+    ],
+)
+def test_ids_that_begin_again_inside_a_read_are_taken_in_bulk_and_answered_alike(name: str, numbers: list[int]) -> None:
+    pair = Pair(name)
+    fast, slow = pair.hear(numbered(name, numbers))
+    assert fast.bulk is not None
+    assert said(fast) == said(slow)
+    check_columns(pair, fast, slow)
+    # What comes before the answers may fill the gap between the stretches, and no more than that.
+    more, slow_more = pair.hear(numbered(name, [*range(400, 420)]))
+    assert more.bulk is not None
+    for run, other in ((fast, slow), (more, slow_more)):
+        answer(pair.fast, run)
+        answer(pair.slow, other)
+    assert answered_ids(pair, pair.fast) == answered_ids(pair, pair.slow)
+    again, _ = pair.hear(numbered(name, numbers))
+    assert again.bulk is not None, "all of them are free again"
+    assert pair.fast.violation is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "numbers", [[*range(1, 60), *range(30, 40)], [*range(1, 30), *range(1, 30)], [5, 5, *range(9)]]
+)
+def test_an_id_that_comes_twice_in_a_read_is_refused_at_the_same_frame(name: str, numbers: list[int]) -> None:
+    pair = Pair(name)
+    fast, slow = pair.hear(numbered(name, numbers if name == "yamp" else [number + 1 for number in numbers]))
+    assert fast.count == slow.count
+    assert said(fast) == said(slow)
+    assert pair.fast.violation is not None
+    assert pair.fast.violation.clause == pair.slow.violation.clause  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_id_within_a_stretch_that_is_owed_in_bulk_is_refused(name: str) -> None:
+    pair = Pair(name)
+    first, _ = pair.hear(numbered(name, [*range(100, 160), *range(1, 60)]))
+    assert first.bulk is not None
+    between, _ = pair.hear(numbered(name, [*range(60, 90)]))
+    assert between.bulk is not None
+    again, slow = pair.hear(numbered(name, [*range(200, 220), 30, 91]))
+    assert again.count == slow.count == 20
+    assert pair.fast.violation is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_in_no_order_are_read_one_by_one(name: str) -> None:
+    pair = Pair(name)
+    numbers = random.Random(7).sample(range(1, 1000), 60)
+    fast, slow = pair.hear(numbered(name, numbers))
+    assert fast.bulk is None
+    assert said(fast) == said(slow)
+    answer(pair.fast, fast)
+    answer(pair.slow, slow)
+    assert answered_ids(pair, pair.fast) == answered_ids(pair, pair.slow)

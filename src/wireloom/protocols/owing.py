@@ -39,17 +39,17 @@ class OwedReads(Generic[Key]):
 
         `alone` are the keys that are owed one by one, `count` is how many there are.
         """
-        bounds = read.bounds()
-        if bounds is None:
+        new = read.stretches()
+        if not new:
             return True
-        low, high = bounds
         pending = count + sum(each.unanswered for each in self._reads if not each.singled)
-        if pending + read.unanswered > limit or any(low <= key <= high for key in alone):
+        if pending + read.unanswered > limit or any(low <= key <= high for key in alone for low, high in new):
             return False
-        for each in self._reads:
-            first, last = each.bounds() or bounds
-            if low <= last and first <= high:
+        known = [stretch for each in self._reads for stretch in each.stretches()]
+        for low, high in new:
+            if any(low <= last and first <= high for first, last in known):
                 return False
+            known.append((low, high))
         self._reads[read] = None
         return True
 

@@ -7,6 +7,7 @@ read with anything else in it is left to the session, frame after frame. Needs n
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -21,8 +22,13 @@ from wireloom.protocols.contract import PUBLISH, Bulk
 OFFSET, SIZE, ASKS, TOPIC, TOPIC_SIZE, BODY, BODY_SIZE = range(7)
 FIELDS = 7
 
+AGAIN = 2
+"""In ASKS, instead of 1: a request whose key is not larger than that of the request before it."""
+MOST_STRETCHES = 4
+"""Stretches of ascending keys in a read; where there are more, keys do not count, and are looked at one by one."""
+
 Key = TypeVar("Key", int, bytes)
-"""What tells requests from each other; kernels make sure that the keys of a read ascend."""
+"""What tells requests from each other; they ascend, but for a few places where a sender begins again."""
 
 Rows = NDArray[np.bool_]
 
@@ -114,7 +120,7 @@ class Publishes(Bulk, Generic[Key]):
         self.consumed = consumed
         self.data = np.frombuffer(buffer, np.uint8)
         self._names: dict[str, int] = {}
-        self._bounds: tuple[Key, Key] | None = None
+        self._stretches: list[tuple[Key, Key]] | None = None
         self._alike = isinstance(found, tuple)
         if isinstance(found, tuple):
             topic, self.count = found
@@ -233,11 +239,15 @@ class Publishes(Bulk, Generic[Key]):
         self._owed[row] = False
         self.unanswered -= 1
 
-    def bounds(self) -> tuple[Key, Key] | None:
-        """The first and the last key of requests in this read; None if there is none."""
-        if self._bounds is None and not self._alike and len(asking := np.flatnonzero(self.rows[ASKS])):
-            self._bounds = self.key(int(asking[0])), self.key(int(asking[-1]))
-        return self._bounds
+    def stretches(self) -> list[tuple[Key, Key]]:
+        """The first and the last key of each stretch of requests whose keys ascend."""
+        if self._stretches is None:
+            self._stretches = []
+            if not self._alike and len(rows := np.flatnonzero(self.rows[ASKS])):
+                again: list[int] = np.flatnonzero(self.rows[ASKS, rows] == AGAIN).tolist()
+                for begin, end in itertools.pairwise([0, *again, len(rows)]):
+                    self._stretches.append((self.key(int(rows[begin])), self.key(int(rows[end - 1]))))
+        return self._stretches
 
     # What a protocol brings
 

@@ -19,10 +19,12 @@ from wireloom.protocols.emp.extensions import Hub, RequestResponse, encode_hub, 
 from wireloom.protocols.emp.frames import Block, Extension, Frame, Type
 from wireloom.protocols.emp.plain import read_plain
 from wireloom.protocols.publishes import (
+    AGAIN,
     ASKS,
     BODY,
     BODY_SIZE,
     FIELDS,
+    MOST_STRETCHES,
     OFFSET,
     SIZE,
     TOPIC,
@@ -46,19 +48,22 @@ _LEAST = 19
 @kernel
 def _scan(data: NDArray[np.uint8], max_message: int, rows: NDArray[np.int64]) -> tuple[int, int | np.int64]:
     """Fill a row for each frame; returns how many, and where they end. -1 rows: there is something else in the read."""
-    count, at, end, last_id = 0, np.int64(0), len(data), np.int64(0)
+    count, at, end, last_id, stretches = 0, np.int64(0), len(data), np.int64(0), 1
     while end - at >= 8:
         size = u32(data, at)
         if size < _LEAST or size > max_message or data[at + 4] != _DATA or data[at + 5] < 0x80:
             return -1, 0
         if size > end - at:
             break
-        stop, block, number = at + size, at + 8, np.int64(0)
+        stop, block, number, asks = at + size, at + 8, np.int64(0), 0
         if data[block + 4] == _REQUEST_RESPONSE:
             if size < 28 + 11 or u32(data, block) != 20 or data[block + 5] < 0x80 or data[block + 8] < 0x80:
                 return -1, 0
             number = (u32(data, block + 12) << 32) | u32(data, block + 16)
+            asks = 1
             if number <= last_id:
+                asks, stretches = AGAIN, stretches + 1
+            if number <= 0 or stretches > MOST_STRETCHES:
                 return -1, 0
             last_id = number
             block += 20
@@ -75,7 +80,7 @@ def _scan(data: NDArray[np.uint8], max_message: int, rows: NDArray[np.int64]) ->
         topic_size = (np.int64(data[block + 9]) << 8) | np.int64(data[block + 10])
         if topic_size > block + length - topic:
             return -1, 0
-        skipped = topic_after_prefix(data, topic, topic_size, number > 0)
+        skipped = topic_after_prefix(data, topic, topic_size, asks > 0)
         if skipped < 0:
             return -1, 0
         position = topic + topic_size
@@ -93,7 +98,7 @@ def _scan(data: NDArray[np.uint8], max_message: int, rows: NDArray[np.int64]) ->
                     return -1, 0
         if position != block + length:
             return -1, 0
-        rows[OFFSET, count], rows[SIZE, count], rows[ASKS, count] = at, size, number > 0
+        rows[OFFSET, count], rows[SIZE, count], rows[ASKS, count] = at, size, asks
         rows[TOPIC, count], rows[TOPIC_SIZE, count] = topic + skipped, topic_size - skipped
         rows[BODY, count], rows[BODY_SIZE, count] = position, stop - position
         rows[_ID, count], rows[_CONTENT, count], rows[_CONTENT_SIZE, count] = number, content, content_size

@@ -14,10 +14,12 @@ from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_o
 from wireloom.protocols.buffers import same, u32
 from wireloom.protocols.contract import PUBLISH
 from wireloom.protocols.publishes import (
+    AGAIN,
     ASKS,
     BODY,
     BODY_SIZE,
     FIELDS,
+    MOST_STRETCHES,
     OFFSET,
     SIZE,
     TOPIC,
@@ -43,9 +45,9 @@ _LEAST = 23
 @kernel
 def _scan(data: NDArray[np.uint8], max_body: int, rows: NDArray[np.int64]) -> tuple[int, int | np.int64]:
     """Fill a row for each frame; returns how many, and where they end. -1 rows: there is something else in the read."""
-    count, at, end, last = 0, np.int64(0), len(data), np.int64(-1)
+    count, at, end, last, stretches = 0, np.int64(0), len(data), np.int64(-1), 1
     while end - at >= 18:
-        asks = data[at] == _REQUEST
+        asks = 1 if data[at] == _REQUEST else 0
         if not asks and data[at] != _EVENT:
             return -1, 0
         uri, uri_size = at + 18, np.int64(data[at + 17])
@@ -60,12 +62,14 @@ def _scan(data: NDArray[np.uint8], max_body: int, rows: NDArray[np.int64]) -> tu
             return -1, 0
         if body + size > end:
             break
-        skipped = topic_after_prefix(data, uri, uri_size, asks)
+        skipped = topic_after_prefix(data, uri, uri_size, asks > 0)
         if skipped < 0:
             return -1, 0
         if asks:
             if last >= 0 and not _ascends(data, last, at + 1):
-                return -1, 0
+                asks, stretches = AGAIN, stretches + 1
+                if stretches > MOST_STRETCHES:
+                    return -1, 0
             last = at + 1
         rows[OFFSET, count], rows[SIZE, count], rows[ASKS, count] = at, body + size - at, asks
         rows[TOPIC, count], rows[TOPIC_SIZE, count] = uri + skipped, uri_size - skipped
