@@ -447,14 +447,13 @@ async def test_a_slow_consumer_loses_split_events_whole_and_each_is_counted(
             await two.publish("rooms/kitchen", body, ack=True)
         assert slow.queued_bytes <= 33_000
         lost = int(hub.metrics.lost.value("wolpertinger", policy))
-        assert count - 6 < lost < count
+        assert count - 7 < lost < count
         slow.release_events()
         unconfirmed = slow.session._unconfirmed.waiting
         await eventually(lambda: not unconfirmed, 60)
         await eventually(lambda: len(got) >= count - lost, 60)
         kept = bodies[:-lost] if policy == "drop-newest" else bodies[lost:]
-        # What was sent again while it waited may arrive ahead of others.
-        assert sorted(map(str, got)) == kept
+        assert got == kept
         assert slow.delivered == count - lost
         assert "wolpertinger.fragment.dropped" not in one.session.counters
         task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
@@ -76,6 +77,8 @@ class Hub:
         """Of all queues."""
         self.unwritten: dict[Connection, None] = {}
         """Whose sessions have something to say that `write_out` writes, at the end of a read or of a commit."""
+        self.packing: set[asyncio.Future[object]] = set()
+        """Large events that other threads are packing for their subscribers."""
         self.urls: dict[str, str] = {}
         """Where each listener really listens, by the URL it was configured with."""
         self._listeners: list[Listener] = []
@@ -440,10 +443,14 @@ class Hub:
             await self._loop.run_in_executor(None, self.tracing.close)
 
     async def _settle(self) -> None:
-        """Wait for what was accepted to be durable, and so acknowledged."""
+        """Wait for what was accepted to be durable, and so acknowledged, and to be on its way to subscribers."""
         try:
             async with asyncio.timeout(self.config.limits.drain_seconds):
                 await self.commit.wait(self.journal.last_ticket)
         except TimeoutError:
             why = self.commit.last_error or "the disk is slow"
             log.error("could not acknowledge everything in time: %s", why, extra=about("drain.unacknowledged"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.limits.drain_seconds):
+                while self.packing:
+                    await asyncio.wait(self.packing)

@@ -1,13 +1,16 @@
 """What waits to be sent to one peer: events, in a bounded queue if the peer reads slowly.
 
 Answers and control messages never wait here. Events that are read from the journal do not either: whoever reads them
-waits for room instead.
+waits for room instead. An event that takes time to write is packed by another thread when its turn has come; those
+that follow wait for it, so that they stay in order.
 """
 
 from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
+import functools
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from wireloom.hub.limits import SlowConsumer
 from wireloom.hub.logs import about
-from wireloom.model import Kind, Message, PeerClosed
+from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed
 from wireloom.peers.driver import Driver
 from wireloom.protocols.contract import TRACE, URGENT, Session
 from wireloom.transports.base import Pipe
@@ -27,8 +30,8 @@ log = logging.getLogger("wireloom.hub")
 
 _PASSED_ON = (URGENT, *TRACE)
 """Attributes of an event that go on to its subscribers."""
-Waiting = tuple[Sequence[bytes], int]
-"""What waits: frames that are sent together or not at all, and how many events they are."""
+Waiting = tuple[Sequence[bytes] | Message, int]
+"""What waits: frames that are sent together or not at all, and how many events they are; or an event as it is."""
 _EMPTY: deque[Waiting] = deque()
 """The queue of all those for whom nothing waits: ten thousand empty ones would take much memory."""
 
@@ -107,11 +110,20 @@ class Outbox(abc.ABC):
         self.driver.writing_resumed()
         self._write_queued()
 
+    @property
+    def _must_wait(self) -> bool:
+        """Whether the next event has to wait for its turn."""
+        return bool(self.driver.writing_is_paused or self._queue or self._urgent or self._events_held)
+
     def _write_queued(self) -> None:
         while (self._urgent or self._queue) and not self.driver.writing_is_paused and not self._events_held:
-            frames, count = (self._urgent or self._queue).popleft()
-            self._count_queued(-_size(frames))
-            self._write_frames(frames, count)
+            waiting, count = (self._urgent or self._queue).popleft()
+            self._count_queued(-_size(waiting))
+            if isinstance(waiting, Message):
+                with self._telling_failure(waiting):
+                    self._send(waiting)
+            else:
+                self._write_frames(waiting, count)
         if not self._queue and self._lost:
             self._report_lost()
         if not self.driver.writing_is_paused:
@@ -121,7 +133,7 @@ class Outbox(abc.ABC):
 
     async def room(self) -> None:
         """Wait until an event can be sent at once, behind all that wait. Raises PeerClosed if that will never be."""
-        while self.driver.writing_is_paused or self._queue or self._urgent or self._events_held:
+        while self._must_wait:
             await self._wait_for_room()
 
     async def writable(self) -> None:
@@ -161,22 +173,62 @@ class Outbox(abc.ABC):
 
         Raises NotSupported or LimitExceeded where the peer's protocol cannot express it.
         """
-        if self.driver.failure is None:
-            for frames, count in self._whole(self._event_frames(message)):
-                self._enqueue(frames, count, urgent=self.session.is_urgent(frames[0]))
-            if self.session.offloads:
-                self.driver.flush()
+        if self.driver.failure is not None:
+            return
+        event = _event(message)
+        if not self._must_wait:
+            self._send(event)
+        elif self.session.remembers or self.session.packing(event) is not None:
+            self._enqueue(event, 1)
+        else:
+            for frames, count in self._whole(self._event_frames(event)):
+                self._write_or_enqueue(frames, count, urgent=self.session.is_urgent(frames[0]))
 
-    def deliver_now(self, message: Message) -> None:
+    async def deliver_now(self, message: Message) -> None:
         """Send an event ahead of those that wait; for who waited for room. Raises what `deliver` raises."""
         if self.driver.failure is not None:
             raise PeerClosed("the connection is gone")
-        for frames, count in self._whole(self._event_frames(message)):
+        event = _event(message)
+        work = self.session.packing(event)
+        packed = None if work is None else await asyncio.get_running_loop().run_in_executor(None, work)
+        self._write_event(event, packed)
+
+    def _send(self, event: Message) -> None:
+        """Write an event whose turn it is: here, or once another thread has packed it."""
+        work = self.session.packing(event)
+        if work is None:
+            self._write_event(event)
+            return
+        self.hold_events()
+        packing = asyncio.get_running_loop().run_in_executor(None, work)
+        self.hub.packing.add(packing)
+        packing.add_done_callback(functools.partial(self._packed, event))
+
+    def _packed(self, event: Message, packing: asyncio.Future[object]) -> None:
+        self.hub.packing.discard(packing)
+        try:
+            with self._telling_failure(event):
+                self._write_event(event, packing.result())
+        finally:
+            self.release_events()
+
+    @contextlib.contextmanager
+    def _telling_failure(self, event: Message) -> Iterator[None]:
+        """What goes wrong with an event that waited is told where `deliver` would have raised it."""
+        try:
+            yield
+        except (NotSupported, LimitExceeded) as error:
+            self.hub.router.undeliverable(self, event, str(error))
+        except PeerClosed:
+            pass
+
+    def _write_event(self, event: Message, packed: object = None) -> None:
+        for frames, count in self._whole(self._event_frames(event, packed)):
             self._write_frames(frames, count)
         if self.session.offloads:
             self.driver.flush()
 
-    def _whole(self, frames: Sequence[bytes]) -> Iterator[Waiting]:
+    def _whole(self, frames: Sequence[bytes]) -> Iterator[tuple[Sequence[bytes], int]]:
         """The frames of events, all pieces of one together."""
         if self._pipe is None or not self._pipe.carries_messages:
             yield from (((frame,), 1) for frame in frames)
@@ -188,14 +240,13 @@ class Outbox(abc.ABC):
                 yield pieces, count
                 pieces = []
 
-    def _event_frames(self, message: Message) -> Sequence[bytes]:
-        event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
-        if message.attributes:
-            event = event.with_(attributes={k: v for k, v in message.attributes.items() if k in _PASSED_ON})
+    def _event_frames(self, event: Message, packed: object = None) -> Sequence[bytes]:
+        if self.driver.failure is not None:
+            raise PeerClosed("the connection is gone")
         self.session.say_all()
         self.driver.write_pending()
         before = self.session.sent
-        self.session.send(event, self.hub.now())
+        self.session.send_event(event, packed, self.hub.now())
         self._sent_seen += self.session.sent - before
         if self._pipe is not None and self._pipe.carries_messages:
             return self.session.outgoing_frames()
@@ -207,19 +258,22 @@ class Outbox(abc.ABC):
             self.driver.write_pending()
             if self._pipe is not None and self._pipe.carries_messages:
                 for frame in self.session.frames_of(encoded):
-                    self._enqueue((frame,), 1, urgent=self.session.is_urgent(frame))
+                    self._write_or_enqueue((frame,), 1, urgent=self.session.is_urgent(frame))
             else:
-                self._enqueue((encoded,), count)
+                self._write_or_enqueue((encoded,), count)
 
-    def _enqueue(self, frames: Sequence[bytes], count: int, *, urgent: bool = False) -> None:
-        if not (self.driver.writing_is_paused or self._queue or self._urgent or self._events_held):
+    def _write_or_enqueue(self, frames: Sequence[bytes], count: int, *, urgent: bool = False) -> None:
+        if self._must_wait:
+            self._enqueue(frames, count, urgent=urgent)
+        else:
             self._write_frames(frames, count)
-            return
-        limits, size = self.hub.config.limits, _size(frames)
+
+    def _enqueue(self, waiting: Sequence[bytes] | Message, count: int, *, urgent: bool = False) -> None:
+        limits, size = self.hub.config.limits, _size(waiting)
         if self._queued_bytes + size > limits.queue_bytes:
             match limits.slow_consumer:
                 case SlowConsumer.DROP_NEWEST:
-                    self._drop(frames, count)
+                    self._lose(count)
                     return
                 case SlowConsumer.DISCONNECT:
                     self._lose(count + sum(each for _, each in (*self._queue, *self._urgent)))
@@ -231,11 +285,11 @@ class Outbox(abc.ABC):
         if urgent:
             if self._urgent is _EMPTY:
                 self._urgent = deque()
-            self._urgent.append((frames, count))
+            self._urgent.append((waiting, count))
         else:
             if self._queue is _EMPTY:
                 self._queue = deque()
-            self._queue.append((frames, count))
+            self._queue.append((waiting, count))
         self._count_queued(size)
         self.hub.watch_memory()
 
@@ -245,12 +299,7 @@ class Outbox(abc.ABC):
 
     def _drop_waiting(self, waiting: Waiting) -> None:
         self._count_queued(-_size(waiting[0]))
-        self._drop(*waiting)
-
-    def _drop(self, frames: Sequence[bytes], count: int) -> None:
-        for frame in frames:
-            self.session.discard(frame)
-        self._lose(count)
+        self._lose(waiting[1])
 
     def shed(self) -> None:
         """All queues together hold too much, and this one most: half of it goes, or the peer does."""
@@ -297,5 +346,15 @@ class Outbox(abc.ABC):
         self._lost = 0
 
 
-def _size(frames: Sequence[bytes]) -> int:
-    return len(frames[0]) if len(frames) == 1 else sum(map(len, frames))
+def _event(message: Message) -> Message:
+    """What a subscriber is told of what was published."""
+    event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
+    if message.attributes:
+        event = event.with_(attributes={k: v for k, v in message.attributes.items() if k in _PASSED_ON})
+    return event
+
+
+def _size(waiting: Sequence[bytes] | Message) -> int:
+    if isinstance(waiting, Message):
+        return len(waiting.body) + len(waiting.topic or "")
+    return len(waiting[0]) if len(waiting) == 1 else sum(map(len, waiting))

@@ -119,7 +119,7 @@ class Replays:
                     await connection.room()
                     topic = f"{head}{offset}/{message.topic}"
                     event = Message(Kind.EVENT, topic, message.body, content_type=message.content_type)
-                    hub.router.deliver_now(connection, event)
+                    await hub.router.deliver_now(connection, event)
                     hub.metrics.replayed.add(1, connection.name)
         except PeerClosed:
             pass

@@ -107,7 +107,7 @@ class LastValues:
                 )
                 for value in values:
                     await connection.writable()
-                    self._hub.router.deliver_now(connection, value)
+                    await self._hub.router.deliver_now(connection, value)
         except PeerClosed:
             pass
         except JournalError as error:

@@ -24,6 +24,7 @@ from wireloom.topics import Subscriptions, validate_topic
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
     from wireloom.hub.hub import Hub
+    from wireloom.hub.outbox import Outbox
 
 log = logging.getLogger("wireloom.hub")
 
@@ -200,18 +201,18 @@ class Router:
         try:
             subscriber.deliver(message)
         except (NotSupported, LimitExceeded) as error:
-            self._undeliverable(subscriber, message, str(error))
+            self.undeliverable(subscriber, message, str(error))
         except PeerClosed:
             pass
 
-    def deliver_now(self, subscriber: Connection, message: Message) -> None:
+    async def deliver_now(self, subscriber: Connection, message: Message) -> None:
         """Send an event that was read from the journal; raises PeerClosed if nobody is there any more."""
         try:
-            subscriber.deliver_now(message)
+            await subscriber.deliver_now(message)
         except (NotSupported, LimitExceeded) as error:
-            self._undeliverable(subscriber, message, str(error))
+            self.undeliverable(subscriber, message, str(error))
 
-    def _undeliverable(self, subscriber: Connection, message: Message, why: str) -> None:
+    def undeliverable(self, subscriber: Outbox, message: Message, why: str) -> None:
         """Say on a topic of its own what could not be delivered; never about that topic itself."""
         self._hub.metrics.undeliverable.add(1, subscriber.name)
         if message.topic == UNDELIVERABLE:

@@ -232,6 +232,8 @@ class Session(abc.ABC):
     """
     max_frame: int = 0
     """The most bytes of one frame that the transport takes; 0: any. The owner sets it before `connected`."""
+    remembers: ClassVar[bool] = False
+    """Whether what was sent is remembered until the peer has confirmed it; events then wait for their turn unsent."""
     authored: ClassVar[bool] = False
     """Whether messages prove by themselves who wrote them; see `written_by`."""
     identities: tuple[str, ...] = ()
@@ -312,6 +314,20 @@ class Session(abc.ABC):
         """Queue an event as `send` does. Sessions bring a shorter way for the usual event; so do they for `ask`."""
         self.send(event, now)
 
+    def packing(self, event: Message) -> Callable[[], object] | None:
+        """The slow part of sending an event, for another thread; its result goes to `send_event`.
+
+        None where there is none. Both this and the work raise what `send` raises.
+        """
+        return None
+
+    def send_event(self, event: Message, packed: object, now: float) -> None:
+        """Queue an event ahead of all that waits for slow work, so that `outgoing` gives it at once.
+
+        `packed` is what `packing` came to, None if there was nothing to do. The owner keeps events in order.
+        """
+        self.send(event, now)
+
     def ask(self, request: Message, now: float) -> str | None:
         """Queue a request as `send` does; returns only the id it got, None where the protocol has no requests.
 
@@ -383,9 +399,6 @@ class Session(abc.ABC):
 
     def say_all(self) -> None:
         """Have `outgoing` give all there is to say, also what would wait for company."""
-
-    def discard(self, frame: bytes) -> None:
-        """A frame of `outgoing` or `outgoing_frames` will not be sent: nothing waits for its effect."""
 
     def messages_in(self, frame: bytes) -> int:
         """How many messages a frame of `outgoing_frames` completes: none, for all pieces of a message but the last."""

@@ -266,3 +266,28 @@ async def test_a_request_that_is_too_large_when_packed_fails_in_the_library() ->
             with pytest.raises(RequestFailed, match=r"413: .*max_message"):
                 await peer.request("a", incompressible(3 * LARGE))
             await peer.request("a", b"small")
+
+
+def test_an_event_passes_what_is_being_packed() -> None:
+    session = working(compress_above=10)
+    session.send(Message(Kind.REQUEST, "question", body=BODY), 0.0)
+    large = Message(Kind.EVENT, "a", BODY)
+    pack = session.packing(large)
+    assert pack is not None
+    session.send_event(large, pack(), 0.0)
+    assert session.packing(Message(Kind.EVENT, "b", b"small")) is None
+    session.send_event(Message(Kind.EVENT, "b", b"small"), None, 0.0)
+    first = session.outgoing()
+    assert [(each.topic, each.body) for each in heard(first)] == [("a", BODY), ("b", b"small")]
+    assert len(first) < len(BODY)
+    do_work(session)
+    assert [each.kind for each in heard(session.outgoing())] == [Kind.REQUEST]
+    assert session.sent == 4
+
+
+def test_an_event_is_not_packed_where_nobody_asked_for_that_or_nobody_is_there() -> None:
+    assert working().packing(Message(Kind.EVENT, "a", BODY)) is None
+    session = working(compress_above=10)
+    session.close(0.0)
+    with pytest.raises(PeerClosed):
+        session.send_event(Message(Kind.EVENT, "a", BODY), None, 0.0)

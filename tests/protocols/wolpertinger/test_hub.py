@@ -18,8 +18,7 @@ from tests.protocols.wolpertinger.talk import call, line
 from wireloom.journal import Journal
 from wireloom.model import ConfigError, Direction, Kind, Message, RequestFailed
 from wireloom.peers.components import Components, component, method
-from wireloom.protocols.contract import Role
-from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings, transmission
+from wireloom.protocols.wolpertinger import WolpertingerSettings, transmission
 from wireloom.protocols.wolpertinger.values import Value
 
 OTHERS = ("wolpertinger", "yamp", "emp", "hsp")
@@ -367,16 +366,3 @@ async def test_a_confirmation_that_waits_for_company_does_not_go_out_with_an_eve
     }
     assert len(answers) == 3
     assert {each.attributes["message_id"] for each in answers} <= confirmed
-
-
-def test_what_was_handed_out_and_is_not_sent_is_not_sent_again() -> None:
-    session = WOLPERTINGER.session(Role.SERVER, WolpertingerSettings(split=64, gzip_from=0))
-    session.connected(0.0)
-    for text in ("first", "second"):
-        session.send(Message(Kind.EVENT, "rooms/kitchen", text.encode()), 0.0)
-    lines = session.outgoing_frames()
-    half = len(lines) // 2
-    for each in lines[:half]:
-        session.discard(each)
-    session.expire(20.0)
-    assert session.outgoing_frames() == lines[half:]

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 import wireloom
 from tests.protocols.wolpertinger.strategies import mutated_stream, stream
-from tests.protocols.wolpertinger.talk import CALL_ID, call, documents, line, opened, pair, results
+from tests.protocols.wolpertinger.talk import CALL_ID, call, documents, line, opened, pair, results, said
 from tests.protocols.wolpertinger.test_components import URL, Everything
-from wireloom.model import Kind, LimitExceeded, Message
+from wireloom.model import Kind, LimitExceeded, Message, PeerClosed
 from wireloom.peers.components import Components
 from wireloom.protocols.contract import Role, SessionState
 from wireloom.protocols.wolpertinger import layer1, transmission
-from wireloom.protocols.wolpertinger.layer2 import Error
+from wireloom.protocols.wolpertinger.frames import Data
+from wireloom.protocols.wolpertinger.layer2 import Call, Error
 from wireloom.protocols.wolpertinger.session import WolpertingerSession
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -129,6 +130,75 @@ def test_a_large_event_and_a_large_carried_request() -> None:
     early, _ = both.settle()
     (answer,) = [*early, *do_work(both.client)]
     assert (answer.body, answer.content_type) == (body, JSON)
+
+
+def event(body: bytes, topic: str = "a/b") -> Message:
+    return Message(Kind.EVENT, topic, body, content_type="text/plain")
+
+
+def methods(data: bytes) -> list[str]:
+    return [each.method if isinstance(each, Call) else "answer" for each in documents(data)]
+
+
+def test_an_event_passes_a_large_answer_that_is_being_written() -> None:
+    server = working(gzip_from=0, split=10**6)
+    server.receive(line(call("Test", "Echo")), 0.0)
+    server.send(
+        Message(Kind.RESPONSE, body=json.dumps(LARGE.data).encode(), correlation_id=CALL_ID, content_type=JSON), 0.0
+    )
+    server.outgoing()
+    pack = server.packing(event(b"x" * 50_000))
+    assert pack is not None
+    server.send_event(event(b"x" * 50_000), pack(), 0.0)
+    assert server.packing(event(b"small")) is None
+    server.send_event(event(b"small"), None, 0.0)
+    first = server.outgoing()
+    assert methods(first) == ["Event", "Event"]
+    do_work(server)
+    last = server.outgoing()
+    assert methods(last) == ["answer"]
+    numbers = [each.message_id for each in said(first + last)]
+    assert numbers == list(range(numbers[0], numbers[0] + 3)), "ids count up in the order of the lines"
+
+
+def test_an_event_that_was_packed_waits_for_its_confirmation_from_when_it_is_sent() -> None:
+    server = working(gzip_from=0, split=20_000)
+    pack = server.packing(event(b"x" * 50_000))
+    assert pack is not None
+    packed = pack()
+    assert server.deadline() is None
+    server.send_event(event(b"x" * 50_000), packed, 100.0)
+    lines = server.outgoing_frames()
+    assert [server.messages_in(each) for each in lines] == [0] * (len(lines) - 1) + [1]
+    assert server.deadline() == 120.0
+    server.expire(120.0)
+    assert server.outgoing_frames() == lines
+
+
+def test_an_event_packed_before_the_key_exchange_is_encrypted_if_it_is_sent_after_it() -> None:
+    both = pair({"authenticate": 2})
+    both.server.enable_work()
+    pack = both.server.packing(event(b"x" * 50_000))
+    assert pack is not None
+    packed = pack()
+    both.settle()
+    assert both.server.trust == 2
+    both.server.send_event(event(b"x" * 50_000), packed, 0.0)
+    assert {each.encryption for each in said(both.server.outgoing()) if isinstance(each, Data)} == {"aes"}
+
+
+def test_events_are_not_packed_for_a_peer_that_is_gone_or_confirms_nothing() -> None:
+    server = working(max_unconfirmed=1)
+    server.send_event(event(b"small"), None, 0.0)
+    with pytest.raises(LimitExceeded, match="max_unconfirmed"):
+        server.packing(event(b"x" * 50_000))
+    with pytest.raises(LimitExceeded, match="max_unconfirmed"):
+        server.send_event(event(b"small"), None, 0.0)
+    server.close(0.0)
+    with pytest.raises(PeerClosed):
+        server.packing(event(b"x" * 50_000))
+    with pytest.raises(PeerClosed):
+        server.send_event(event(b"small"), None, 0.0)
 
 
 def test_a_large_ciphertext_that_is_wrong_is_answered_as_late_as_a_small_one() -> None:

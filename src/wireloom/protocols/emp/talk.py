@@ -329,6 +329,21 @@ class EmpTalk(Session):
             self._say_bye()
         return message
 
+    def packing(self, event: Message) -> Callable[[], bytes] | None:
+        """Large events that are to be compressed are written elsewhere."""
+        if self.state is not OPEN or not self._slow.is_allowed or not is_slow_to_write(event, self.settings):
+            return None
+        self._encode(event.with_(body=b""), None)
+        return lambda: self._encode(event, None)
+
+    def send_event(self, event: Message, packed: object, now: float) -> None:
+        """Queue an event past what is being packed."""
+        if self.state is not OPEN or (packed is None and not self._slow.behind):
+            self.send(event, now)
+        else:
+            self._out.append(packed if isinstance(packed, bytes) else self._encode(event, None))
+            self.sent += 1
+
     def _numbered(self, message: Message) -> Message:
         """Requests are numbered from 1; nothing else has an id of its own."""
         if message.kind is not Kind.REQUEST:

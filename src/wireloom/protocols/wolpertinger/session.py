@@ -34,7 +34,7 @@ from wireloom.protocols.wolpertinger.messages import TypedBody
 from wireloom.protocols.wolpertinger.refusal import ErrorCode, Refused, ResultCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 from wireloom.protocols.wolpertinger.short import SHORT, write_call, write_response
-from wireloom.protocols.wolpertinger.transmission import BYTES, LARGE, Reading, Transmission
+from wireloom.protocols.wolpertinger.transmission import BYTES, LARGE, Packed, Reading, Transmission, pack
 from wireloom.protocols.wolpertinger.values import Value
 
 _SLOW = 1.0
@@ -328,8 +328,7 @@ class WolpertingerSession(Transmission):
     def send(self, message: Message, now: float) -> Message:
         """Queue a message: a call, its answer, or an event as the hub profile carries it."""
         kind = message.kind
-        if self.state is _CLOSED or (self.state is _CLOSING and kind not in _ANSWERS):
-            raise PeerClosed("the wolpertinger connection is closed")
+        self._check_open(kind)
         if kind in _ANSWERS and message.correlation_id is not None:
             return self._send_answer(message, now)
         if kind is _PROGRESS:
@@ -341,10 +340,7 @@ class WolpertingerSession(Transmission):
             raise NotSupported(f"a wolpertinger session does not send a message of kind {kind}")
         self._check_room()
         if kind is not _ERROR:
-            message = message_of(
-                (kind, message.topic, message.body, self._draw_call_id(), None, None, message.content_type,
-                 message.attributes, messages.NAME, None, None, None, _NOBODY)
-            )  # fmt: skip
+            message = self._with_call_id(message)
         if self._is_large(message):
             self._send_large(message, now)
             return message
@@ -355,6 +351,34 @@ class WolpertingerSession(Transmission):
         if kind is _REQUEST:
             self._waiting[message.id or ""] = _Asked(message, self._is_carried(document))
         return message
+
+    def _with_call_id(self, message: Message) -> Message:
+        return message_of(
+            (message.kind, message.topic, message.body, self._draw_call_id(), None, None, message.content_type,
+             message.attributes, messages.NAME, None, None, None, _NOBODY)
+        )  # fmt: skip
+
+    def packing(self, event: Message) -> Callable[[], Packed] | None:
+        """Large events are made, compressed and encrypted elsewhere."""
+        if not self._is_large(event):
+            return None
+        self._check_open(_EVENT)
+        self._check_room()
+        event, settings, cipher = self._with_call_id(event), self.settings, self._cipher
+        return lambda: pack(messages.to_document(event, profile=settings.profile), settings, cipher)
+
+    def send_event(self, event: Message, packed: object, now: float) -> None:
+        """Queue an event past what is being written."""
+        self._check_open(_EVENT)
+        self._check_room()
+        if isinstance(packed, Packed) and self._held is None and packed.cipher is self._cipher:
+            self._say_packed(packed, now)
+            return
+        document = messages.to_document(self._with_call_id(event), profile=self.settings.profile)
+        if self._held is not None:
+            self._held.append(document)
+        else:
+            self._say_now(document, now)
 
     def _is_carried(self, document: Document) -> bool:
         return isinstance(document, Call) and messages.is_carried(document, profile=self.settings.profile)
@@ -382,6 +406,10 @@ class WolpertingerSession(Transmission):
         if message.kind is _REQUEST:
             asked = self._waiting[call_id] = _Asked(message, carried=False)
         self._say_later(make, failed, now)
+
+    def _check_open(self, kind: Kind) -> None:
+        if self.state is _CLOSED or (self.state is _CLOSING and kind not in _ANSWERS):
+            raise PeerClosed("the wolpertinger connection is closed")
 
     def _check_room(self) -> None:
         most = self.settings.max_unconfirmed

@@ -86,10 +86,26 @@ class _Later:
     failed: Callable[[WireloomError, float], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A document that is ready to be sent but for its message id."""
+
+    document: Document
+    pieces: list[Data]
+    cipher: Cipher | None
+    """With which it was encrypted."""
+
+
+def pack(document: Document, settings: WolpertingerSettings, cipher: Cipher | None) -> Packed:
+    """Do what takes time about sending a document."""
+    return Packed(document, layer1.pack(layer2.write(document), 0, settings, cipher), cipher)
+
+
 class Transmission(Session):
     """Layer 1 of one end of a conversation."""
 
     offloads = True
+    remembers = True
 
     def __init__(self, role: Role, settings: WolpertingerSettings, *, unique: int = 0) -> None:
         super().__init__(role)
@@ -396,9 +412,17 @@ class Transmission(Session):
         """Say something, after what is being written already."""
         if self._outbox is not None:
             self._outbox.append(document)
-            return
+        else:
+            self._say_now(document, now)
+
+    def _say_now(self, document: Document, now: float) -> None:
         message_id = self._unconfirmed.draw_id()
         self._sent(message_id, encode(document, message_id, self.settings, self._cipher), document, now)
+
+    def _say_packed(self, packed: Packed, now: float) -> None:
+        message_id = self._unconfirmed.draw_id()
+        lines = [frames.encode(piece._replace(message_id=message_id)) for piece in packed.pieces]
+        self._sent(message_id, lines, packed.document, now)
 
     def _say_later(
         self, make: Callable[[], Document], failed: Callable[[WireloomError, float], None], now: float
@@ -412,12 +436,11 @@ class Transmission(Session):
         self._write(later)
 
     def _write(self, later: _Later) -> None:
-        message_id, settings, cipher = self._unconfirmed.draw_id(), self.settings, self._cipher
+        settings, cipher = self.settings, self._cipher
 
         def write() -> object:
             try:
-                document = later.make()
-                return document, encode(document, message_id, settings, cipher)
+                return pack(later.make(), settings, cipher)
             except WireloomError as error:
                 return error
 
@@ -426,8 +449,8 @@ class Transmission(Session):
             if isinstance(result, WireloomError):
                 later.failed(result, now)
             else:
-                assert isinstance(result, tuple)
-                self._sent(message_id, result[1], result[0], now)
+                assert isinstance(result, Packed)
+                self._say_packed(result, now)
             while outbox:
                 following = outbox.popleft()
                 if isinstance(following, _Later):
@@ -491,14 +514,6 @@ class Transmission(Session):
     def say_all(self) -> None:
         """Confirmations wait no longer."""
         self._confirm_now()
-
-    def discard(self, frame: bytes) -> None:
-        """Messages that are not sent: nobody will confirm them, and they must not be sent again."""
-        for line in frame.splitlines():
-            found = frames.parse(line)
-            if isinstance(found, Data):
-                self._unconfirmed.pop(found.message_id)
-                self._private.pop(found.message_id, None)
 
     def messages_in(self, frame: bytes) -> int:
         """A message counts with its last piece."""
