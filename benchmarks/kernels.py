@@ -60,8 +60,7 @@ def _mesh() -> list[Result]:
     spans = Spans.whole(data, Stream(Direction.DGRAM))
 
     def headers() -> None:
-        _, offset, size = scan.find_packets(spans.data, spans.start, spans.end)
-        scan.read_packets(spans.data, offset, size, settings.limits)
+        scan.scan_packets(spans.data, spans.start, spans.end, settings.limits)
 
     size = len(data) // (100 * len(sent))
     return [

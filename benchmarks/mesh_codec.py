@@ -79,9 +79,9 @@ def verifying(name: str, identity: Identity, count: int, bare: Callable[[bytes, 
     kind = Type.HMAC if identity.hmac_secret is not None else Type.SIGNATURE
     ready = [(frames.decode(data).get(kind) or b"", canonical_packet(frames.decode(data))) for data in sent]
     buffer = np.frombuffer(b"".join(sent), np.uint8)
-    _, offset, size = scan.find_packets(buffer, np.zeros(1, np.int64), np.array([len(buffer)], np.int64))
+    found = scan.scan_packets(buffer, np.zeros(1, np.int64), np.array([len(buffer)], np.int64), frames.DEFAULT_LIMITS)
     arrival = np.full(count, int(NOW * 1e6), np.int64)
-    captured = Packets(buffer, offset, size, arrival, np.zeros(count, np.int32), ["192.0.2.1:5041"])
+    captured = Packets(buffer, found.offset, found.size, arrival, np.zeros(count, np.int32), ["192.0.2.1:5041"])
     ends = np.cumsum([len(data) for data in sent]).tolist()
     joined = b"".join(sent)
 

@@ -103,6 +103,44 @@ def test_a_kernel_computes(tmp_path: Path, value: complex) -> None:
         )
 
 
+COUNTING = """
+import numpy as np
+from wireloom.kernels import allocating, inlined, kernel
+
+@inlined
+def frame(data, at):
+    if data[at] > 9:
+        return -1
+    size = 1
+    while data[at + size]:
+        if size > 9:
+            return 0
+        size += 1
+    return size
+
+def last(data):
+    at = 0
+    while at < data.shape[0] and frame(data, at) > 0:
+        at += frame(data, at)
+    return at
+
+for decorator in kernel, allocating:
+    compiled = decorator(last)
+    compiled(np.zeros(1, np.uint8))
+    print(sum(assembly.count("NRT_incref") for assembly in compiled.inspect_asm().values()))
+"""
+
+
+def test_a_kernel_does_not_count_who_holds_its_arrays(tmp_path: Path) -> None:
+    """In a loop over small frames that would take most of the time."""
+    run = subprocess.run(
+        [sys.executable, "-c", COUNTING], cwd=tmp_path, check=True, env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    by_kernel, by_allocating = map(int, run.stdout.split())
+    assert by_kernel == 0 < by_allocating
+
+
 def test_a_kernel_is_compiled_again_when_one_that_it_calls_has_changed(tmp_path: Path) -> None:
     called = "from wireloom.kernels import kernel, inlined\n\n@{}\ndef inner(value):\n    return value + {}\n"
     caller = "from inner import inner\nfrom wireloom.kernels import kernel\n\n@kernel\ndef outer(value):\n    return inner(value)\n"

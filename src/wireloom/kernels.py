@@ -1,4 +1,4 @@
-"""How a loop over many frames is compiled: one decorator for every kernel of the project.
+"""How a loop over many frames is compiled: the decorators for every kernel of the project.
 
     >>> import numpy as np
     >>> @kernel
@@ -23,11 +23,15 @@ from typing import Any, Literal
 import numba
 from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
+from numba.core.options import DefaultOptions
 
 with contextlib.suppress(ImportError):  # a platform without such locks does without
     import fcntl
 
 LOCK = "kernels.lock"
+
+# numba does not promise this option. Without it kernels do the same and take longer.
+_UNCOUNTED: dict[str, Any] = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 
 
 class _SharedCache(FunctionCache):
@@ -44,12 +48,11 @@ class _SharedCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
         own = Path(function.__code__.co_filename)
-        called = sorted({file for file in _files_called(function) if file != own})
-        if called:
-            stats = [file.stat() for file in called]
-            self._cache_file._source_stamp = (
-                self._cache_file._source_stamp, *((each.st_mtime, each.st_size) for each in stats),
-            )  # fmt: skip
+        # This file, too: it says how kernels are compiled.
+        stats = [file.stat() for file in sorted({Path(__file__), *_files_called(function)} - {own})]
+        self._cache_file._source_stamp = (
+            self._cache_file._source_stamp, *((each.st_mtime, each.st_size) for each in stats),
+        )  # fmt: skip
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with _locked(Path(self.cache_path)):
@@ -75,17 +78,29 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function at its first call, keep the result on disk, and run it without the interpreter lock."""
-    return _compiled(function, "never")
+    """Compile a function at its first call, keep the result on disk, and run it without the interpreter lock.
+
+    It works on arrays that it is given, makes none and returns numbers: see `allocating` for others.
+    """
+    return _compiled(function, "never", allocates=False)
+
+
+def allocating(function: Callable[..., Any]) -> Any:
+    """A kernel that makes arrays or texts of its own.
+
+    Then numba counts who holds each array, those that were given to it included. Where a loop calls another function
+    that is done for each of its rounds, and takes longer than looking at a small frame.
+    """
+    return _compiled(function, "never", allocates=True)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A kernel that becomes part of each kernel that calls it; for the smallest ones."""
-    return _compiled(function, "always")
+    return _compiled(function, "always", allocates=False)
 
 
-def _compiled(function: Callable[..., Any], inline: Literal["never", "always"]) -> Any:
-    dispatcher: Any = numba.njit(nogil=True, inline=inline)(function)
+def _compiled(function: Callable[..., Any], inline: Literal["never", "always"], *, allocates: bool) -> Any:
+    dispatcher: Any = numba.njit(nogil=True, inline=inline, **({} if allocates else _UNCOUNTED))(function)
     if Path(function.__code__.co_filename).exists():  # what is typed at a prompt has no place to be kept at
         dispatcher._cache = _SharedCache(function)
     return dispatcher

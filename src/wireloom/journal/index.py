@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from wireloom.journal import blocks
 from wireloom.journal.blocks import Block
 from wireloom.journal.keys import DECRYPTION_SECRETS, Keys, keys_in
-from wireloom.kernels import kernel
+from wireloom.kernels import allocating, kernel
 
 C2S, S2C, DGRAM = 0, 1, 2
 """The direction codes of a `BlockIndex`."""
@@ -290,7 +290,7 @@ def _blocks_of(data, end, places, wanted):  # type: ignore[no-untyped-def]
     return found
 
 
-@kernel
+@allocating
 def _topic_records(data, end, places, topics):  # type: ignore[no-untyped-def]
     found, offset = 0, 0
     while offset < end:
@@ -314,7 +314,7 @@ def _topic_records(data, end, places, topics):  # type: ignore[no-untyped-def]
     return found
 
 
-@kernel
+@allocating
 def _is(data, at, end, text):  # type: ignore[no-untyped-def]
     """Whether the bytes at `at` begin with the ASCII text."""
     if end - at < len(text):
@@ -325,7 +325,7 @@ def _is(data, at, end, text):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel
+@allocating
 def _frames_comment(data, at, end):  # type: ignore[no-untyped-def]
     """Connection, direction, sequence, map, more, and whether the comment is of that form."""
     nothing = np.uint64(0), 0, np.int64(0), np.int64(NO_MAP), False, False
@@ -368,7 +368,7 @@ def _frames_comment(data, at, end):  # type: ignore[no-untyped-def]
     return connection, direction, sequence, topic_map, more, at == end
 
 
-@kernel
+@allocating
 def _record_comment(data, at, end):  # type: ignore[no-untyped-def]
     """The connection a record concerns (0: none), and whether the comment is of that form."""
     if not _is(data, at, end, "record="):
@@ -411,7 +411,7 @@ def _name_code(data, at, length, names, count, latest):  # type: ignore[no-untyp
     return count, count + 1
 
 
-@kernel
+@allocating
 def _scan(  # type: ignore[no-untyped-def]
     data, start, end, check_hash, tables, prefix,
     offsets, sizes, packet_ids, times, sequences, payload_starts, payload_ends, topic_maps,

@@ -279,6 +279,21 @@ def gather(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.i
     return pa.BinaryArray.from_buffers(pa.binary(), len(start), [None, pa.py_buffer(offsets), pa.py_buffer(out)])
 
 
+def gather_with(
+    data: NDArray[np.uint8],
+    start: NDArray[np.int64],
+    size: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    values: Sequence[bytes],
+) -> pa.Array:
+    """`gather`, with some rows that have values of their own, not from the buffer. Changes its input."""
+    if values:
+        own = np.array([len(value) for value in values], np.int64)
+        start[rows] = -1 - (np.cumsum(own) - own)
+        size[rows] = own
+    return gather(data, start, size, b"".join(values))
+
+
 @kernel
 def _number_slices(
     data: NDArray[np.uint8],
@@ -347,6 +362,15 @@ def words_column(codes: NDArray[np.int32], words: Sequence[str]) -> pa.Dictionar
         _set_known(codes, known, bits)
     valid = pa.Array.from_buffers(pa.int32(), len(codes), [pa.py_buffer(bits), pa.py_buffer(known)])
     return pa.DictionaryArray.from_arrays(valid, pa.array(words or [""], pa.string()))
+
+
+def with_words(
+    codes: NDArray[np.int32], words: Sequence[str], rows: NDArray[np.int64], values: Sequence[str | None]
+) -> pa.DictionaryArray:
+    """`words_column`, with some rows that have values of their own. Changes its input."""
+    known = {word: code for code, word in enumerate(words)}
+    codes[rows] = [-1 if value is None else known.setdefault(value, len(known)) for value in values]
+    return words_column(codes, list(known))
 
 
 @kernel

@@ -126,8 +126,10 @@ def test_usual_packets_are_taken_apart_by_the_kernel() -> None:
     usual = [sign_packet(Packet(7, 3, 5, (Field(1, b"a"), Field(5, b"1"))), who) for who in (BOTH, WITH_HMAC)]
     usual += [sign_packet(Packet(7, 1, 5, (Field(4, b"{}"),)), WITH_SIGNATURE, with_public_key=True)]
     data = np.frombuffer(b"".join(map(frames.encode, usual)), np.uint8)
-    _, offset, size = scan.find_packets(data, np.array([0]), np.array([len(data)]))
-    assert scan.read_packets(data, offset, size, frames.DEFAULT_LIMITS)[:, scan.PLAIN].tolist() == [1, 1, 1]
+    found = scan.scan_packets(data, np.array([0]), np.array([len(data)]), frames.DEFAULT_LIMITS)
+    assert found.table[scan.PLAIN].tolist() == [1, 1, 1]
+    table = scan.read_packets(data, found.offset, found.size, frames.DEFAULT_LIMITS)
+    assert table.tolist() == found.table.tolist()
 
 
 def test_a_batch_with_higher_limits_is_checked_with_those_limits(trust_file: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wireloom.kernels import kernel
+from wireloom.kernels import allocating, kernel
 from wireloom.pipeline.captures.headers import Segments
 from wireloom.pipeline.captures.plain import FRAGMENT
 
@@ -110,7 +110,7 @@ def _assign(protocol, addresses, ports, group, groups, slots, flow, side, first)
     return found
 
 
-@kernel
+@allocating
 def _sort(flow, bounds, order):  # type: ignore[no-untyped-def]
     """Fill `order` and `bounds`; how many packets there are in all flows."""
     for row in range(len(flow)):

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from wireloom.kernels import kernel
+from wireloom.kernels import allocating
 from wireloom.model import KINDS
 from wireloom.pipeline.ledger import Clock, name_hash
 from wireloom.pipeline.schemas import SESSIONS, arrow_schema
@@ -104,7 +104,7 @@ def _buckets(connections: Sequence[str | None]) -> list[int]:
     return [EVERY_BUCKET if name is None else name_hash(name) % BUCKETS for name in connections]
 
 
-@kernel
+@allocating
 def _tally(connection, direction, time, size, sequence, count):  # type: ignore[no-untyped-def]
     """Per connection: first and last time, then per direction messages, bytes and the smallest sequence number."""
     first = np.full(count, np.iinfo(np.int64).max)

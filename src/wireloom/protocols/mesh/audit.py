@@ -71,7 +71,7 @@ class MeshAuditor(Auditor):
         """Authenticity and freshness of each packet."""
         table = scan.read_packets(packets.data, packets.offset, packets.size, self.settings.limits)
         judged = judge(packets, table, self.trust, self.settings)
-        signed_at = table[:, scan.SIGNED_AT]
+        signed_at = table[scan.SIGNED_AT]
         remembered = np.ones(len(packets), np.bool_)
         remembered[list(judged.faults)] = False
         findings = [Finding(row, clause, detail) for row, (clause, detail) in judged.faults.items()]
@@ -112,9 +112,9 @@ def judge(packets: Packets, table: NDArray[np.int64], trust: TrustStore | None, 
     """
     count = len(packets)
     found = Judged(np.full(count, _NONE, np.uint8), {}, np.empty((count, 16), np.uint8))
-    usual, node = table[:, scan.PLAIN] == 1, table[:, scan.NODE]
-    signed = usual & ((table[:, scan.HMAC] >= 0) | (table[:, scan.SIGNATURE] >= 0))
-    named = signed & (table[:, scan.KEY_ID] >= 0) & (table[:, scan.PUBLIC] < 0) & (table[:, scan.SORTED] == 1)
+    usual, node = table[scan.PLAIN] == 1, table[scan.NODE]
+    signed = usual & ((table[scan.HMAC] >= 0) | (table[scan.SIGNATURE] >= 0))
+    named = signed & (table[scan.KEY_ID] >= 0) & (table[scan.PUBLIC] < 0) & (table[scan.SORTED] == 1)
     unsigned = usual & ~signed & (node >= 0)
     if unsigned.any():
         rows = np.flatnonzero(unsigned)
@@ -127,7 +127,7 @@ def judge(packets: Packets, table: NDArray[np.int64], trust: TrustStore | None, 
     for row in rest:
         at = int(packets.offset[row])
         packet = frames.decode(packets.data[at : at + int(packets.size[row])].tobytes(), limits)
-        table[row, scan.SIGNED_AT] = min(packet.signed_at, _FOREVER)
+        table[scan.SIGNED_AT, row] = min(packet.signed_at, _FOREVER)
         verdict, key = _judge_one(packet, trust, settings)
         found.authenticity[row] = AUTHENTICITY_CODES[verdict.authenticity]
         if verdict.clause is not None:
@@ -143,7 +143,7 @@ def _judge_named(
     """Packets that name their key and stand in canonical order; returns the rows of those that do not hold."""
     data = packets.data
     blocks = np.concatenate(
-        (_bytes_at(data, table[rows, scan.NODE], 16), _bytes_at(data, table[rows, scan.KEY_ID], 4)), axis=1
+        (_bytes_at(data, table[scan.NODE, rows], 16), _bytes_at(data, table[scan.KEY_ID, rows], 4)), axis=1
     )
     senders, which = _groups(blocks)
     names = [(sender[:16], sender[16:]) for sender in senders]
@@ -155,7 +155,7 @@ def _judge_named(
     by_hmac = [_hmac(key) for key in keys]
     by_signature = [_signature(key) for key in keys]
     publics = [(name[0], (key and key.ed25519_public) or b"") for name, key in zip(names, keys, strict=True)]
-    signature = table[rows, scan.SIGNATURE]
+    signature = table[scan.SIGNATURE, rows]
     found.author[rows] = np.where((signature >= 0)[:, None], _digests(publics)[which], _digests(names)[which])
     raw = data.tobytes()
     failed: list[int] = []
@@ -163,9 +163,9 @@ def _judge_named(
         rows.tolist(),
         which.tolist(),
         packets.offset[rows].tolist(),
-        table[rows, scan.HMAC].tolist(),
+        table[scan.HMAC, rows].tolist(),
         signature.tolist(),
-        table[rows, scan.COVERED].tolist(),
+        table[scan.COVERED, rows].tolist(),
         strict=True,
     ):
         covered = raw[at:end]

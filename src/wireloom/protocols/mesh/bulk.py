@@ -165,16 +165,16 @@ class BatchReader:
         start, end = np.array(starts, np.int64), np.array(ends, np.int64)
         buffer = np.frombuffer(data, np.uint8)
         table = scan.read_packets(buffer, start, end - start, self._limits)
-        signed = (table[:, scan.HMAC] >= 0) | (table[:, scan.SIGNATURE] >= 0)
-        fit = (table[:, scan.PLAIN] == 1) & (table[:, scan.EVENT_TYPE] == EventType.EVENT)
-        fit &= ~signed | ((table[:, scan.SORTED] == 1) & (table[:, scan.KEY_ID] >= 0) & (table[:, scan.PUBLIC] < 0))
+        signed = (table[scan.HMAC] >= 0) | (table[scan.SIGNATURE] >= 0)
+        fit = (table[scan.PLAIN] == 1) & (table[scan.EVENT_TYPE] == EventType.EVENT)
+        fit &= ~signed | ((table[scan.SORTED] == 1) & (table[scan.KEY_ID] >= 0) & (table[scan.PUBLIC] < 0))
         oldest, newest = session.gate.fresh(now + session.epoch)
-        fit &= (table[:, scan.SIGNED_AT] >= oldest) & (table[:, scan.SIGNED_AT] <= newest)
+        fit &= (table[scan.SIGNED_AT] >= oldest) & (table[scan.SIGNED_AT] <= newest)
         rest = np.flatnonzero(~fit).tolist()
-        columns = table if not rest else table[fit]
+        columns = table if not rest else table[:, fit]
         begins, stops = start[fit].tolist(), end[fit].tolist()
-        first = columns[:, scan.NAME]
-        last = (first + columns[:, scan.NAME_SIZE]).tolist()
+        first = columns[scan.NAME]
+        last = (first + columns[scan.NAME_SIZE]).tolist()
         rows: dict[bytes, list[Row]] = {}
         if self._all_pass(data, buffer, columns, begins, now + session.epoch):
             for at, stop, title_at, title_end in zip(begins, stops, first.tolist(), last, strict=True):
@@ -185,9 +185,9 @@ class BatchReader:
                     rows[title] = [(at, stop, _VERIFIED, True, True)]
             bulk.rows = {title.decode(): found for title, found in rows.items()}
             return rest
-        shapes = zip(begins, *(columns[:, name].tolist() for name in _SHAPE), strict=True)
+        shapes = zip(begins, *(columns[name].tolist() for name in _SHAPE), strict=True)
         outcomes = session.gate.check_usual(data, shapes, session.peer, now + session.epoch)
-        named = (columns[:, scan.NODE] >= 0).tolist()
+        named = (columns[scan.NODE] >= 0).tolist()
         for row in zip(begins, stops, outcomes, named, first.tolist(), last, strict=True):
             at, stop, outcome, relayed, title_at, title_end = row
             if isinstance(outcome, Authenticity):
@@ -207,19 +207,19 @@ class BatchReader:
         self, data: bytes, buffer: NDArray[np.uint8], columns: NDArray[np.int64], begins: list[int], now: float
     ) -> bool:
         """Whether all packets have an HMAC of one sender, as most reads do, and every one of them is right and new."""
-        node, key_id, tag = columns[:, scan.NODE], columns[:, scan.KEY_ID], columns[:, scan.HMAC]
+        node, key_id, tag = columns[scan.NODE], columns[scan.KEY_ID], columns[scan.HMAC]
         if (
-            len(columns) < ALIKE_FROM
+            columns.shape[1] < ALIKE_FROM
             or (tag < 0).any()
-            or (columns[:, scan.SIGNATURE] >= 0).any()
-            or (columns[:, scan.SIGNED_AT] > int(now)).any()
+            or (columns[scan.SIGNATURE] >= 0).any()
+            or (columns[scan.SIGNED_AT] > int(now)).any()
         ):
             return False
         senders = np.concatenate((buffer[node[:, None] + _SIXTEEN], buffer[key_id[:, None] + _FOUR]), axis=1)
         if (senders != senders[0]).any():
             return False
-        places = zip(begins, tag.tolist(), columns[:, scan.COVERED].tolist(), strict=True)
-        ids = columns[:, scan.MESSAGE_ID].tolist()
+        places = zip(begins, tag.tolist(), columns[scan.COVERED].tolist(), strict=True)
+        ids = columns[scan.MESSAGE_ID].tolist()
         return self._session.gate.check_alike(data, senders[0].tobytes(), places, ids, now)
 
     def _one(self, bulk: MeshBulk, data: bytes, at: int, stop: int, now: float) -> None:

@@ -7,89 +7,129 @@ Whatever is not of that shape, bad packets included, is left to the readable cod
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
-from wireloom.protocols.buffers import is_utf8
-from wireloom.protocols.mesh.frames import HEADER_SIZE, Limits
+from wireloom.protocols.buffers import is_ascii, is_utf8, u32
+from wireloom.protocols.mesh.frames import HEADER_SIZE, SIZES, EventType, Limits, Type
 
 PLAIN, NAME, NAME_SIZE, BODY, BODY_SIZE, BODY_TYPE = 0, 1, 2, 3, 4, 5
 NODE, KEY_ID, PUBLIC, HMAC, SIGNATURE, STAMP = 6, 7, 8, 9, 10, 11
 MESSAGE_ID, FLAGS, EVENT_TYPE, TIMESTAMP, SIGNED_AT, SORTED, COVERED = 12, 13, 14, 15, 16, 17, 18
-WIDTH = 19
-"""Columns of the table that `take_apart` fills.
+LINES = 19
+"""Lines of the table that `scan_packets` and `read_packets` fill, a column a packet.
 
 PLAIN is 1 for packets of the usual shape; the rest is for those only. Places are in the buffer, -1 for none. BODY_TYPE
-is the body's field type. SORTED is 1 when the canonical payload is the payload up to place COVERED, as it stands.
-Timestamps above 2**62 are left to the readable code.
+is the body's field type, -1 where there is no body; its size is 0 then. SORTED is 1 when the canonical payload is the
+payload up to place COVERED, as it stands. Timestamps above 2**62 are left to the readable code.
 """
 
 _HEADER = HEADER_SIZE
-
-
-@kernel
-def count_packets(
-    data: NDArray[np.uint8], start: NDArray[np.int64], end: NDArray[np.int64], runs: NDArray[np.int64]
-) -> int:
-    """How many packets there are; `runs` gets the number in each span."""
-    total = 0
-    for index in range(start.shape[0]):
-        at, last, found = start[index], end[index], 0
-        while at < last:
-            if last - at < _HEADER:
-                found = -1
-                break
-            size = _HEADER + ((np.int64(data[at + 15]) << 8) | np.int64(data[at + 16]))
-            if size > last - at:
-                found = -1
-                break
-            at += size
-            found += 1
-        if found < 0:
-            found = 1
-        runs[index] = found
-        total += found
-    return total
-
-
-@kernel
-def place_packets(
-    data: NDArray[np.uint8],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-    runs: NDArray[np.int64],
-    span: NDArray[np.int32],
-    offset: NDArray[np.int64],
-    size: NDArray[np.int64],
-) -> None:
-    """Where each packet is."""
-    row = 0
-    for index in range(start.shape[0]):
-        at = start[index]
-        for number in range(runs[index]):
-            length = end[index] - at
-            if number < runs[index] - 1:
-                length = _HEADER + ((np.int64(data[at + 15]) << 8) | np.int64(data[at + 16]))
-            span[row] = index
-            offset[row] = at
-            size[row] = length
-            at += length
-            row += 1
+_EVENT, _HELLO, _STRING, _BINARY = int(EventType.EVENT), int(EventType.HELLO), int(Type.STRING), int(Type.BINARY)
+_LINE_OF, _SIZE_OF = np.full(256, -1, np.int64), np.full(256, -1, np.int64)
+"""By type of field: its line, and the size it must have. Data fields, which are names or bodies, have the line 0."""
+_LINE_OF[[Type.STRING, Type.BINARY, Type.JSON]] = 0
+_LINE_OF[Type.NODE_ID], _LINE_OF[Type.AUTH_KEY_ID], _LINE_OF[Type.PUBLIC_KEY] = NODE, KEY_ID, PUBLIC
+_LINE_OF[Type.HMAC], _LINE_OF[Type.SIGNATURE], _LINE_OF[Type.TIMESTAMP] = HMAC, SIGNATURE, STAMP
+_SIZE_OF[list(SIZES)] = list(SIZES.values())
+_SIGNED = 1 << HMAC | 1 << SIGNATURE
 
 
 @inlined
-def _big_endian(data: NDArray[np.uint8], at: np.int64, size: int) -> np.uint64:
-    value = np.uint64(0)
-    for index in range(size):
-        value = (value << np.uint64(8)) | np.uint64(data[at + index])
-    return value
+def _u16(data: NDArray[np.uint8], at: np.int64) -> np.int64:
+    here = np.uint64(at)
+    return (np.int64(data[here]) << 8) | np.int64(data[here + np.uint64(1)])
+
+
+@inlined
+def _u64(data: NDArray[np.uint8], at: np.int64) -> np.int64:
+    """The big-endian number of eight bytes; negative from 2**63 on."""
+    high: np.int64 = u32(data, at)
+    low: np.int64 = u32(data, at + 4)
+    return (high << 32) | low
+
+
+@inlined
+def _take_apart(
+    data: NDArray[np.uint8],
+    start: np.int64,
+    size: np.int64,
+    max_payload: int,
+    max_fields: int,
+    table: NDArray[np.int64],
+    row: np.uint64,
+) -> bool:
+    """Fill a column of the table from the packet at `start`; False if it is not of the usual shape."""
+    for line in range(NAME, MESSAGE_ID):
+        table[line, row] = -1
+    table[BODY, row] = table[BODY_SIZE, row] = 0
+    here, length = np.uint64(start), size - _HEADER
+    if length < 0 or length > max_payload or _u16(data, start + 15) != length:
+        return False
+    event_type, timestamp = data[here + np.uint64(6)], _u64(data, start + 7)
+    if data[here] != 1 or data[here + np.uint64(5)] & 0xFE or timestamp >> 62 or not 1 <= event_type <= 3:
+        return False
+    at, last, count, previous = start + _HEADER, start + size, 0, np.uint8(0)
+    ordered, covered, seen, body_type = 1, start + size, 0, np.uint8(0)
+    while at < last:
+        kind, place = data[np.uint64(at)], at + 2
+        if place > last:
+            return False
+        content = np.int64(data[np.uint64(at + 1)])
+        end, line = place + content, _LINE_OF[kind]
+        # Nothing stands behind a signature, and nothing but a signature behind an HMAC.
+        if end > last or line < 0 or (seen & _SIGNED and (line != SIGNATURE or seen & 1 << SIGNATURE)):
+            return False
+        if line == 0:
+            if content == 255 or (kind != _BINARY and not is_ascii(data, place, end) and not is_utf8(data, place, end)):
+                return False
+            if kind == _STRING and event_type == _EVENT and not seen & 1 << NAME:
+                line = NAME
+            else:
+                line, body_type = BODY, kind
+            table[line + 1, row] = content
+        elif content != _SIZE_OF[kind]:
+            return False
+        if seen & 1 << line:
+            return False
+        seen |= 1 << line
+        table[line, row] = place
+        if line in (HMAC, SIGNATURE):
+            covered = min(covered, at)
+        else:
+            if kind < previous:
+                ordered = 0
+            previous = kind
+        at = end
+        count += 1
+    if count > max_fields or (seen & _SIGNED and not seen & 1 << NODE):
+        return False
+    if event_type == _EVENT:
+        if not seen & 1 << NAME:
+            return False
+    elif not seen & 1 << NODE or (body_type != _BINARY if event_type == _HELLO else not seen & 1 << STAMP):
+        return False
+    signed_at = timestamp
+    if seen & 1 << STAMP:
+        signed_at = _u64(data, table[STAMP, row])
+        if signed_at >> 62:
+            return False
+    if seen & 1 << BODY:
+        table[BODY_TYPE, row] = body_type
+    table[MESSAGE_ID, row] = u32(data, start + 1)
+    table[FLAGS, row] = data[here + np.uint64(5)]
+    table[EVENT_TYPE, row] = event_type
+    table[TIMESTAMP, row], table[SIGNED_AT, row] = timestamp, signed_at
+    table[SORTED, row], table[COVERED, row] = ordered, covered
+    return True
 
 
 @kernel
-def take_apart(
+def _read(
     data: NDArray[np.uint8],
     offset: NDArray[np.int64],
     size: NDArray[np.int64],
@@ -97,124 +137,82 @@ def take_apart(
     max_fields: int,
     table: NDArray[np.int64],
 ) -> None:
-    """Fill a row of the table for each packet."""
-    for row in range(offset.shape[0]):
-        _take_apart_one(data, offset[row], size[row], max_payload, max_fields, table[row])
+    """Fill a column of the table for each packet."""
+    for number in range(offset.shape[0]):
+        row = np.uint64(number)
+        table[PLAIN, row] = _take_apart(data, offset[row], size[row], max_payload, max_fields, table, row)
 
 
 @kernel
-def _take_apart_one(
+def _scan(
     data: NDArray[np.uint8],
-    start: np.int64,
-    size: np.int64,
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
     max_payload: int,
     max_fields: int,
-    row: NDArray[np.int64],
-) -> None:
-    row[PLAIN] = 0
-    for column in range(1, MESSAGE_ID):
-        row[column] = -1
-    if size < _HEADER or data[start] != 1 or data[start + 5] & 0xFE:
-        return
-    length = size - _HEADER
-    if length > max_payload or _big_endian(data, start + 15, 2) != np.uint64(length):
-        return
-    timestamp = _big_endian(data, start + 7, 8)
-    if timestamp >> np.uint64(62):
-        return
-    event_type = data[start + 6]
-    if event_type < 1 or event_type > 3:
-        return
-    at, last, count, previous = start + _HEADER, start + size, 0, 0
-    ordered, covered = 1, start + size
-    while at < last:
-        if last - at < 2:
-            return
-        kind, content = data[at], np.int64(data[at + 1])
-        place = at + 2
-        if content > last - place or row[SIGNATURE] >= 0:
-            return
-        count += 1
-        if kind in (1, 4, 5):
-            if content == 255 or row[HMAC] >= 0:
-                return
-            if kind != 4 and not is_utf8(data, place, place + content):
-                return
-            if kind == 1 and event_type == 3 and row[NAME] < 0:
-                row[NAME] = place
-                row[NAME_SIZE] = content
-            elif row[BODY] < 0:
-                row[BODY] = place
-                row[BODY_SIZE] = content
-                row[BODY_TYPE] = kind
-            else:
-                return
-        else:
-            column, wanted = -1, 0
-            if kind == 0x14:
-                column, wanted = NODE, 16
-            elif kind == 0x18:
-                column, wanted = KEY_ID, 4
-            elif kind == 0x10:
-                column, wanted = HMAC, 32
-            elif kind == 0x12:
-                column, wanted = SIGNATURE, 64
-            elif kind == 0x13:
-                column, wanted = PUBLIC, 32
-            elif kind == 0x15:
-                column, wanted = STAMP, 8
-            if column < 0 or content != wanted or row[column] >= 0:
-                return
-            if row[HMAC] >= 0 and kind != 0x12:
-                return
-            row[column] = place
-        if kind in (0x10, 0x12):
-            covered = min(covered, at)
-        else:
-            if kind < previous:
-                ordered = 0
-            previous = kind
-        at = place + content
-    if count > max_fields or ((row[HMAC] >= 0 or row[SIGNATURE] >= 0) and row[NODE] < 0):
-        return
-    if event_type == 1 and (row[NODE] < 0 or row[BODY_TYPE] != 4):
-        return
-    if event_type == 2 and (row[NODE] < 0 or row[STAMP] < 0):
-        return
-    if event_type == 3 and row[NAME] < 0:
-        return
-    signed_at = timestamp
-    if row[STAMP] >= 0:
-        signed_at = _big_endian(data, row[STAMP], 8)
-        if signed_at >> np.uint64(62):
-            return
-    row[MESSAGE_ID] = np.int64(_big_endian(data, start + 1, 4))
-    row[FLAGS] = data[start + 5]
-    row[EVENT_TYPE] = event_type
-    row[TIMESTAMP] = np.int64(timestamp)
-    row[SIGNED_AT] = np.int64(signed_at)
-    row[SORTED] = ordered
-    row[COVERED] = covered
-    row[PLAIN] = 1
+    span: NDArray[np.int32],
+    offset: NDArray[np.int64],
+    size: NDArray[np.int64],
+    table: NDArray[np.int64],
+) -> int:
+    """How many packets there are; fills as many rows as there is room for.
+
+    Bytes that are no run of whole packets are one packet, which no rule allows.
+    """
+    total, room = 0, offset.shape[0]
+    for index in range(start.shape[0]):
+        at, last, first = start[index], end[index], total
+        while at < last:
+            length, left = np.int64(_HEADER), last - at
+            if left >= _HEADER:
+                length += _u16(data, at + 15)
+            if length > left:
+                at, length, total = start[index], last - start[index], first
+            if total < room:
+                row = np.uint64(total)
+                span[row], offset[row], size[row] = index, at, length
+                table[PLAIN, row] = _take_apart(data, at, length, max_payload, max_fields, table, row)
+            at += length
+            total += 1
+    return total
 
 
-def find_packets(
-    data: NDArray[np.uint8], start: NDArray[np.int64], end: NDArray[np.int64]
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Span, place and size of every packet of every span."""
-    runs = np.empty(len(start), np.int64)
-    total = count_packets(data, start, end, runs)
-    span, offset, size = np.empty(total, np.int32), np.empty(total, np.int64), np.empty(total, np.int64)
-    place_packets(data, start, end, runs, span, offset, size)
-    return span, offset, size
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Every packet of every span: which span it is in, its place and size, and the table of what it is made of."""
+
+    span: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    table: NDArray[np.int64]
+
+    def only(self, kept: NDArray[np.bool_]) -> Scan:
+        """Some of the packets."""
+        return Scan(self.span[kept], self.offset[kept], self.size[kept], self.table[:, kept])
+
+
+_GUESS = 128
+"""Bytes of a packet, as a first guess."""
+
+
+def scan_packets(data: NDArray[np.uint8], start: NDArray[np.int64], end: NDArray[np.int64], limits: Limits) -> Scan:
+    """Find all packets and take the usual ones apart, in one pass if the guess of how many there are is enough."""
+    room = int((end - start).sum()) // _GUESS + len(start) + 16
+    while True:
+        span, offset, size = np.empty(room, np.int32), np.empty(room, np.int64), np.empty(room, np.int64)
+        table = np.empty((LINES, room), np.int64)
+        total = _scan(data, start, end, limits.max_payload, limits.max_fields, span, offset, size, table)
+        if total <= room:
+            return Scan(span[:total], offset[:total], size[:total], table[:, :total])
+        room = total
 
 
 def read_packets(
     data: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.int64], limits: Limits
 ) -> NDArray[np.int64]:
-    """The table of what the usual packets are made of; see `WIDTH`."""
-    table = np.empty((len(offset), WIDTH), np.int64)
-    take_apart(data, offset, size, limits.max_payload, limits.max_fields, table)
+    """The table of what packets at known places are made of; see `LINES`."""
+    table = np.empty((LINES, len(offset)), np.int64)
+    _read(data, offset, size, limits.max_payload, limits.max_fields, table)
     return table
 
 
@@ -222,5 +220,5 @@ def read_packets(
 def warm() -> None:
     """Compile or load the kernels, so that the first packets do not wait for it."""
     data = np.zeros(HEADER_SIZE, np.uint8)
-    _, offset, size = find_packets(data, np.zeros(1, np.int64), np.full(1, HEADER_SIZE, np.int64))
-    read_packets(data, offset, size, Limits())
+    found = scan_packets(data, np.zeros(1, np.int64), np.full(1, HEADER_SIZE, np.int64), Limits())
+    read_packets(data, found.offset, found.size, Limits())

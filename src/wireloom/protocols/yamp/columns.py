@@ -165,7 +165,8 @@ def _scan(
     different, known, known_size = 0, np.int64(0), np.int64(-1)
     room = rows.shape[1]
     broken[:] = False
-    named[:] = -1 - np.arange(named.shape[0])
+    for number in range(named.shape[0]):
+        named[number] = -1 - number
     for index in range(start.shape[0]):
         at, last, of = start[index], end[index], stream[index]
         bad[index] = -1
