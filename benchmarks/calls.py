@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import uvloop
 
 import wireloom
-from benchmarks.echo import SETTINGS
+from benchmarks.echo import SETTINGS, how
 
 BODY = b"x" * 64
 Call = Callable[[], Awaitable[object]]
@@ -52,8 +52,9 @@ async def bare(port: int) -> Ways:
     return call, None
 
 
-async def ours(scheme: str, port: int) -> Ways:
-    peer = await wireloom.connect(f"{scheme}://127.0.0.1:{port}", settings=SETTINGS.get(scheme))
+async def ours(kind: str, port: int) -> Ways:
+    scheme, busy_poll = how(kind)
+    peer = await wireloom.connect(f"{scheme}://127.0.0.1:{port}", settings=SETTINGS.get(scheme), busy_poll=busy_poll)
     return (
         lambda: peer.request("bench", BODY),
         lambda bodies, in_flight: peer.request_many("bench", bodies, in_flight=in_flight),

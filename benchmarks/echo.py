@@ -12,6 +12,11 @@ import wireloom
 from benchmarks.servers import free_port
 
 
+def how(kind: str) -> tuple[str, float]:
+    """The scheme, and for how long to stay awake."""
+    return kind.removesuffix(AWAKE), BUSY_POLL if kind.endswith(AWAKE) else 0.0
+
+
 async def bare() -> int:
     class Echo(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -25,19 +30,23 @@ async def bare() -> int:
     return int(server.sockets[0].getsockname()[1])
 
 
-async def ours(scheme: str) -> int:
+async def ours(kind: str) -> int:
     def handler(message: wireloom.Message, peer: wireloom.Peer) -> bytes:
         return message.body
 
-    server = wireloom.serve(f"{scheme}://127.0.0.1:0", handler, settings=SETTINGS.get(scheme))
+    scheme, busy_poll = how(kind)
+    server = wireloom.serve(f"{scheme}://127.0.0.1:0", handler, settings=SETTINGS.get(scheme), busy_poll=busy_poll)
     _keep.append(server)
     await server.__aenter__()
     return server.port
 
 
-async def provider(port: int) -> int:
+async def provider(kind: str, port: int) -> int:
     """A provider at a hub that runs already."""
-    peer = await wireloom.connect(f"emp://127.0.0.1:{port}", handler=lambda message, peer: message.body)
+    scheme, busy_poll = how(kind)
+    peer = await wireloom.connect(
+        f"{scheme}://127.0.0.1:{port}", handler=lambda message, peer: message.body, busy_poll=busy_poll
+    )
     await peer.provide("bench")
     _keep.append(peer)
     return port
@@ -101,6 +110,9 @@ async def nats(port: int) -> int:
     return free_port()
 
 
+BUSY_POLL = 0.0002
+AWAKE = "-awake"
+"""After the name of a scheme: with `busy_poll`, on both ends."""
 SETTINGS: dict[str, dict[str, object]] = {"yamp": {"serializer": "raw"}}
 _keep: list[object] = []
 
@@ -110,7 +122,7 @@ async def main(kind: str, *rest: str) -> None:
     if kind == "nats":
         port = await nats(int(rest[0]))
     elif kind == "provider":
-        port = await provider(int(rest[0]))
+        port = await provider(rest[0], int(rest[1]))
     elif kind in makers:
         port = await makers[kind]()
     else:

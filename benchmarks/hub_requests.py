@@ -9,10 +9,17 @@ from __future__ import annotations
 import contextlib
 
 from benchmarks import servers
+from benchmarks.echo import BUSY_POLL
 from benchmarks.harness import Result, compare
-from benchmarks.requests import STYLES, TITLES, calls, echo, report_latencies
+from benchmarks.requests import TITLES, calls, echo, report_latencies, title
 
-GOALS = ((1, "tasks", 3.0), (64, "tasks", 4.0), (64, "best", 4.0))
+GOALS = (
+    ("emp", 1, "tasks", 3.0),
+    ("emp-awake", 1, "tasks", 3.0),
+    ("emp", 64, "tasks", 4.0),
+    ("emp", 64, "best", 4.0),
+    ("emp-awake", 64, "best", 4.0),
+)
 
 
 def run() -> list[Result]:
@@ -20,18 +27,22 @@ def run() -> list[Result]:
     with contextlib.ExitStack() as stack:
         nats_port = stack.enter_context(servers.nats())
         stack.enter_context(echo("nats", str(nats_port)))
-        hub_port = stack.enter_context(servers.hub(extra='[[listener]]\nurl = "emp://127.0.0.1:0"\n'))["emp"]
-        stack.enter_context(echo("provider", str(hub_port)))
-        for in_flight, style, goal in GOALS:
+        awake = f"[limits]\nbusy_poll_seconds = {BUSY_POLL}\n"
+        hubs = {
+            kind: stack.enter_context(servers.hub(extra=extra))["emp"]
+            for kind, extra in (("emp", ""), ("emp-awake", awake))
+        }
+        for kind, port in hubs.items():
+            stack.enter_context(echo("provider", kind, str(port)))
+        for kind, in_flight, style, goal in GOALS:
 
-            def ours(in_flight: int = in_flight, style: str = style) -> float:
-                return calls("emp", hub_port, in_flight, style, "emp through the hub")
+            def ours(kind: str = kind, in_flight: int = in_flight, style: str = style) -> float:
+                return calls(kind, hubs[kind], in_flight, style)
 
             def theirs(in_flight: int = in_flight, style: str = style) -> float:
                 return calls("nats", nats_port, in_flight, style)
 
-            how = f", {STYLES[style]}" if in_flight > 1 else ""
-            measure = f"emp request/response through the hub, {in_flight} in flight{how}"
+            measure = title(kind, in_flight, style).replace("response", "response through the hub", 1)
             results.append(compare(measure, TITLES["nats"], ours, theirs, goal=goal, unit="requests/s", rounds=3))
     report_latencies()
     return results

@@ -2,7 +2,8 @@
 
 With 64 in flight each side does it in the way that is fastest with its library (style `best` in `calls.py`), but for
 the bare protocol, which has a future and a coroutine for each request, and is compared with `request` in 64 coroutines.
-The bare protocol is set against grpc.aio and nats-py, too: what it cannot reach no Python peer can.
+The bare protocol is set against grpc.aio and nats-py, too: what it cannot reach no Python peer can that sleeps between
+two reads. `with busy_poll` means that both our ends do not.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks import servers
+from benchmarks.echo import how
 from benchmarks.harness import Result, compare
 
 GOALS = {"bare": (0.5, 0.25), "websockets": (1, 4), "grpc": (20, 20), "nats": (4, 4), "zmq": (1, 1)}
@@ -24,7 +26,7 @@ TITLES = {
     "nats": "nats-py through nats-server",
     "zmq": "pyzmq asyncio",
 }
-KINDS = ("bare", "websockets", "grpc", "zmq", "emp", "hsp", "yamp")
+KINDS = ("bare", "websockets", "grpc", "zmq", "emp", "hsp", "yamp", "emp-awake")
 COUNTS = {1: 5_000, 64: 30_000}
 STYLES = {"tasks": "a coroutine each", "best": "in a row"}
 SLOW = {"grpc": 5, "nats": 2}
@@ -40,13 +42,19 @@ def echo(kind: str, *words: str) -> Iterator[int]:
         yield int(process.stdout.readline())
 
 
+def title(kind: str, in_flight: int, style: str = "tasks") -> str:
+    scheme, busy_poll = how(kind)
+    awake = " with busy_poll" if busy_poll else ""
+    many = f", {STYLES[style]}" if in_flight > 1 else ""
+    return f"{scheme} request/response{awake}, {in_flight} in flight{many}"
+
+
 def calls(kind: str, port: int, in_flight: int, style: str = "tasks", name: str = "") -> float:
     count = COUNTS[in_flight] // SLOW.get(kind, 1)
     command = [sys.executable, "-m", "benchmarks.calls", kind, str(port), str(in_flight), str(count), style]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     rate, p50, p99 = map(float, done.stdout.split())
-    how = f", {STYLES[style]}" if in_flight > 1 else ""
-    LATENCIES.setdefault(f"{name or kind}, {in_flight} in flight{how}", []).append((p50, p99))
+    LATENCIES.setdefault(title(name or kind, in_flight, style), []).append((p50, p99))
     return rate
 
 
@@ -59,9 +67,8 @@ def run(peers: tuple[str, ...] = tuple(GOALS), schemes: tuple[str, ...] = ("hsp"
         ports["nats"] = nats_port
 
         def pair(scheme: str, peer: str, in_flight: int, goal: float, style: str = "tasks") -> Result:
-            how = f", {STYLES[style]}" if in_flight > 1 else ""
             return compare(
-                f"{scheme} request/response, {in_flight} in flight{how}",
+                title(scheme, in_flight, style),
                 TITLES[peer],
                 lambda: calls(scheme, ports[scheme], in_flight, style),
                 lambda: calls(peer, ports[peer], in_flight, style),
@@ -77,6 +84,8 @@ def run(peers: tuple[str, ...] = tuple(GOALS), schemes: tuple[str, ...] = ("hsp"
                 results.append(pair("emp", peer, 64, many))
             if peer != "bare":
                 results.append(pair("emp", peer, 64, many, "best"))
+            if peer in ("bare", "grpc", "nats"):
+                results.append(pair("emp-awake", peer, 1, one))
             if peer in ("grpc", "nats"):
                 results += [pair("bare", peer, 1, one), pair("bare", peer, 64, many)]
         for scheme in schemes:

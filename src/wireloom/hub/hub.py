@@ -202,6 +202,7 @@ class Hub:
                 handshake_timeout=self.config.limits.handshake_seconds,
                 origins=listener.origins,
                 max_message=self.config.limits.message_bytes + _AROUND,
+                busy_poll=self.config.limits.busy_poll_seconds,
             )
             opened = await transport(listener.scheme.transport).listen(listener.address, owner, options)
         except OSError as error:

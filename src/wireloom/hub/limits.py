@@ -78,8 +78,11 @@ class Limits(Settings):
     request_timeout: float = 30.0
     """Seconds a provider has to answer a request."""
 
+    busy_poll_seconds: float = 0.0
+    """How long the hub stays awake after a read, on streams, to take the next without delay; 0: it sleeps."""
+
     def __post_init__(self) -> None:
-        check_positive(self)
+        check_positive(self, "busy_poll_seconds")
         for name in ("message_bytes", "decompressed_bytes"):
             if getattr(self, name) < LEAST_MESSAGE:
                 raise ConfigError(f"setting {name!r} is {getattr(self, name)}; it must be {LEAST_MESSAGE} or more")

@@ -55,6 +55,7 @@ def connect(
     queue: int = QUEUE,
     concurrency: int = CONCURRENCY,
     timeout: float = CONNECT_TIMEOUT,
+    busy_poll: float = 0.0,
 ) -> Client:
     """A peer at a URL; use it with `async with`, or await it and close it yourself.
 
@@ -70,6 +71,8 @@ def connect(
       answered again, too; otherwise they fail with PeerClosed.
     - `queue` is how many messages a subscription holds before no more is read from the connection.
     - `timeout` is for one attempt to connect, handshake included.
+    - `busy_poll` is for how many seconds the event loop stays awake after a read to take the next without delay, such
+      as 0.0002. One answer after the other then takes a fraction of the time, and a core for as long as they come.
     """
     return Client(
         endpoint(url),
@@ -83,6 +86,7 @@ def connect(
         queue=queue,
         concurrency=concurrency,
         timeout=timeout,
+        busy_poll=busy_poll,
     )
 
 
@@ -103,6 +107,7 @@ class Client(Peer):
         queue: int,
         concurrency: int,
         timeout: float,
+        busy_poll: float,
     ) -> None:
         super().__init__(place.protocol, handler=handler, queue=queue, concurrency=concurrency)
         self._home = self._place = place
@@ -118,6 +123,7 @@ class Client(Peer):
         self._delays: Iterator[float] | None = None
         self._resend = resend
         self._timeout = timeout
+        self._busy_poll = busy_poll
         self._redirect: str | None = None
         self._opened_at = 0.0
         self._opening: asyncio.Future[None] | None = None
@@ -194,9 +200,10 @@ class Client(Peer):
         hostname = certificates.server_hostname if certificates is not None else None
         try:
             async with asyncio.timeout(self._timeout):
-                await place.transport.connect(
-                    place.address, driver, Options(tls=tls, server_hostname=hostname, certificates=certificates)
+                options = Options(
+                    tls=tls, server_hostname=hostname, certificates=certificates, busy_poll=self._busy_poll
                 )
+                await place.transport.connect(place.address, driver, options)
                 await opening
                 if self._login is not None:
                     await self._login.answer

@@ -51,6 +51,7 @@ def serve(
     origins: tuple[str, ...] | None = None,
     on_connect: Callable[[Peer], None] | None = None,
     drain: float = DRAIN,
+    busy_poll: float = 0.0,
 ) -> Server:
     """A server at a URL; use it with `async with`. Port 0 takes any free port, `server.url` tells which.
 
@@ -58,7 +59,8 @@ def serve(
             await server.publish("alerts/fire", "run")
 
     `handler` answers requests and takes events (see `Service`); `tls` holds the certificate, for schemes with TLS;
-    `origins` are the web pages that may connect by WebSocket; `drain` is how long leaving waits for what is in flight.
+    `origins` are the web pages that may connect by WebSocket; `drain` is how long leaving waits for what is in flight;
+    `busy_poll` is as with `connect`.
     """
     place = endpoint(url)
     own = place.protocol.settings(settings)
@@ -72,6 +74,7 @@ def serve(
         origins=origins,
         on_connect=on_connect,
         drain=drain,
+        busy_poll=busy_poll,
         _sessions=place.protocol.sessions(own, topics),
     )
 
@@ -89,6 +92,7 @@ class Server:
     origins: tuple[str, ...] | None
     on_connect: Callable[[Peer], None] | None
     drain: float
+    busy_poll: float
     _sessions: Sessions
     _listener: Listener | None = None
     _peers: dict[Peer, None] = field(default_factory=dict)
@@ -107,7 +111,13 @@ class Server:
         self._listener = await self._place.transport.listen(
             self._place.address,
             self._welcome,
-            Options(tls=tls, origins=self.origins, certificates=certificates, admit=self._admit),
+            Options(
+                tls=tls,
+                origins=self.origins,
+                certificates=certificates,
+                admit=self._admit,
+                busy_poll=self.busy_poll,
+            ),
         )
         return self
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from wireloom.model import NotSupported
+from wireloom.model import ConfigError, NotSupported
 from wireloom.transports.address import Address
 from wireloom.transports.tls import TLS
 
@@ -150,8 +150,14 @@ class Options:
     """Datagram listeners: whether the first datagram of a source, given with its address, is worth a pipe."""
     max_sources: int = 4096
     """Datagram listeners: sources that have a pipe at the same time."""
+    busy_poll: float = 0.0
+    """Streams: seconds that the event loop stays awake after a read, see `vigil.py`; 0: it sleeps."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Settings of transports that other packages bring."""
+
+    def __post_init__(self) -> None:
+        if self.busy_poll < 0:
+            raise ConfigError(f"busy_poll is {self.busy_poll:g}; it must be 0 (sleep) or more seconds, such as 0.0002")
 
 
 class Listener(abc.ABC):

@@ -14,6 +14,7 @@ from wireloom.model import ConfigError
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, TLSInfo, Transport
 from wireloom.transports.tls import TLS
+from wireloom.transports.vigil import awake
 
 _RESET = struct.pack("ii", 1, 0)
 """Linger for no time: closing then resets the connection."""
@@ -28,7 +29,7 @@ class TCPPipe(Pipe, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reading = True
         # One call less on the busiest path; loops look this up before `connection_made`.
-        self.data_received = owner.received  # type: ignore[method-assign]
+        self.data_received = awake(owner.received, options.busy_poll)  # type: ignore[method-assign, assignment]
 
     # asyncio's side
 

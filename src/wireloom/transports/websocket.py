@@ -22,6 +22,7 @@ from websockets.uri import parse_uri
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, Transport
 from wireloom.transports.tcp import TCPPipe, connect_stream, listen_stream
+from wireloom.transports.vigil import awake
 
 GOING_AWAY, NORMAL, UNSUPPORTED = 1001, 1000, 1003
 ANY_ORIGIN = "*"
@@ -34,7 +35,7 @@ class WebSocketPipe(TCPPipe):
 
     def __init__(self, owner: Owner, options: Options, protocol: Protocol) -> None:
         super().__init__(_Mute(), options)
-        self.data_received = self._data_received  # type: ignore[method-assign]
+        self.data_received = awake(self._data_received, options.busy_poll)  # type: ignore[method-assign, assignment]
         self._above = owner
         self._protocol = protocol
         self._announced = False

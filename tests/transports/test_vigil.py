@@ -1,0 +1,126 @@
+"""Busy polling: after a read the event loop stays awake for a while, unless others need the core."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+import wireloom
+from wireloom.hub.config import parse_config
+from wireloom.transports import vigil
+
+PATIENCE = 0.05
+
+
+class Core:
+    """Counts how often the core was offered to others, who may need it."""
+
+    def __init__(self) -> None:
+        self.offers = 0
+        self.taken_for = 0.0
+
+    def give_way(self) -> None:
+        self.offers += 1
+        if self.taken_for:
+            time.sleep(self.taken_for)
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> Core:
+    core = Core()
+    monkeypatch.setattr(vigil, "_give_way", core.give_way)
+    # On a busy machine a turn may take long although nobody in this test takes the core.
+    monkeypatch.setattr(vigil, "CROWDED", 60.0)
+    vigil._vigil_of.cache_clear()
+    return core
+
+
+async def test_the_loop_stays_awake_after_a_read_and_sleeps_again(core: Core) -> None:
+    read: list[bytes] = []
+    vigil.awake(read.append, PATIENCE)(b"some bytes")
+    await asyncio.sleep(PATIENCE * 3)
+    kept = core.offers
+    await asyncio.sleep(PATIENCE)
+    assert read == [b"some bytes"]
+    assert kept > 2, "nothing kept the loop awake"
+    assert core.offers == kept, "it is still awake, long after the last read"
+
+
+async def test_every_read_prolongs_it(core: Core) -> None:
+    take = vigil.awake(lambda data: None, 0.5)
+    take(b"")
+    before = time.monotonic()
+    while time.monotonic() < before + 0.6:
+        take(b"")
+        await asyncio.sleep(0)
+    offers = core.offers
+    await asyncio.sleep(0.01)
+    assert core.offers > offers
+
+
+async def test_who_wants_no_vigil_pays_nothing(core: Core) -> None:
+    def take(data: bytes) -> None:
+        """Take a read."""
+
+    assert vigil.awake(take, 0.0) is take
+
+
+async def test_it_rests_while_others_need_the_core_and_longer_each_time(
+    core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    loop = asyncio.get_running_loop()
+    core.taken_for = 0.002
+    monkeypatch.setattr(vigil, "CROWDED", 0.001)
+    keeper = vigil.Vigil(loop)
+    monkeypatch.setattr(vigil, "FIRST_REST", 0.05)
+    later = loop.call_later
+
+    def call_later(delay: float, call: object, *args: object) -> asyncio.TimerHandle:
+        if call == keeper._rested:
+            rests.append(delay)
+        return later(delay, call, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "call_later", call_later, raising=False)
+    for _ in range(3):
+        offers = core.offers
+        keeper.stir(10.0)
+        keeper.stir(10.0)
+        while core.offers == offers:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        assert core.offers == offers + 1, "it goes on although others need the core"
+        while keeper._is_kept:
+            keeper.stir(10.0)
+            await asyncio.sleep(0.001)
+    assert rests == pytest.approx([0.05, 0.1, 0.2])
+
+
+@pytest.mark.parametrize("url", ["emp://127.0.0.1:0", "yamp+ws://127.0.0.1:0/", "emp+unix://{folder}/hub.sock"])
+@pytest.mark.parametrize("end", ["client", "server"])
+async def test_both_ends_can_stay_awake_on_every_stream(core: Core, url: str, end: str, tmp_path: Path) -> None:
+    client, server = (PATIENCE, 0.0) if end == "client" else (0.0, PATIENCE)
+    async with (
+        wireloom.serve(url.format(folder=tmp_path), lambda message, peer: message.value(), busy_poll=server) as there,
+        wireloom.connect(there.url, busy_poll=client) as peer,
+    ):
+        assert await peer.request("echo", "once") == "once"
+        assert core.offers
+
+
+@pytest.mark.parametrize("wrong", [-1.0, -0.0002])
+async def test_less_than_nothing_is_an_error(wrong: float) -> None:
+    with pytest.raises(wireloom.ConfigError, match=r"busy_poll is -.*0 \(sleep\) or more seconds"):
+        await wireloom.serve("emp://127.0.0.1:0", busy_poll=wrong).start()
+    with pytest.raises(wireloom.ConfigError, match="busy_poll"):
+        await wireloom.connect("emp://127.0.0.1:1", busy_poll=wrong)
+
+
+def test_the_hub_takes_it_from_its_limits() -> None:
+    text = "[limits]\nbusy_poll_seconds = 0.0002\n"
+    assert parse_config({"limits": {"busy_poll_seconds": 0.0002}}, text, "hub.toml").limits.busy_poll_seconds == 0.0002
+    with pytest.raises(wireloom.ConfigError, match=r"hub.toml:2: limits: .*busy_poll_seconds"):
+        parse_config({"limits": {"busy_poll_seconds": -1}}, "[limits]\nbusy_poll_seconds = -1\n", "hub.toml")
