@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import KINDS, Direction, Kind
-from wireloom.protocols.buffers import same
+from wireloom.protocols.buffers import same, u32
 from wireloom.protocols.contract import Decoded, Framing, Rejected, Settings, decode_stream
 
 if TYPE_CHECKING:
@@ -294,6 +294,10 @@ def gather_with(
     return gather(data, start, size, b"".join(values))
 
 
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, and its bits are well mixed: the upper half of a product depends on all that was multiplied."""
+
+
 @kernel
 def _number_slices(
     data: NDArray[np.uint8],
@@ -316,10 +320,14 @@ def _number_slices(
         if length == last_size and same(data, last, at, length):
             codes[row] = before
             continue
-        value = np.uint64(length)
-        for position in range(np.uint64(at), np.uint64(at + length)):
-            value = (value ^ np.uint64(data[position])) * np.uint64(0x100000001B3)
-        slot = (value ^ (value >> np.uint64(32))) & mask
+        value, position = np.uint64(length), at
+        while position + 4 <= at + length:
+            value = (value ^ np.uint64(u32(data, position))) * _MIX
+            position += 4
+        while position < at + length:
+            value = (value ^ np.uint64(data[np.uint64(position)])) * _MIX
+            position += 1
+        slot = (value >> np.uint64(32)) & mask
         while slots[slot] >= 0:
             known = first[slots[slot]]
             if size[known] == length and same(data, start[known], at, length):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import Direction, Kind, Message, ProtocolViolation
-from wireloom.protocols.buffers import is_ascii, u32
+from wireloom.protocols.buffers import is_ascii, same, u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -27,9 +27,10 @@ from wireloom.protocols.columns import (
     Reject,
     Spans,
     Stream,
-    gather,
+    gather_with,
     in_parts,
     number_words,
+    with_words,
     words_column,
 )
 from wireloom.protocols.contract import Settings
@@ -51,8 +52,8 @@ _DEEP = 255
 """In place of a kind: this row is for the readable decoder."""
 
 # Fields of a row in the kernel's result.
-_SPAN, _OFFSET, _SIZE, _KIND, _BODY, _BODY_SIZE, _ID, _TOPIC, _TOPIC_SIZE, _CONTENT, _CONTENT_SIZE = range(11)
-_FIELDS = 11
+_OFFSET, _SIZE, _BODY, _BODY_SIZE, _ID = range(5)
+_FIELDS = 5
 
 
 @inlined
@@ -75,53 +76,61 @@ def _message_size(
 
 @inlined
 def _string(data: NDArray[np.uint8], at: np.int64, end: np.int64) -> np.int64 | int:
-    """Size of the character string at `at`, if it is in ASCII and ends before `end`; else -1."""
+    """Where the character string at `at` ends, if it is in ASCII and ends before `end`; else -1."""
     if end - at < 2:
         return -1
-    size = (np.int64(data[at]) << 8) | np.int64(data[at + 1])
-    if end - at - 2 < size:
-        return -1
-    return size if is_ascii(data, at + 2, at + 2 + size) else -1
+    over = at + 2 + ((np.int64(data[np.uint64(at)]) << 8) | np.int64(data[np.uint64(at + 1)]))
+    return over if over <= end and is_ascii(data, at + 2, over) else -1
+
+
+@inlined
+def _is_plain_hub(data: NDArray[np.uint8], at: np.int64, end: np.int64) -> bool:
+    """Whether a hub block's content has a topic and a content type in ASCII, or one of them, or none, and no more."""
+    flags, place = data[np.uint64(at)], at + 1
+    if flags & 0x01:
+        place = _string(data, place, end)
+    if flags & 0x02 and place >= 0:
+        place = _string(data, place, end)
+    return bool(flags & 0x84 == 0 and place == end)
 
 
 @inlined
 def _read_data(
-    data: NDArray[np.uint8], at: np.int64, end: np.int64, more: bool, left_out: int
-) -> tuple[int, np.int64, np.int64, np.int64, np.int64, np.int64, np.int64]:
-    """What the blocks of a data message say: its kind, body, id, topic and content type with their sizes.
+    data: NDArray[np.uint8],
+    at: np.int64,
+    end: np.int64,
+    more: bool,
+    left_out: int,
+    known: np.int64,
+    known_size: np.int64,
+) -> tuple[int, np.int64, np.int64, np.int64, np.int64]:
+    """What the blocks of a data message say: its kind, body and id, and the place and size of a hub block's content.
 
-    The kind is `_DEEP` where that is not plain.
+    The kind is `_DEEP` where that is not plain. The place is -1 where there is no hub block. `known` is where one
+    stands that has been looked at: of a block that is the same, this is the place.
     """
     kind, number = _EVENT, np.int64(0)
-    topic, topic_size, content, content_size = np.int64(-1), np.int64(0), np.int64(-1), np.int64(0)
-    hub_seen = False
+    hub, hub_size = np.int64(-1), np.int64(0)
     while more and kind != _DEEP:
         size = u32(data, at) + left_out if end - at >= 8 else np.int64(0)
         if size < 8 or size > end - at:
             kind = _DEEP
             break
-        extension = data[at + 4]
-        more = data[at + 5] & 0x80 != 0
+        extension = data[np.uint64(at + 4)]
+        more = data[np.uint64(at + 5)] & 0x80 != 0
         if extension == _REQUEST_RESPONSE and size == 20 and kind == _EVENT:
             number = (u32(data, at + 12) << 32) | u32(data, at + 16)
-            kind = _DEEP if number == 0 else _REQUEST if data[at + 8] & 0x80 else _RESPONSE
-        elif extension == _HUB and not hub_seen and size > 8 and data[at + 8] & 0x84 == 0:
-            hub_seen = True
-            flags, place, stop = data[at + 8], at + 9, at + size
-            if flags & 0x01:
-                topic, topic_size = place + 2, _string(data, place, stop)
-                place = topic + topic_size
-            if flags & 0x02 and topic_size >= 0:
-                content, content_size = place + 2, _string(data, place, stop)
-                place = content + content_size
-            if topic_size < 0 or content_size < 0 or place != stop:
+            kind = _DEEP if number == 0 else _REQUEST if data[np.uint64(at + 8)] & 0x80 else _RESPONSE
+        elif extension == _HUB and hub < 0 and size > 8:
+            hub, hub_size = at + 8, size - 8
+            if hub_size == known_size and same(data, known, hub, hub_size):
+                hub = known
+            elif not _is_plain_hub(data, hub, at + size):
                 kind = _DEEP
         else:
             kind = _DEEP
         at += size
-    if kind == _DEEP:
-        return kind, end, np.int64(0), np.int64(-1), np.int64(0), np.int64(-1), np.int64(0)
-    return kind, at, number, topic, topic_size, content, content_size
+    return kind, at, number, hub, hub_size
 
 
 @kernel
@@ -136,12 +145,18 @@ def _find(
     consumed: NDArray[np.int64],
     bad: NDArray[np.int64],
     rows: NDArray[np.int64],
-) -> int:
-    """How many messages there are; fills as many rows as `rows` has room for.
+    spans: NDArray[np.int32],
+    kinds: NDArray[np.uint8],
+    hub_of: NDArray[np.int32],
+    hubs: NDArray[np.int64],
+) -> tuple[int, int]:
+    """How many messages and different hub blocks there are; fills as many rows as `rows` has room for.
 
     `consumed` and `bad` say for each span where the last message ends and where a rule is broken, -1 for nowhere.
+    `hubs` are places and sizes of hub blocks, one for all messages in a row with the same; `hub_of` is which, or -1.
     """
     total, room = 0, rows.shape[1]
+    different, known, known_size = 0, np.int64(0), np.int64(-1)
     broken[:] = False
     for span in range(start.shape[0]):
         at, last = start[span], end[span]
@@ -156,24 +171,42 @@ def _find(
                     break
                 if total < room:
                     index, over = np.uint64(total), at + size
-                    type_, blocks = data[at + 4], data[at + 5] & 0x80
-                    kind, number, body = _DEEP, np.int64(0), over
-                    topic, topic_size, content, content_size = np.int64(-1), np.int64(0), np.int64(-1), np.int64(0)
+                    type_, blocks = data[np.uint64(at + 4)], data[np.uint64(at + 5)] & 0x80
+                    kind, number, body, head = _DEEP, np.int64(0), over, -1
                     if type_ == _DATA:
-                        kind, body, number, topic, topic_size, content, content_size = _read_data(
-                            data, at + 8, over, blocks != 0, left_out
+                        kind, body, number, hub, hub_size = _read_data(
+                            data, at + 8, over, blocks != 0, left_out, known, known_size
                         )
+                        if kind == _DEEP:
+                            body = over
+                        elif hub >= 0:
+                            if hub != known or known_size < 0:
+                                known, known_size = hub, hub_size
+                                hubs[0, different], hubs[1, different] = hub, hub_size
+                                different += 1
+                            head = different - 1
                     elif blocks == 0 and type_ in (_BYE, _PING, _PONG):
                         kind = _CONTROL[type_]
-                    rows[_SPAN, index], rows[_OFFSET, index], rows[_SIZE, index] = span, at, size
-                    rows[_KIND, index], rows[_ID, index] = kind, number
+                    spans[index], kinds[index], hub_of[index] = span, kind, head
+                    rows[_OFFSET, index], rows[_SIZE, index], rows[_ID, index] = at, size, number
                     rows[_BODY, index], rows[_BODY_SIZE, index] = body, over - body
-                    rows[_TOPIC, index], rows[_TOPIC_SIZE, index] = topic, topic_size
-                    rows[_CONTENT, index], rows[_CONTENT_SIZE, index] = content, content_size
                 at += size
                 total += 1
         consumed[span] = at
-    return total
+    return total, different
+
+
+@kernel
+def _open_hubs(data: NDArray[np.uint8], hubs: NDArray[np.int64], words: NDArray[np.int64]) -> None:
+    """Place and size of topic and content type in hub blocks that are plain; -1 for none."""
+    for index in range(hubs.shape[1]):
+        place, flags = hubs[0, index] + 1, data[hubs[0, index]]
+        for field in range(2):
+            words[2 * field, index], words[2 * field + 1, index] = -1, 0
+            if flags & (1 << field):
+                size = (np.int64(data[place]) << 8) | np.int64(data[place + 1])
+                words[2 * field, index], words[2 * field + 1, index] = place + 2, size
+                place += 2 + size
 
 
 _GUESS = 64
@@ -185,8 +218,11 @@ class _Scan:
     """The kernel's rows, a field a line, and what the readable decoder made of the deep ones."""
 
     rows: NDArray[np.int64]
+    span: NDArray[np.int32]
+    kind: NDArray[np.uint8]
+    hub_of: NDArray[np.int32]
+    hubs: NDArray[np.int64]
     consumed: NDArray[np.int64]
-    bad: NDArray[np.int64]
     deep: NDArray[np.int64]
     messages: list[Message]
     rejects: list[Reject]
@@ -217,25 +253,25 @@ class EmpColumns(ColumnDecoder):
 def _decode(spans: Spans, settings: EmpSettings) -> Columns:
     """All messages of spans that share their settings."""
     found = _scan(spans, settings)
-    rows, deep, messages = found.rows, found.deep, found.messages
-    kind = rows[_KIND].astype(np.uint8)
+    rows, kind, deep, messages = found.rows, found.kind, found.deep, found.messages
+    requests, responses = kind == _REQUEST, kind == _RESPONSE
     kind[deep] = [KIND_CODES[message.kind] for message in messages]
-    plain = np.ones(len(kind), np.bool_)
-    plain[deep] = False
     numbers = rows[_ID].view(np.uint64)
-    done = np.where(plain & (kind == _RESPONSE), np.int32(0), np.int32(-1))
+    words = np.empty((4, found.hubs.shape[1]), np.int64)
+    _open_hubs(spans.data, found.hubs, words)
+    done = np.where(responses, np.int32(0), np.int32(-1))
     return Columns(
-        span=rows[_SPAN].astype(np.int32),
-        offset=rows[_OFFSET].copy(),
-        size=rows[_SIZE].copy(),
+        span=found.span,
+        offset=rows[_OFFSET],
+        size=rows[_SIZE],
         kind=kind,
-        topic=_words(spans.data, rows[_TOPIC], rows[_TOPIC_SIZE], deep, [m.topic for m in messages]),
-        message_id=_numbers(numbers, plain & (kind == _REQUEST), deep, [m.id for m in messages]),
-        correlation_id=_numbers(numbers, plain & (kind == _RESPONSE), deep, [m.correlation_id for m in messages]),
-        status=_with_deep(done, [DONE], deep, [m.status for m in messages]),
-        content_type=_words(spans.data, rows[_CONTENT], rows[_CONTENT_SIZE], deep, [m.content_type for m in messages]),
-        body=_bodies(spans.data, rows, deep, [m.body for m in messages]),
-        attributes=_attributes(plain, messages),
+        topic=_words(spans.data, found, words[0], words[1], [m.topic for m in messages]),
+        message_id=_numbers(numbers, requests, deep, [m.id for m in messages]),
+        correlation_id=_numbers(numbers, responses, deep, [m.correlation_id for m in messages]),
+        status=with_words(done, [DONE], deep, [m.status for m in messages]),
+        content_type=_words(spans.data, found, words[2], words[3], [m.content_type for m in messages]),
+        body=gather_with(spans.data, rows[_BODY], rows[_BODY_SIZE], deep, [m.body for m in messages]),
+        attributes=_attributes(len(kind), deep, messages),
         authenticity=words_column(np.zeros(len(kind), np.int32), ["none"]),
         rejects=found.rejects,
         consumed=found.consumed,
@@ -251,16 +287,19 @@ def _scan(spans: Spans, settings: EmpSettings) -> _Scan:
     broken = np.empty(max(len(spans.streams), 1), np.bool_)
     room = int((spans.end - spans.start).sum()) // _GUESS + 16
     while True:
-        rows = np.empty((_FIELDS, room), np.int64)
-        total = _find(
+        rows, hubs = np.empty((_FIELDS, room), np.int64), np.empty((2, room), np.int64)
+        span_of, kind, hub_of = np.empty(room, np.int32), np.empty(room, np.uint8), np.empty(room, np.int32)
+        total, different = _find(
             spans.data, spans.start, spans.end, spans.stream, broken, settings.max_message, left_out, consumed, bad,
-            rows,
+            rows, span_of, kind, hub_of, hubs,
         )  # fmt: skip
         if total <= room:
             break
         room = total  # and once more, with room for all
-    rows = rows[:, :total]
-    deep = np.flatnonzero(rows[_KIND] == _DEEP)
+    rows, span_of, kind, hub_of, hubs = (
+        rows[:, :total], span_of[:total], kind[:total], hub_of[:total], hubs[:, :different],
+    )  # fmt: skip
+    deep = np.flatnonzero(kind == _DEEP)
     messages: list[Message] = []
     read: list[int] = []
     violations: dict[int, tuple[int, ProtocolViolation]] = {}
@@ -271,7 +310,7 @@ def _scan(spans: Spans, settings: EmpSettings) -> _Scan:
         violations[int(spans.stream[index])] = (int(index), _violation(head, settings, at))
     cut: set[int] = set()
     for row in deep.tolist():
-        span, at, size = (int(value) for value in rows[: _SIZE + 1, row])
+        span, at, size = int(span_of[row]), int(rows[_OFFSET, row]), int(rows[_SIZE, row])
         stream = int(spans.stream[span])
         if stream in cut:
             continue
@@ -285,10 +324,14 @@ def _scan(spans: Spans, settings: EmpSettings) -> _Scan:
             messages.append(message)
             read.append(row)
     if not violations:
-        return _Scan(rows, consumed, bad, np.array(read, np.int64), messages, [])
-    kept, rejects = _cut(spans, rows, violations, consumed)
+        return _Scan(rows, span_of, kind, hub_of, hubs, consumed, np.array(read, np.int64), messages, [])
+    limit, rejects = _cut(spans, violations, consumed)
+    kept = rows[_OFFSET] < limit[span_of]
     moved = np.cumsum(kept) - 1
-    return _Scan(rows[:, kept], consumed, bad, moved[np.array(read, np.int64)], messages, rejects)
+    return _Scan(
+        rows[:, kept], span_of[kept], kind[kept], hub_of[kept], hubs, consumed, moved[np.array(read, np.int64)],
+        messages, rejects,
+    )  # fmt: skip
 
 
 def _read(data: bytes, settings: EmpSettings) -> Message:
@@ -309,12 +352,9 @@ def _violation(head: bytes, settings: EmpSettings, at: int) -> ProtocolViolation
 
 
 def _cut(
-    spans: Spans,
-    rows: NDArray[np.int64],
-    violations: dict[int, tuple[int, ProtocolViolation]],
-    consumed: NDArray[np.int64],
-) -> tuple[NDArray[np.bool_], list[Reject]]:
-    """Which rows stand before the violations, and the rejects from there on."""
+    spans: Spans, violations: dict[int, tuple[int, ProtocolViolation]], consumed: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], list[Reject]]:
+    """Before which place the rows of each span are kept, and the rejects from there on."""
     limit = np.full(len(spans.start), np.iinfo(np.int64).max, np.int64)
     rejects: list[Reject] = []
     for span, stream in enumerate(spans.stream.tolist()):
@@ -329,28 +369,21 @@ def _cut(
         else:
             limit[span] = start
             rejects.append(Reject(span, start, end - start, BROKEN, AFTER_VIOLATION))
-    return rows[_OFFSET] < limit[rows[_SPAN]], rejects
+    return limit, rejects
 
 
 def _words(
     data: NDArray[np.uint8],
+    found: _Scan,
     start: NDArray[np.int64],
     size: NDArray[np.int64],
-    deep: NDArray[np.int64],
     values: Sequence[str | None],
 ) -> pa.Array:
-    """Slices of ASCII that repeat, as text; null where `start` is negative. Deep rows have values of their own."""
+    """One of the texts of each row's hub block; deep rows have values of their own."""
     codes, words = number_words(data, start, size)
-    return _with_deep(codes, [word.decode("ascii") for word in words], deep, values)
-
-
-def _with_deep(
-    codes: NDArray[np.int32], words: list[str], deep: NDArray[np.int64], values: Sequence[str | None]
-) -> pa.Array:
-    """Words by their codes, with those of the deep rows put in."""
-    known = {word: code for code, word in enumerate(words)}
-    codes[deep] = [-1 if value is None else known.setdefault(value, len(known)) for value in values]
-    return words_column(codes, list(known))
+    # The last one stands for no block: those have the number -1.
+    own = np.append(codes, np.int32(-1))[found.hub_of]
+    return with_words(own, [word.decode("ascii") for word in words], found.deep, values)
 
 
 def _numbers(
@@ -368,24 +401,14 @@ def _numbers(
     return pc.replace_with_mask(texts, pa.array(mask), pa.array(values, pa.string()))
 
 
-def _bodies(data: NDArray[np.uint8], rows: NDArray[np.int64], deep: NDArray[np.int64], values: list[bytes]) -> pa.Array:
-    """All bodies; those of deep rows may be longer than the input, and stand beside it."""
-    start, size = rows[_BODY], rows[_BODY_SIZE]
-    if values:
-        own = np.array([len(value) for value in values], np.int64)
-        start[deep] = -1 - (np.cumsum(own) - own)
-        size[deep] = own
-    return gather(data, start, size, b"".join(values))
-
-
-def _attributes(plain: NDArray[np.bool_], messages: list[Message]) -> pa.Array:
+def _attributes(count: int, deep: NDArray[np.int64], messages: list[Message]) -> pa.Array:
     """The attributes; only deep rows have any."""
     import pyarrow as pa
 
-    counts = np.zeros(len(plain) + 1, np.int32)
-    counts[1:][~plain] = [len(message.attributes) for message in messages]
+    offsets = np.zeros(count + 1, np.int32)
+    if messages:
+        offsets[1:][deep] = [len(message.attributes) for message in messages]
+        np.cumsum(offsets, out=offsets)
     names = [name for message in messages for name in message.attributes]
     values = [value for message in messages for value in message.attributes.values()]
-    return pa.MapArray.from_arrays(
-        pa.array(np.cumsum(counts, dtype=np.int32)), pa.array(names, pa.string()), pa.array(values, pa.string())
-    )
+    return pa.MapArray.from_arrays(pa.array(offsets), pa.array(names, pa.string()), pa.array(values, pa.string()))
