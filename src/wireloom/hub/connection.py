@@ -536,9 +536,9 @@ class _Recorded(Pipe):
             self.carries_messages, self.max_write = pipe.carries_messages, pipe.max_write
 
     def write(self, data: bytes) -> None:
-        """Record and send."""
-        self._connection.record_sent(data)
+        """Send and record: the peer wakes up meanwhile."""
         self._pipe.write(data)
+        self._connection.record_sent(data)
 
     def finish(self) -> None:
         """Say that no more will be written."""

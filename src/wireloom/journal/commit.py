@@ -65,6 +65,8 @@ class GroupCommit:
         """Seconds a commit takes, as a moving average."""
         self._latest: deque[float] = deque([0.0], maxlen=9)
         """Seconds that the last commits took."""
+        self._is_fast = True
+        """What they say of the disk."""
         self._closed = False
         journal.on_pending = self._pending
         if journal.has_pending:
@@ -182,10 +184,6 @@ class GroupCommit:
             done = self._loop.run_in_executor(self._thread, self._store, batch)
             done.add_done_callback(lambda future: self._stored(batch, future))
 
-    @property
-    def _is_fast(self) -> bool:
-        return sorted(self._latest)[len(self._latest) // 4] < INLINE_SECONDS
-
     def _store(self, batch: JournalBatch) -> float:
         started = time.perf_counter()
         self.journal.store(batch)
@@ -213,6 +211,7 @@ class GroupCommit:
                     self._next.set_result(None)
                 self._next = None
         self._tell_durable()
+        self._is_fast = sorted(self._latest)[len(self._latest) // 4] < INLINE_SECONDS
         self._tell_room()
         if self.healthy and self.journal.has_pending:
             if self._waiting:
