@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from typing import cast
 
 import uvloop
 
@@ -26,6 +27,30 @@ async def bare() -> int:
             self.write(data)
 
     server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", 0)
+    _keep.append(server)
+    return int(server.sockets[0].getsockname()[1])
+
+
+async def relay(target: int) -> int:
+    """Passes bytes on to the bare server at a port, and its answers back: the least that anything in between does."""
+    loop = asyncio.get_running_loop()
+
+    class Outward(asyncio.Protocol):
+        def __init__(self, back: asyncio.Transport) -> None:
+            self.data_received = back.write  # type: ignore[method-assign]
+
+    class Inward(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            back = cast(asyncio.Transport, transport)
+            self.onward = loop.create_task(loop.create_connection(lambda: Outward(back), "127.0.0.1", target))
+
+        def data_received(self, data: bytes) -> None:
+            if self.onward.done():
+                self.onward.result()[0].write(data)
+            else:
+                self.onward.add_done_callback(lambda _: self.data_received(data))
+
+    server = await loop.create_server(Inward, "127.0.0.1", 0)
     _keep.append(server)
     return int(server.sockets[0].getsockname()[1])
 
@@ -121,6 +146,8 @@ async def main(kind: str, *rest: str) -> None:
     makers = {"bare": bare, "websockets": websockets, "grpc": grpc, "zmq": zmq}
     if kind == "nats":
         port = await nats(int(rest[0]))
+    elif kind == "relay":
+        port = await relay(int(rest[0]))
     elif kind == "provider":
         port = await provider(rest[0], int(rest[1]))
     elif kind in makers:

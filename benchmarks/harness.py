@@ -43,10 +43,11 @@ class Result:
         ratios = self.ratios
         middle = statistics.median(ratios)
         verdict = "met" if middle >= self.goal else "MISSED"
+        goal = f"≥ {self.goal:g}× {verdict}" if self.goal else "none"
         ours, theirs = statistics.median(self.ours), statistics.median(self.theirs)
         return (
             f"| {self.measure} | {self.peer} | {ours:,.0f} | {theirs:,.0f} "
-            f"| {middle:.2f}× ({min(ratios):.2f}–{max(ratios):.2f}) | ≥ {self.goal:g}× {verdict} |"
+            f"| {middle:.2f}× ({min(ratios):.2f}–{max(ratios):.2f}) | {goal} |"
         )
 
 

@@ -27,9 +27,9 @@ TITLES = {
     "zmq": "pyzmq asyncio",
 }
 KINDS = ("bare", "websockets", "grpc", "zmq", "emp", "hsp", "yamp", "emp-awake")
-COUNTS = {1: 5_000, 64: 30_000}
+COUNTS = {1: 10_000, 64: 100_000}
 STYLES = {"tasks": "a coroutine each", "best": "in a row"}
-SLOW = {"grpc": 5, "nats": 2}
+SLOW = {"grpc": 5, "nats": 2, "zmq": 2}
 """Peers that get through fewer requests in the same time."""
 LATENCIES: dict[str, list[tuple[float, float]]] = {}
 
