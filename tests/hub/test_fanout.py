@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import wireloom
-from tests.hub.running import data, eventually, hub_on, stream_to, url_of
+from tests.hub.running import ALL, data, eventually, hub_on, stream_to, url_of
 
 HUB = "\n".join(
     f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\nprofile = true\n' + ('topics = { 7 = "many" }' * (scheme == "hsp"))
@@ -33,6 +33,23 @@ async def test_a_burst_reaches_subscribers_of_every_protocol_in_order(tmp_path: 
             for events in subscriptions:
                 assert [(await anext(events)).body for _ in bodies] == bodies
         assert sum(hub.metrics.delivered.value(name) for name in ("hsp", "emp", "yamp")) == COUNT * len(subscriptions)
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+async def test_a_burst_waits_for_a_subscriber_that_has_to_confirm_what_it_got(tmp_path: Path, size: int) -> None:
+    few = ALL.replace('wolpertinger://127.0.0.1:0"', 'wolpertinger://127.0.0.1:0"\nsettings = { max_unconfirmed = 8 }')
+    async with (
+        hub_on(tmp_path, few) as hub,
+        wireloom.connect(url_of(hub, "wolpertinger")) as reader,
+        wireloom.connect(url_of(hub, "yamp")) as source,
+        reader.subscribe("sensors/#") as events,
+    ):
+        for number in range(100):
+            source.send_event("sensors/kitchen", b"%-*d" % (size, number))
+        async with asyncio.timeout(30):
+            assert [int((await anext(events)).body) for _ in range(100)] == list(range(100))
+        assert not hub.metrics.undeliverable.value("wolpertinger")
+        await eventually(lambda: hub.queued_bytes == 0)
 
 
 async def test_what_one_subscriber_cannot_be_told_reaches_the_others(tmp_path: Path) -> None:

@@ -148,6 +148,19 @@ async def test_a_subscriber_that_does_not_read_costs_no_memory_and_loses_nothing
         writer.close()
 
 
+@pytest.mark.parametrize("size", [10, 20_000])
+async def test_a_subscriber_gets_the_past_no_faster_than_it_confirms_it(tmp_path: Path, size: int) -> None:
+    few = HUB.replace('wolpertinger://127.0.0.1:0"', 'wolpertinger://127.0.0.1:0"\nsettings = { max_unconfirmed = 8 }')
+    async with hub_on(tmp_path, few) as hub:
+        async with wireloom.connect(url_of(hub, "yamp")) as peer:
+            for number in range(200):
+                await peer.publish("news", b"%-*d" % (size, number), ack=True)
+        async with wireloom.connect(url_of(hub, "wolpertinger")) as peer:
+            async with peer.subscribe("news", since="start") as one, peer.subscribe("news", since="start") as other:
+                assert numbers(await take(one, 200)) == numbers(await take(other, 200)) == list(range(200))
+        assert not hub.metrics.undeliverable.value("wolpertinger")
+
+
 async def test_what_retention_took_is_left_out_and_told(tmp_path: Path) -> None:
     async with hub_on(tmp_path, SMALL) as hub:
         await publish(hub, "hsp", "hsp/7", range(600))

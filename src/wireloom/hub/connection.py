@@ -273,6 +273,9 @@ class Connection(Outbox):
             self._record_refused(refused.clause, refused.detail, refused.data)
         if self.session.violation is not None:
             self._record_violation()
+        if self.session.remembers:
+            # It may have confirmed what others wait behind.
+            self._write_queued()
         hub.write_out()
         hub.watch_pending()
 

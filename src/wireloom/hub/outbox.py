@@ -111,12 +111,17 @@ class Outbox(abc.ABC):
         self._write_queued()
 
     @property
+    def _is_behind(self) -> bool:
+        """Whether the peer has first to take, or to confirm, what it was sent."""
+        return self.driver.writing_is_paused or (self.session.remembers and self.session.is_full)
+
+    @property
     def _must_wait(self) -> bool:
         """Whether the next event has to wait for its turn."""
-        return bool(self.driver.writing_is_paused or self._queue or self._urgent or self._events_held)
+        return bool(self._queue or self._urgent or self._events_held or self._is_behind)
 
     def _write_queued(self) -> None:
-        while (self._urgent or self._queue) and not self.driver.writing_is_paused and not self._events_held:
+        while (self._urgent or self._queue) and not self._events_held and not self._is_behind:
             waiting, count = (self._urgent or self._queue).popleft()
             self._count_queued(-_size(waiting))
             if isinstance(waiting, Message):
@@ -126,7 +131,7 @@ class Outbox(abc.ABC):
                 self._write_frames(waiting, count)
         if not self._queue and self._lost:
             self._report_lost()
-        if not self.driver.writing_is_paused:
+        if not self._is_behind:
             self._tell_room()
 
     # Events that are read from the journal, and wait there for room
@@ -138,7 +143,7 @@ class Outbox(abc.ABC):
 
     async def writable(self) -> None:
         """Wait until something can be written, ahead of events that wait. Raises PeerClosed likewise."""
-        while self.driver.writing_is_paused:
+        while self._is_behind:
             await self._wait_for_room()
 
     async def _wait_for_room(self) -> None:

@@ -321,6 +321,11 @@ class Session(abc.ABC):
         """
         return None
 
+    @property
+    def is_full(self) -> bool:
+        """Where it `remembers`: whether so much is not confirmed yet that events should wait until more comes in."""
+        return False
+
     def send_event(self, event: Message, packed: object, now: float) -> None:
         """Queue an event ahead of all that waits for slow work, so that `outgoing` gives it at once.
 

@@ -187,13 +187,21 @@ def test_an_event_packed_before_the_key_exchange_is_encrypted_if_it_is_sent_afte
     assert {each.encryption for each in said(both.server.outgoing()) if isinstance(each, Data)} == {"aes"}
 
 
-def test_events_are_not_packed_for_a_peer_that_is_gone_or_confirms_nothing() -> None:
-    server = working(max_unconfirmed=1)
-    server.send_event(event(b"small"), None, 0.0)
+def test_a_session_is_full_until_the_peer_confirms_what_it_got() -> None:
+    server = working(max_unconfirmed=2)
+    server.send_event(event(b"1"), None, 0.0)
+    assert not server.is_full
+    server.send_event(event(b"2"), None, 0.0)
+    assert server.is_full
     with pytest.raises(LimitExceeded, match="max_unconfirmed"):
-        server.packing(event(b"x" * 50_000))
-    with pytest.raises(LimitExceeded, match="max_unconfirmed"):
-        server.send_event(event(b"small"), None, 0.0)
+        server.send(event(b"3"), 0.0)
+    first = next(each for each in said(server.outgoing()) if isinstance(each, Data))
+    server.receive(b"result:0;message_id:%d;\n" % first.message_id, 1.0)
+    assert not server.is_full
+
+
+def test_events_are_not_packed_for_a_peer_that_is_gone() -> None:
+    server = working()
     server.close(0.0)
     with pytest.raises(PeerClosed):
         server.packing(event(b"x" * 50_000))

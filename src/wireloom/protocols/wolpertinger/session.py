@@ -363,14 +363,12 @@ class WolpertingerSession(Transmission):
         if not self._is_large(event):
             return None
         self._check_open(_EVENT)
-        self._check_room()
         event, settings, cipher = self._with_call_id(event), self.settings, self._cipher
         return lambda: pack(messages.to_document(event, profile=settings.profile), settings, cipher)
 
     def send_event(self, event: Message, packed: object, now: float) -> None:
         """Queue an event past what is being written."""
         self._check_open(_EVENT)
-        self._check_room()
         if isinstance(packed, Packed) and self._held is None and packed.cipher is self._cipher:
             self._say_packed(packed, now)
             return
@@ -411,9 +409,15 @@ class WolpertingerSession(Transmission):
         if self.state is _CLOSED or (self.state is _CLOSING and kind not in _ANSWERS):
             raise PeerClosed("the wolpertinger connection is closed")
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the peer has still to confirm as much as is sent ahead of its confirmations."""
+        unconfirmed = self._unconfirmed
+        return len(unconfirmed.waiting) >= self.settings.max_unconfirmed or unconfirmed.size > BYTES
+
     def _check_room(self) -> None:
-        most = self.settings.max_unconfirmed
-        if len(self._unconfirmed.waiting) >= most or self._unconfirmed.size > BYTES:
+        if self.is_full:
+            most = self.settings.max_unconfirmed
             raise LimitExceeded(f"too many messages wait for their delivery confirmation; max_unconfirmed is {most}")
         if len(self._waiting) >= self.settings.max_calls:
             raise LimitExceeded(f"too many calls wait for their answer; max_calls is {self.settings.max_calls}")
