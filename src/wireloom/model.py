@@ -179,7 +179,10 @@ def to_event_data(body: bytes, content_type: str | None = None) -> dict[str, typ
     """
     with contextlib.suppress(ValueError, RecursionError):
         if content_type is not None and _is_json(content_type):
-            return {"data": json.loads(body)}
+            data = json.loads(body)
+            # Python reads numbers that JSON does not have, and texts that are no Unicode.
+            json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
+            return {"data": data}
         if content_type is not None and content_type.lower().startswith("text/"):
             return {"data": body.decode()}
     return {"data_base64": base64.b64encode(body).decode()}

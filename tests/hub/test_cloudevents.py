@@ -84,6 +84,7 @@ def test_structured_data_by_its_type() -> None:
     assert body("größe".encode(), "text/plain")["data"] == "größe"
     assert body(b"\xff", "text/plain")["data_base64"] == "/w=="
     assert body(b"{broken", "application/json")["data_base64"]
+    assert body(b"[NaN]", "application/json")["data_base64"] and body(b"[1e999]", "application/json")["data_base64"]
 
 
 # --- in
@@ -113,6 +114,19 @@ async def test_a_posted_event_reaches_subscribers_and_the_journal(tmp_path: Path
         # It was answered, so it is on disk.
         kept = [e.message for e in read_messages(tmp_path / "journal") if e.message.kind is Kind.REQUEST]
         assert sum(message.topic == "$hub/publish/shop/sold" for message in kept) == 4
+
+
+async def test_a_topic_in_a_path_is_decoded_once(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, HUB) as hub:
+        host, port = hub.urls["http"].removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
+        for path in ("rooms/50%25", "rooms/a%2541", "rooms/k%C3%BCche"):
+            writer.write(f"POST /events/{path} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n{head}\r\n".encode())
+            assert b" 204 " in (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0]
+        writer.close()
+        kept = [e.message.topic for e in read_messages(tmp_path / "journal") if e.message.kind is Kind.REQUEST]
+        assert kept == [f"$hub/publish/rooms/{name}" for name in ("50%", "a%41", "küche")]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +238,27 @@ async def test_events_of_any_protocol_are_posted(tmp_path: Path, mode: str) -> N
         # What came as a CloudEvent goes out as the same one.
         assert {name: shop.context[name] for name in CONTEXT} == CONTEXT
         assert ("cloudevents" in hook.modes[0]) is (mode == "structured")
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+async def test_no_event_ends_a_webhook(tmp_path: Path, mode: str) -> None:
+    """A content type that no header can hold, a text that is no Unicode, and a context that is none."""
+    context = json.dumps(CONTEXT | {"no name\r\nx": "1"}).encode().hex()
+    strange = CONTEXT | {"source": "\ud800"}
+    emp = '[[listener]]\nurl = "emp://127.0.0.1:0"\n'
+    async with receiver() as hook, hub_on(tmp_path, with_webhook(hook.url, mode) + emp) as hub:
+        async with wireloom.connect(url_of(hub, "emp")) as peer:
+            for message in (
+                wireloom.Message(Kind.EVENT, "alerts/1", b"1", content_type="text/plain\r\nX-Other: 1"),
+                wireloom.Message(Kind.EVENT, "alerts/2", b'"\\ud800"', content_type="application/json"),
+                wireloom.Message(Kind.EVENT, "alerts/3", b"3", attributes={"extension.129": context}),
+                wireloom.Message(
+                    Kind.EVENT, "alerts/4", b"4", attributes={"extension.129": json.dumps(strange).encode().hex()}
+                ),
+                wireloom.Message(Kind.EVENT, "alerts/5", b"5"),
+            ):
+                peer.send(message)
+            await settled(lambda: hub.metrics.webhooks.value("test", "taken") == 5)
 
 
 async def test_it_tries_again_until_it_is_taken_and_leaves_out_what_is_refused(

@@ -87,9 +87,9 @@ def _context(message: Message) -> dict[str, type_of_json]:
     """What a message brought of the context of a CloudEvent; at the least, of its trace."""
     trace: dict[str, type_of_json] = {name: message.attributes[name] for name in TRACE if name in message.attributes}
     try:
-        found = json.loads(bytes.fromhex(message.attributes[CONTEXT]))
-        return found if all(found.get(name) for name in REQUIRED) else trace
-    except (KeyError, ValueError, AttributeError):
+        # Whoever speaks emp can write such a block, so it is looked at like what comes over HTTP.
+        return _checked(dict(json.loads(bytes.fromhex(message.attributes[CONTEXT]))))
+    except (KeyError, ValueError, TypeError, RecursionError, NoCloudEvent):
         return trace
 
 
@@ -102,17 +102,18 @@ def to_http(event: CloudEvent, mode: Mode) -> tuple[dict[str, str], bytes]:
     """
     if mode is Mode.BINARY:
         headers = {
-            f"ce-{name}": quote(_text(value), safe=_HEADER_SAFE)
+            f"ce-{name}": quote(_text(value), safe=_HEADER_SAFE, errors="replace")
             for name, value in event.context.items()
             if name != "datacontenttype"
         }
-        if event.content_type is not None:
+        if event.content_type is not None and event.content_type.isprintable():
+            # Any text may be a content type in some protocols, but there are some that no header can hold.
             headers["Content-Type"] = event.content_type
         return headers, event.data
     whole = dict(event.context)
     if event.data:
         whole |= to_event_data(event.data, event.content_type or "application/json")
-    return {"Content-Type": f"{STRUCTURED}; charset=utf-8"}, json.dumps(whole, ensure_ascii=False).encode()
+    return {"Content-Type": f"{STRUCTURED}; charset=utf-8"}, json.dumps(whole).encode()
 
 
 def from_http(headers: Mapping[str, str], body: bytes) -> list[CloudEvent]:

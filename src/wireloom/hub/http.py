@@ -14,7 +14,6 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -126,7 +125,7 @@ class HttpServer:
             events = from_http(request.headers, body)
             if topic is not None and len(events) != 1:
                 raise NoCloudEvent("a batch is posted to /events: each event names its topic as its subject")
-            wanted = [(validate_topic(unquote(topic) if topic else each.topic or ""), each) for each in events]
+            wanted = [(validate_topic(topic or each.topic or ""), each) for each in events]
         except (NoCloudEvent, ConfigError) as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         for name, _ in wanted:

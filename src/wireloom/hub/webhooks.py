@@ -12,11 +12,11 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -237,8 +237,13 @@ class Webhooks:
     def start(self) -> None:
         """Post from now on."""
         for webhook in self._prepared:
-            self._running[webhook.config.name] = webhook.config, asyncio.get_running_loop().create_task(webhook.run())
+            self._go(webhook.config, webhook.run())
         self._prepared = []
+
+    def _go(self, config: WebhookConfig, run: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(run)
+        self._running[config.name] = config, task
+        task.add_done_callback(lambda done: _tell_failure(done, config.name))
 
     def change(self, configs: tuple[WebhookConfig, ...]) -> None:
         """Stop those that are gone, start those that are new; one that is changed goes on where it was."""
@@ -254,7 +259,7 @@ class Webhooks:
                 run = self._go_on(self._running[name][1], config)
             else:
                 continue
-            self._running[name] = config, asyncio.get_running_loop().create_task(run)
+            self._go(config, run)
 
     async def _go_on(self, before: asyncio.Task[None], config: WebhookConfig) -> None:
         before.cancel()
@@ -267,6 +272,11 @@ class Webhooks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tell_failure(task: asyncio.Task[None], name: str) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("webhook %s has ended: %s", name, task.exception(), exc_info=task.exception())
 
 
 def _cursor_name(name: str) -> str:
