@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -78,10 +79,43 @@ async def test_everything_that_is_read_at_the_start_only_is_named(
 
 async def test_limits_that_open_doors_keep_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with hub_on(tmp_path, BASE) as hub:
-        assert reload(hub, tmp_path, BASE + "[limits]\nhandshake_seconds = 3\nmax_connections = 7\nidle_seconds = 60\n")
+        doors = "handshake_seconds = 3\nmax_connections = 7\nbusy_poll_seconds = 0.0001\n"
+        assert reload(hub, tmp_path, f"{BASE}[limits]\n{doors}idle_seconds = 60\n")
         assert hub.config.limits.handshake_seconds == 3, "that of the protocols is in force"
     kept = "handshake_seconds for TLS and WebSocket, max_connections for sources of one datagram listener"
-    assert f"changes of {kept} wait for a restart" in caplog.text
+    assert f"changes of busy_poll_seconds on streams, {kept} wait for a restart" in caplog.text
+
+
+async def test_what_is_in_force_at_once_is_not_said_to_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    webhook = '[[webhook]]\nname = "new"\nurl = "http://127.0.0.1:9/"\ntopic = "alerts/#"\n'
+    async with hub_on(tmp_path, BASE) as hub:
+        assert reload(hub, tmp_path, BASE + webhook + "[limits]\nidle_seconds = 60\n")
+        assert [each.name for each in hub.config.webhooks] == ["new"]
+    assert "wait for a restart" not in caplog.text
+
+
+async def test_certificates_of_the_pages_are_renewed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Authority(tmp_path, "Old Authority").issue("hub")
+    tls = f'tls = {{ certificate = "{tmp_path}/hub.pem", key = "{tmp_path}/hub.key" }}\n'
+    text = '[[listener]]\nurl = "hsp://127.0.0.1:0"\n[http]\nurl = "https://127.0.0.1:0"\n' + tls
+    async with hub_on(tmp_path, text) as hub:
+        port = int(hub.urls["http"].rpartition(":")[2])
+
+        async def status(authority: Authority) -> bytes:
+            context = wireloom.TLS(ca=authority.path).client_context()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+        new = Authority(tmp_path, "New Authority")
+        with pytest.raises(ssl.SSLError):
+            await status(new)
+        new.issue("hub")
+        assert reload(hub, tmp_path, text)
+        assert b" 200 " in await status(new)
+    assert "wait for a restart" not in caplog.text
 
 
 async def test_a_new_size_of_messages_holds_for_connections_that_come_then(tmp_path: Path) -> None:

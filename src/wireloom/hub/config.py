@@ -141,7 +141,9 @@ class HttpConfig:
 
     address: Address
     events: bool = True
-    tls: ssl.SSLContext | None = None
+    tls: ssl.SSLContext | None = field(default=None, compare=False)
+    certificates: TLS | None = None
+    """What `tls` is made from."""
 
     @property
     def local(self) -> bool:
@@ -315,8 +317,10 @@ def _http(table: Mapping[str, object]) -> HttpConfig | None:
         url = parse_url(str(text))
         if url.scheme not in ("http", "https"):
             raise ConfigError(f"URL {text!r}: pages are served over http or https, such as {DEFAULT_HTTP}")
-        tls = _tls(table.get("tls"), Scheme(url.scheme, "tcp", 80, secure=url.scheme == "https"))
-        return HttpConfig(url.address(443 if tls else 80).with_path(""), events, tls)
+        named = table.get("tls")
+        tls = _tls(named, Scheme(url.scheme, "tcp", 80, secure=url.scheme == "https"))
+        certificates = TLS(**named) if isinstance(named, dict) else None
+        return HttpConfig(url.address(443 if tls else 80).with_path(""), events, tls, certificates)
     except WrongKey:
         raise
     except ConfigError as error:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.hub")
 
 _AT_START = ("data", "journal", "http", "tracing")
-"""Sections that are read when the hub starts, and not again."""
+"""Sections that are read when the hub starts, and not again; but for the certificates of the pages."""
 _DOORS = {
+    "busy_poll_seconds": "on streams",
     "handshake_seconds": "for TLS and WebSocket",
     "max_connections": "for sources of one datagram listener",
     "message_bytes": "for messages of WebSockets",
@@ -46,11 +47,9 @@ def reload_from(hub: Hub, load: Callable[[], HubConfig]) -> bool:
 def reload(hub: Hub, config: HubConfig) -> list[str]:
     """Take routes, rules, limits, webhooks and certificates; returns what only a restart can change."""
     old = hub.config
-    later = [
-        f"[{name}]"
-        for name in ("data", "journal", "http", "webhooks", "tracing")
-        if getattr(old, name) != getattr(config, name)
-    ]
+    later = [f"[{name}]" for name in _AT_START if getattr(old, name) != getattr(config, name)]
+    if old.http is not None and old.http.tls is not None and config.http is not None and config.http.certificates:
+        config.http.certificates.renew(old.http.tls)
     known = {listener.url: listener for listener in old.listeners}
     for listener in config.listeners:
         before = known.pop(listener.url, None)
