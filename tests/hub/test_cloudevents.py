@@ -150,7 +150,7 @@ async def test_what_is_not_taken_says_why(
         assert got == status and said in json.loads(text)["error"], text
 
 
-async def test_rules_say_who_may_post_where(tmp_path: Path) -> None:
+async def test_rules_say_who_may_post_where(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("shop: s3cret-token-of-the-shop\n")
     tokens.chmod(0o600)
@@ -170,6 +170,31 @@ publish = ["shop/#"]
             (await post(hub, "/events/shop/sold", b"1", HEADERS | {"Authorization": "Bearer x"}))[0] for _ in range(12)
         ]
         assert guesses[0] == 401 and guesses[-1] == 429
+        assert hub.metrics.denied.value("http", "publish") == 2
+    told = [getattr(each, "event", "") for each in caplog.records]
+    assert [told.count(f"login.{outcome}") for outcome in ("refused", "limited")] == [10, 2]
+    assert "token:shop may not publish 'bank/account'" in caplog.text
+    assert "anonymous may not publish 'shop/sold'" in caplog.text and "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["pause", "refuse"])
+async def test_the_rate_of_a_principal_holds_for_what_it_posts(tmp_path: Path, policy: str) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("shop: s3cret-token-of-the-shop\nbank: s3cret-token-of-the-bank\n")
+    tokens.chmod(0o600)
+    text = f'[limits]\nmessages_per_second = 10\nover_rate = "{policy}"\n[access]\ntokens = "{tokens}"\n'
+    text += '[[access.rule]]\nwho = ["token:*"]\npublish = ["#"]\n'
+    batch = json.dumps([CONTEXT | {"subject": "a", "id": str(number)} for number in range(10)]).encode()
+    async with hub_on(tmp_path / "data", HUB + text) as hub:
+
+        async def posted(who: str) -> int:
+            headers = {"Content-Type": BATCH, "Authorization": f"Bearer s3cret-token-of-the-{who}"}
+            return (await post(hub, "/events", batch, headers))[0]
+
+        assert [await posted("shop"), await posted("bank")] == [204, 204]
+        assert not hub.metrics.over_rate.value("http", policy), "each has its own"
+        assert await posted("shop") == (204 if policy == "pause" else 429)
+        assert hub.metrics.over_rate.value("http", policy) == 1
 
 
 async def test_events_can_be_turned_off(tmp_path: Path) -> None:

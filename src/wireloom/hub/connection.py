@@ -196,7 +196,9 @@ class Connection(Outbox):
         self.identities = (*self._shown, *(pipe.identities if pipe is not None else ()), *self._proved)
         self.grants = self.grants_of()
         payer = self.principal if self.identities else self.address
-        self._bucket = hub.doorkeeper.bucket(payer, self.address, stranger=self.is_stranger)
+        self._bucket = None
+        if not self.listener.internal:  # who posts events over HTTP has paid there
+            self._bucket = hub.doorkeeper.bucket(payer, self.address, stranger=self.is_stranger)
         self._guarded = not self.grants.everything or self._bucket is not None
         self._denied = None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from wireloom.hub.access import Right
+from wireloom.hub.access import ANONYMOUS, Grants, Right
 from wireloom.hub.cloudevents import CloudEvent, NoCloudEvent, from_http
+from wireloom.hub.limits import OverRate
+from wireloom.hub.logs import about
 from wireloom.model import ConfigError, Kind, LimitExceeded, Message, RequestFailed, RequestTimeout, WireloomError
 from wireloom.protocols.contract import PUBLISH
 from wireloom.topics import validate_topic
@@ -28,6 +31,10 @@ if TYPE_CHECKING:
     from wireloom.hub.hub import Hub
     from wireloom.peers.client import Client
 
+log = logging.getLogger("wireloom.hub")
+
+_NAME = "http"
+"""Of this way in, where metrics have the name of a protocol."""
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
@@ -119,7 +126,8 @@ class HttpServer:
     async def _take(self, request: web.Request) -> web.Response:
         topic = request.match_info.get("topic")
         # Before anything is read or parsed: a stranger costs nothing.
-        grants_may = self._rights_of(request)
+        identities = self._identities_of(request)
+        grants = self._hub.access.grants(identities, local=self._local)
         body = await request.clone(client_max_size=self._most).read()
         try:
             events = from_http(request.headers, body)
@@ -128,8 +136,11 @@ class HttpServer:
             wanted = [(validate_topic(topic or each.topic or ""), each) for each in events]
         except (NoCloudEvent, ConfigError) as error:
             raise web.HTTPBadRequest(text=str(error)) from None
+        await self._pay(request, identities, grants, len(wanted))
         for name, _ in wanted:
-            if not grants_may(name):
+            if not grants.may(Right.PUBLISH, name):
+                self._warn("access.denied", request, f"{(*identities, ANONYMOUS)[0]} may not publish {name!r}")
+                self._hub.metrics.denied.add(1, _NAME, Right.PUBLISH)
                 raise web.HTTPForbidden(text=f"publishing to {name} is not allowed")
         try:
             peer = await self._connected()
@@ -143,26 +154,44 @@ class HttpServer:
             raise web.HTTPServiceUnavailable(text=f"not kept: {error}") from None
         return web.Response(status=204)
 
-    def _rights_of(self, request: web.Request) -> Callable[[str], bool]:
-        """What whoever posts this may publish to; a wrong token ends here."""
+    def _identities_of(self, request: web.Request) -> tuple[str, ...]:
+        """Who posts this; a wrong token ends here."""
         hub = self._hub
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        identities: tuple[str, ...] = ()
         if scheme.lower() == "bearer":
             attempts = hub.doorkeeper.attempts.of(request.remote or "")
             if attempts.is_empty(hub.now()):
-                hub.metrics.logins.add(1, "http", "limited")
+                hub.metrics.logins.add(1, _NAME, "limited")
+                self._warn("login.limited", request, "too many wrong tokens")
                 raise web.HTTPTooManyRequests(text="too many wrong tokens came from this address")
             holder = hub.access.config.tokens.holder(token.strip())
-            hub.metrics.logins.add(1, "http", "refused" if holder is None else "accepted")
+            hub.metrics.logins.add(1, _NAME, "refused" if holder is None else "accepted")
             if holder is None:
                 attempts.take(1, hub.now())
+                self._warn("login.refused", request, "the token is not known here")
                 raise web.HTTPUnauthorized(text="this token is not known here")
-            identities = (f"token:{holder}",)
-        elif request.headers.get("Origin") is not None and not hub.access.config.rules:
+            return (f"token:{holder}",)
+        if request.headers.get("Origin") is not None and not hub.access.config.rules:
             raise web.HTTPForbidden(text="web pages may post events only with a token; see [access]")
-        grants = hub.access.grants(identities, local=self._local)
-        return lambda topic: grants.may(Right.PUBLISH, topic)
+        return ()
+
+    async def _pay(self, request: web.Request, identities: tuple[str, ...], grants: Grants, count: int) -> None:
+        """Hold whoever posts to its rate: too much waits for its answer, or is refused, as `over_rate` says."""
+        hub, address = self._hub, request.remote or ""
+        bucket = hub.doorkeeper.bucket((*identities, address)[0], address, stranger=grants.nothing)
+        if bucket is None:
+            return
+        refusing = hub.config.limits.over_rate is OverRate.REFUSE
+        if refusing and bucket.is_empty(hub.now()):
+            hub.metrics.over_rate.add(1, _NAME, OverRate.REFUSE)
+            raise web.HTTPTooManyRequests(text="too many events; try again later")
+        delay = bucket.take(count, hub.now())
+        if delay > 0 and not refusing:
+            hub.metrics.over_rate.add(1, _NAME, OverRate.PAUSE)
+            await asyncio.sleep(delay)
+
+    def _warn(self, event: str, request: web.Request, what: str) -> None:
+        log.warning("events posted from %s: %s", request.remote, what, extra=about(event))
 
     async def _connected(self) -> Client:
         assert self._connect is not None
