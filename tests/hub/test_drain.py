@@ -58,6 +58,41 @@ async def test_hsp_gets_its_answers_and_the_end_of_the_stream(tmp_path: Path) ->
     assert len([each for each in journaled(tmp_path) if each.message.kind is Kind.REQUEST]) == 50
 
 
+@pytest.mark.parametrize("scheme", ["hsp", "emp", "yamp", "yamp+ws", "wolpertinger"])
+async def test_what_comes_while_the_hub_drains_is_acknowledged_or_not_taken(tmp_path: Path, scheme: str) -> None:
+    async with hub_on(tmp_path, ALL) as hub:
+        peer = await wireloom.connect(url_of(hub, scheme), reconnect=False)
+        commit, publishes = hub.commit, list[asyncio.Task[None]]()
+        durable, begin = commit.wait, commit._begin
+
+        def publish(numbers: range) -> None:
+            for number in numbers:
+                publishes.append(asyncio.create_task(peer.publish("sensors/kitchen", b"%d" % number, ack=True)))
+
+        def go_on() -> None:
+            commit._begin = begin  # type: ignore[method-assign]
+            begin()
+
+        async def wait(ticket: int) -> None:
+            """More comes at the last moment, to a disk that takes its time."""
+            await durable(ticket)
+            commit._begin = lambda: None  # type: ignore[method-assign]
+            publish(range(20, 40))
+            await asyncio.sleep(0.1)
+            commit.wait = durable  # type: ignore[method-assign]
+            asyncio.get_running_loop().call_later(0.2, go_on)
+
+        publish(range(20))
+        await eventually(lambda: hub.metrics.received.value(scheme.partition("+")[0]) >= 20)
+        commit.wait = wait  # type: ignore[method-assign]
+        await asyncio.wait_for(hub.stop(), 20)
+        await asyncio.wait(publishes)
+        acknowledged = {number for number, each in enumerate(publishes) if each.exception() is None}
+        await peer.close(drain=0)
+    kept = {int(each.message.body) for each in journaled(tmp_path) if each.message.body.isdigit()}
+    assert kept == acknowledged >= set(range(20))
+
+
 async def test_wolpertinger_hears_the_end_of_the_stream(tmp_path: Path) -> None:
     async with hub_on(tmp_path, ALL) as hub:
         assert await last_words("wolpertinger", hub, b"") == b""

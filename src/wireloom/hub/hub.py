@@ -415,8 +415,12 @@ class Hub:
             listener.close()
         if self._ticker is not None:
             self._ticker.cancel()
+        # Not every protocol says goodbye as late as it could answer what is read until then.
+        for connection in self.connections.values():
+            connection.driver.hold("drain")
         await self._settle()
         for connection in list(self.connections.values()):
+            connection.driver.release("drain")
             connection.driver.close("close")
         if self.connections:
             self._empty.clear()
