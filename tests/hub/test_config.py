@@ -73,7 +73,13 @@ def test_a_whole_file_is_understood(tmp_path: Path) -> None:
         ('[[listener]]\nurl = "hsp://h"\nsettings = { max = 1 }\n', "hub.toml:3: listener: unknown setting 'max'; known: max_payload"),
         ('[[listener]]\nurl = "hsp://h"\ntopics = { 7 = "a/#" }\n', "hub.toml:3: listener: topics: topic 'a/#' holds a wildcard"),
         ('[[listener]]\nurl = "hsp://h"\ntopics = { seven = "a" }\n', "hub.toml:3: listener: topics: 'seven' is not a number"),
-        ('[listener]\nurl = "hsp://h"\n', "write listeners as [[listener]], with two brackets"),
+        ('\n[listener]\nurl = "hsp://h"\n', "hub.toml:2: write listeners as [[listener]], with two brackets"),
+        ('\nlistener = ["hsp://h"]\n', "hub.toml:2: write listeners as [[listener]], with two brackets"),
+        ('[[listener]]\nurl = "hsp://h:1"\n[[listener]]\nurl = "hsp://h:1"\n', "hub.toml:4: listener: there is a listener at hsp://h:1 above"),
+        ("\njournal = 5\n", "hub.toml:2: journal must be a table: [journal]"),
+        ("data = 'a'\n[[http]]\n", "hub.toml:2: http must be a table: [http]"),
+        ("webhook = [5]\n", "hub.toml:1: webhook: write it as [[webhook]], with two brackets"),
+        ("[limits]\nbusy_poll_seconds = -1\n", "hub.toml:2: limits: setting 'busy_poll_seconds' is -1.0; it must be 0 or more"),
         ('[journal]\nsync = "maybe"\n', "hub.toml:2: journal: setting 'sync' is 'maybe'; it must be of type bool"),
         ('[limits]\n\nqueue_byte = 1\n', "hub.toml:3: limits: unknown setting 'queue_byte'"),
         ('[limits]\nslow_consumer = "shout"\n', "hub.toml:2: limits: setting 'slow_consumer' is 'shout'; it must be one of drop-oldest, drop-newest, disconnect"),
@@ -92,4 +98,7 @@ def test_a_missing_and_a_broken_file_are_named(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text("a = \n")
     with pytest.raises(ConfigError, match=r"broken.toml: .*line 1"):
+        load_config(broken)
+    broken.write_bytes(b"data = '\xff'\n")
+    with pytest.raises(ConfigError, match=r"broken.toml: TOML is UTF-8"):
         load_config(broken)

@@ -330,9 +330,11 @@ def _http(table: Mapping[str, object]) -> HttpConfig | None:
 def load_config(path: Path, data: Path | None = None) -> HubConfig:
     """The configuration in a file; `data` overrides its data folder."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the configuration {path}: TOML is UTF-8, and it is not: {error}") from None
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -349,23 +351,31 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     def wrong(section: str, number: int, error: ConfigError, key: str | None = None) -> ConfigError:
         return ConfigError(f"{name}:{_line(text, section, number, key)}: {section}: {error}")
 
+    def shapeless(key: str, what: str) -> ConfigError:
+        """A section that is written as something else: as a key, or with other brackets."""
+        line = max(_line(text, key, 0, None), _line(text, "", 0, key))
+        return ConfigError(f"{name}:{line}: {what}")
+
     for key in table:
         if key not in _SECTIONS:
             raise ConfigError(f"{name}:{_line(text, '', 0, key)}: unknown key {key!r}; known: {', '.join(_SECTIONS)}")
-    listeners = []
+    listeners: list[ListenerConfig] = []
     tables = table.get("listener", [])
-    if not isinstance(tables, list):
-        raise ConfigError(f"{name}: write listeners as [[listener]], with two brackets")
+    if not isinstance(tables, list) or not all(isinstance(entry, dict) for entry in tables):
+        raise shapeless("listener", "write listeners as [[listener]], with two brackets")
     for number, entry in enumerate(tables):
         try:
-            listeners.append(make_listener(entry))
+            listener = make_listener(entry)
+            if listener.url in {each.url for each in listeners}:
+                raise WrongKey("url", f"there is a listener at {listener.url} above; each needs a place of its own")
         except WrongKey as error:
             raise wrong("listener", number, error, error.key) from None
+        listeners.append(listener)
 
     def section(kind: type[Settings], key: str) -> Settings:
         values = table.get(key, {})
         if not isinstance(values, dict):
-            raise ConfigError(f"{name}: {key} must be a table: [{key}]")
+            raise shapeless(key, f"{key} must be a table: [{key}]")
         try:
             return kind.parse(values)
         except ConfigError as error:
@@ -380,7 +390,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     access = _access(table.get("access", {}), wrong)
     http_table = table.get("http", {})
     if not isinstance(http_table, dict):
-        raise ConfigError(f"{name}: http must be a table: [http]")
+        raise shapeless("http", "http must be a table: [http]")
     try:
         http = _http(http_table)
     except WrongKey as error:
@@ -413,7 +423,7 @@ def _each(
     wrong: Callable[[str, int, ConfigError, str | None], ConfigError],
 ) -> tuple[T, ...]:
     """Tables of a kind; what is wrong with one is told with its line."""
-    if not isinstance(tables, list):
+    if not isinstance(tables, list) or not all(isinstance(entry, dict) for entry in tables):
         raise wrong(section, 0, ConfigError(f"write it as [[{section}]], with two brackets"), None)
     found = []
     for number, entry in enumerate(tables):

@@ -22,14 +22,14 @@ KEPT = 10_000
 
 
 def check_positive(settings: Settings, *may_be_zero: str) -> None:
-    """Sizes, counts and times of nothing or less make no sense here, unless 0 stands for no limit."""
+    """Sizes, counts and times of nothing or less make no sense here, unless 0 stands for none at all."""
     for each in fields(settings):
         value = getattr(settings, each.name)
         if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
             if each.name not in may_be_zero:
                 raise ConfigError(f"setting {each.name!r} is {value}; it must be more than 0")
             if value != 0:
-                raise ConfigError(f"setting {each.name!r} is {value}; it must be 0 (no limit) or more")
+                raise ConfigError(f"setting {each.name!r} is {value}; it must be 0 or more")
 
 
 class SlowConsumer(StrEnum):
