@@ -209,6 +209,21 @@ async def test_urgent_events_go_ahead_of_others_in_the_hubs_queue(tmp_path: Path
     assert topics == ["fast/1", "fast/2", "fast/3", "slow/1", "slow/2", "slow/3"]
 
 
+async def test_urgent_events_are_bounded_like_others_and_dropped_after_them(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, OPEN + "[limits]\nqueue_bytes = 2000\n") as hub:
+        async with wireloom.connect(url_of(hub, "mesh")) as node, node.subscribe("#") as events:
+            connection = next(iter(hub.connections.values()))
+            connection.writing_paused()
+            for number in range(100):
+                for urgent in ("0", "1"):
+                    connection.deliver(Message(Kind.EVENT, f"{number}/{urgent}", attributes={"urgent": urgent}))
+                assert connection.queued_bytes <= 2000 + 200, "with the last that is not urgent"
+            lost = connection.lost
+            connection.writing_resumed()
+            topics = [(await anext(events)).topic or "" for _ in range(200 - lost)]
+    assert topics == [f"{number}/1" for number in range(lost - 100, 100)]
+
+
 async def test_the_hub_listens_over_quic(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("hub")

@@ -285,8 +285,10 @@ class Outbox(abc.ABC):
                     self.cut_off("slow-consumer")
                     return
                 case SlowConsumer.DROP_OLDEST:
-                    while self._queue and self._queued_bytes + size > limits.queue_bytes:
-                        self._drop_waiting(self._queue.popleft())
+                    # What is urgent goes last, and only for what is urgent, too.
+                    older = (self._queue, self._urgent if urgent else _EMPTY)
+                    while any(older) and self._queued_bytes + size > limits.queue_bytes:
+                        self._drop_waiting((older[0] or older[1]).popleft())
         if urgent:
             if self._urgent is _EMPTY:
                 self._urgent = deque()
