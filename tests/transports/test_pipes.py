@@ -11,7 +11,7 @@ import pytest
 
 from tests.certificates import Authority
 from tests.transports.recorder import Recorder
-from wireloom.transports import TLS, Address, Options, transport
+from wireloom.transports import TLS, Address, Options, Pipe, transport
 
 NAMES = ["tcp", "tls", "memory", "unix", "ws", "wss"]
 SECURE = ("tls", "wss")
@@ -238,3 +238,32 @@ async def test_client_certificate_tells_who_the_client_is(name: str, authority: 
     async with joined(name, (Options(tls=client), Options(tls=server))) as (_, owner):
         assert owner.pipe.tls is not None
         assert owner.pipe.tls.peer_name == "ann"
+
+
+@pytest.mark.parametrize("name", ["tcp", "tls", "unix", "ws"], indirect=True)
+async def test_an_owner_whose_connecting_is_cancelled_at_the_last_moment_is_told_and_can_abort(
+    name: str, options: tuple[Options, Options]
+) -> None:
+    class Cancelled(Recorder):
+        def opened(self, pipe: Pipe) -> None:
+            super().opened(pipe)
+            connecting.cancel()
+
+    def welcome() -> Recorder:
+        servers.append(Recorder())
+        return servers[-1]
+
+    client, servers = Cancelled(), list[Recorder]()
+    address = place(name, "test" if name == "unix" else "")
+    listener = await transport(name).listen(address, welcome, options[1])
+    connecting = asyncio.ensure_future(transport(name).connect(listener.address, client, options[0]))
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    if "ended" not in client.events:
+        client.pipe.abort()
+    await asyncio.wait_for(client.until("ended"), 5)
+    listener.close()
+    for each in servers:
+        if each._pipe is not None:
+            await each.until("input_ended" if name in HALVES else "ended")
+            each.pipe.abort()

@@ -75,6 +75,11 @@ class TCPPipe(Pipe, asyncio.Protocol):
         """asyncio: most of it is sent."""
         self._owner.writing_resumed()
 
+    def connecting_failed(self) -> None:
+        """Who connects was cancelled, maybe at the last moment: uvloop then closes the socket and tells nobody."""
+        if self._transport is not None and not self._transport.is_closing():
+            self.connection_lost(None)
+
     # The owner's side
 
     @property
@@ -165,14 +170,18 @@ class TCPTransport(Transport):
 async def connect_stream(address: Address, pipe: TCPPipe, options: Options, *, secure: bool) -> TCPPipe:
     """Connect a pipe over TCP or TLS."""
     loop = asyncio.get_running_loop()
-    await loop.create_connection(
-        lambda: pipe,
-        address.host,
-        address.port,
-        ssl=_context(options) if secure else None,
-        server_hostname=(options.server_hostname or address.host) if secure else None,
-        ssl_handshake_timeout=options.handshake_timeout if secure else None,
-    )
+    try:
+        await loop.create_connection(
+            lambda: pipe,
+            address.host,
+            address.port,
+            ssl=_context(options) if secure else None,
+            server_hostname=(options.server_hostname or address.host) if secure else None,
+            ssl_handshake_timeout=options.handshake_timeout if secure else None,
+        )
+    except BaseException:
+        pipe.connecting_failed()
+        raise
     return pipe
 
 

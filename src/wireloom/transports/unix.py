@@ -79,7 +79,11 @@ class UnixTransport(Transport):
         """Open a connection."""
         _check_platform()
         pipe = UnixPipe(owner, options, address.path, server=False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: pipe, address.path)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: pipe, address.path)
+        except BaseException:
+            pipe.connecting_failed()
+            raise
         return pipe
 
     async def listen(self, address: Address, owner: OwnerFactory, options: Options) -> Listener:
