@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 
@@ -277,3 +278,28 @@ async def test_endless_redirects_end() -> None:
     async with wireloom.serve(f"yamp://127.0.0.1:{port}", settings={"redirect": f"tcp://127.0.0.1:{port}"}) as server:
         with pytest.raises(HandshakeFailed, match="more than 5 times"):
             await wireloom.connect(server.url, reconnect=False)
+
+
+async def test_a_server_that_welcomes_nobody_any_more_is_tried_once_at_a_time() -> None:
+    """It takes connections and does not answer the handshake: each attempt times out, and only then comes the next."""
+    came: list[asyncio.StreamWriter] = []
+    most = 0
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal most
+        came.append(writer)
+        if len(came) == 1:
+            writer.write(await reader.readexactly(8))
+            writer.close()
+            return
+        most = max(most, sum(not each.is_closing() for each in came))
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read(-1)
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        url = f"yamp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with wireloom.connect(url, reconnect=Backoff(minimum=0.02, maximum=0.02), timeout=0.05) as peer:
+            await until(lambda: len(came) > 8)
+            assert most == 1
+            assert not peer.connected

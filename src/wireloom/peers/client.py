@@ -183,7 +183,8 @@ class Client(Peer):
             try:
                 await self._open_at(self._place)
                 return
-            except WireloomError:
+            except WireloomError as error:
+                self._let_go(error)
                 if not self._follow():
                     self._place = self._home
                     raise
@@ -208,16 +209,17 @@ class Client(Peer):
                 if self._login is not None:
                     await self._login.answer
         except RequestFailed as error:
-            driver.abort()
+            driver.give_up()
             raise HandshakeFailed(f"{place.url} refused the token: {error}") from None
         except TimeoutError:
-            driver.abort()
+            driver.give_up()
             speaks = f"does it speak {place.protocol.name}?"
             raise HandshakeFailed(f"{place.url} did not answer within {self._timeout:g} s; {speaks}") from None
         except OSError as error:
+            driver.give_up()
             raise PeerClosed(f"cannot reach {place.url}: {why_unreachable(error)}") from error
         except BaseException:
-            driver.abort()
+            driver.give_up()
             raise
         finally:
             self._opening = self._login = None
@@ -234,6 +236,7 @@ class Client(Peer):
         if opening is not None:
             if not opening.done():
                 opening.set_exception(error)
+                opening.exception()  # nobody may await it any more
             if self._login is not None:
                 self._login.fail(error)
             self._gone.set()
@@ -247,6 +250,12 @@ class Client(Peer):
         if self._backoff is None or self._closing or self._over is not None:
             super().lost(error)
             return
+        self._let_go(error)
+        self._gone.set()
+        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(error))
+
+    def _let_go(self, error: WireloomError) -> None:
+        """What was asked over this connection gets no answer there; what came over it needs none."""
         driver = self._driver
         assert driver is not None
         if not self._resend:
@@ -254,8 +263,6 @@ class Client(Peer):
         else:
             self._calls.fail_progressive(error)
         self._answers.connection_lost(driver)
-        self._gone.set()
-        self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(error))
 
     async def _reconnect(self, error: WireloomError) -> None:
         LOG.info("%s; connecting again", error)

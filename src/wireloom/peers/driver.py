@@ -213,6 +213,13 @@ class Driver(Outlet):
             self.aborted = True
             self._pipe.abort()
 
+    def give_up(self) -> None:
+        """The same without `on_end`: whoever gives up has gone on by the time the pipe is gone."""
+        self._on_end = None
+        self.abort()
+        if self.failure is None:
+            self.ended(None)
+
     # Inside
 
     def _announce(self) -> None:
