@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 import wireloom
 from wireloom import Backoff, HandshakeFailed, Message, Peer, PeerClosed, RequestTimeout
+from wireloom.protocols.yamp import frames
 from wireloom.testing import FaultProxy
 
 from .test_talking import until
@@ -303,3 +305,28 @@ async def test_a_server_that_welcomes_nobody_any_more_is_tried_once_at_a_time() 
             await until(lambda: len(came) > 8)
             assert most == 1
             assert not peer.connected
+
+
+async def test_who_asks_while_the_connection_is_closing_waits_no_longer_than_told() -> None:
+    """A goodbye may stand for seconds before the other end closes."""
+
+    async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(8))
+        await reader.readexactly(1)
+        writer.write(frames.encode(frames.Close("soon")))
+        await reader.read(-1)
+        await over.wait()
+        writer.close()
+
+    over = asyncio.Event()
+    async with await asyncio.start_server(linger, "127.0.0.1", 0) as server:
+        url = f"yamp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with wireloom.connect(url) as peer:
+            await peer.publish("a")
+            await until(lambda: not peer.connected)
+            began, worked = time.monotonic(), time.process_time()
+            with pytest.raises(RequestTimeout, match="not connected"):
+                await peer.request("a", timeout=0.5)
+            assert time.monotonic() - began < 2
+            assert time.process_time() - worked < 0.25, "it kept the processor busy"
+            over.set()

@@ -321,6 +321,8 @@ class Client(Peer):
                 raise PeerClosed(f"the connection to {self.url} is closing")
             if self._backoff is None:
                 return await super()._ready(timeout)
+            # A connection may be closing for a while before it is lost.
+            self._up.clear()
             try:
                 async with asyncio.timeout(timeout):
                     await self._wait_up()
