@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import wireloom
-from wireloom import Backoff, HandshakeFailed, Message, Peer, PeerClosed, RequestTimeout
+from wireloom import Backoff, HandshakeFailed, Kind, Message, Peer, PeerClosed, RequestTimeout
 from wireloom.protocols.yamp import frames
 from wireloom.testing import FaultProxy
 
@@ -280,6 +280,65 @@ async def test_endless_redirects_end() -> None:
     async with wireloom.serve(f"yamp://127.0.0.1:{port}", settings={"redirect": f"tcp://127.0.0.1:{port}"}) as server:
         with pytest.raises(HandshakeFailed, match="more than 5 times"):
             await wireloom.connect(server.url, reconnect=False)
+
+
+def redirect(peer: Peer, url: str) -> None:
+    """Send a peer elsewhere although it was welcome at first."""
+    peer.send(Message(Kind.REDIRECT, attributes={"url": url}))
+
+
+async def test_a_redirect_amid_the_conversation_is_followed_and_subscriptions_move_along() -> None:
+    async with (
+        wireloom.serve("yamp://127.0.0.1:0") as target,
+        wireloom.serve("yamp://127.0.0.1:0") as old,
+        wireloom.connect(old.url, reconnect=FAST) as peer,
+        peer.subscribe("news/#") as news,
+    ):
+        redirect(old.connections[0], f"tcp://127.0.0.1:{target.port}")
+        await until(lambda: peer.url == target.url and peer.connected)
+        await until(lambda: bool(target._wanted.lookup("news/today")))
+        await target.publish("news/today", "moved")
+        assert (await anext(news)).value() == "moved"
+
+
+async def test_a_redirect_amid_the_conversation_that_is_not_followed_leads_home() -> None:
+    async with (
+        wireloom.serve("yamp://127.0.0.1:0", lambda message, peer: "home") as home,
+        wireloom.connect(home.url, reconnect=FAST) as peer,
+    ):
+        redirect(home.connections[0], "gopher://127.0.0.1:70")
+        await until(lambda: peer.reconnects == 1)
+        assert await peer.request("where") == "home"
+        assert "gopher://127.0.0.1:70, which is not followed" in str(peer._last_error)
+
+
+async def test_who_is_redirected_amid_the_conversation_5_times_in_a_row_goes_home() -> None:
+    came: list[str] = []
+
+    def welcome(name: str, to: list[str], peer: Peer) -> None:
+        came.append(name)
+        asyncio.get_running_loop().call_later(0.01, redirect, peer, to[0])
+
+    there: list[str] = []
+    async with (
+        wireloom.serve("yamp://127.0.0.1:0", on_connect=lambda peer: welcome("away", there, peer)) as away,
+        wireloom.serve("yamp://127.0.0.1:0", on_connect=lambda peer: welcome("home", there, peer)) as home,
+    ):
+        there.append(f"tcp://127.0.0.1:{away.port}")
+        async with wireloom.connect(home.url, reconnect=FAST):
+            await until(lambda: len(came) >= 8)
+    assert came[:8] == ["home", "away", "away", "away", "away", "away", "home", "away"]
+
+
+async def test_who_does_not_reconnect_is_told_of_a_redirect() -> None:
+    async with (
+        wireloom.serve("yamp://127.0.0.1:0") as server,
+        wireloom.connect(server.url, reconnect=False) as peer,
+    ):
+        redirect(server.connections[0], "tcp://127.0.0.1:1")
+        await until(lambda: peer._over is not None)
+        with pytest.raises(PeerClosed, match=r"was closed: it redirects to tcp://127.0.0.1:1"):
+            await peer.request("where")
 
 
 async def test_a_server_that_welcomes_nobody_any_more_is_tried_once_at_a_time() -> None:

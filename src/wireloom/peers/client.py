@@ -125,6 +125,8 @@ class Client(Peer):
         self._timeout = timeout
         self._busy_poll = busy_poll
         self._redirect: str | None = None
+        self._redirects = 0
+        """How many were followed in a row."""
         self._opened_at = 0.0
         self._opening: asyncio.Future[None] | None = None
         self._up = asyncio.Event()
@@ -178,7 +180,7 @@ class Client(Peer):
 
     async def _open(self) -> None:
         """Connect, following redirects; the conversation is open when this returns."""
-        for _ in range(MAX_REDIRECTS + 1):
+        while True:
             self._redirect = None
             try:
                 await self._open_at(self._place)
@@ -188,8 +190,6 @@ class Client(Peer):
                 if not self._follow():
                     self._place = self._home
                     raise
-        self._place = self._home
-        raise HandshakeFailed(f"{self._home.url} redirected more than {MAX_REDIRECTS} times in a row")
 
     async def _open_at(self, place: Endpoint) -> None:
         session = self._sessions.new(Role.CLIENT, unique=secrets.randbits(64))
@@ -276,7 +276,11 @@ class Client(Peer):
         loop = asyncio.get_running_loop()
         if self._delays is None or loop.time() - self._opened_at >= self._backoff.stable:
             self._delays = self._backoff.delays()
-        self._follow()
+            self._redirects = 0
+        try:
+            self._follow()
+        except HandshakeFailed as refused:
+            error = self._last_error = refused
         for delay in self._delays:
             await self._backoff.sleep(delay)
             try:
@@ -345,14 +349,20 @@ class Client(Peer):
         self._redirect = message.attributes.get("url") or message.body.decode(errors="replace")
 
     def _follow(self) -> bool:
-        """Go where the last redirect points; False when there was none."""
+        """Go where the last redirect points; False when there was none. One that is not followed leads home."""
         url, self._redirect = self._redirect, None
         if url is None:
+            self._redirects = 0
             return False
+        place, self._place = self._place, self._home
+        if self._redirects == MAX_REDIRECTS:
+            self._redirects = 0
+            raise HandshakeFailed(f"{self._home.url} redirected more than {MAX_REDIRECTS} times in a row")
         try:
-            self._place = endpoint(self.protocol.redirected(url, self._settings, secure=self._place.secure))
+            self._place = endpoint(self.protocol.redirected(url, self._settings, secure=place.secure))
         except (NotSupported, ConfigError) as error:
-            raise HandshakeFailed(f"{self._place.url} redirects to {url}, which is not followed: {error}") from error
+            raise HandshakeFailed(f"{place.url} redirects to {url}, which is not followed: {error}") from error
+        self._redirects += 1
         return True
 
 

@@ -333,6 +333,8 @@ class Driver(Outlet):
             detail = f"the connection to {where} was closed because the peer broke the protocol: {violation}"
         elif error is not None:
             detail = f"the connection to {where} was lost: {error}"
+        elif session.close_reason == "redirect":
+            detail = f"the connection to {where} was closed: it redirects to {session.close_detail}"
         elif session.close_detail or session.close_reason not in (None, "", "close"):
             detail = f"the connection to {where} was closed: {session.close_detail or session.close_reason}"
         else:
