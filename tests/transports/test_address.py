@@ -39,12 +39,20 @@ def test_user_and_query() -> None:
         ("hsp://host:-1", "0 to 65535"),
         ("hsp://::1:5042", "brackets"),
         ("hsp://[::1", "brackets"),
+        ("hsp://a..b:1", "1 to 63 characters"),
+        (f"hsp://{'x' * 64}.org", "1 to 63 characters"),
+        ("hsp://%00:1", "cannot be seen"),
     ],
 )
 def test_what_is_wrong_with_a_url_is_said(text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint) as caught:
         parse_url(text)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["münchen.example", "example.org.", "a_b", "127.0.0.1"])
+def test_hosts_as_people_write_them(host: str) -> None:
+    assert parse_url(f"hsp://{host}:1").host == host
 
 
 def test_address_as_text_puts_ipv6_in_brackets() -> None:

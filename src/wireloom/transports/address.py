@@ -117,11 +117,18 @@ def parse_url(text: str) -> URL:
         raise wrong("the port must be a number from 0 to 65535") from None
     if not parts.hostname and parts.path in ("", "/"):
         raise wrong("the host is missing")
+    host = unquote(parts.hostname or "")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise wrong("the host is no name: each part of it, between dots, has 1 to 63 characters") from None
+    if not host.isprintable():
+        raise wrong("the host is no name: it has characters that cannot be seen")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     return URL(
         text,
         parts.scheme,
-        unquote(parts.hostname or ""),
+        host,
         port,
         path,
         tuple(parse_qsl(parts.query, keep_blank_values=True)),
