@@ -61,6 +61,15 @@ async def test_every_read_prolongs_it(core: Core) -> None:
     assert core.offers > offers
 
 
+async def test_who_is_content_with_less_does_not_shorten_it_for_others(core: Core) -> None:
+    vigil.awake(lambda data: None, 60.0)(b"")
+    vigil.awake(lambda data: None, 0.001)(b"")
+    await asyncio.sleep(0.05)
+    offers = core.offers
+    await asyncio.sleep(0.01)
+    assert core.offers > offers
+
+
 async def test_who_wants_no_vigil_pays_nothing(core: Core) -> None:
     def take(data: bytes) -> None:
         """Take a read."""
@@ -111,9 +120,9 @@ async def test_both_ends_can_stay_awake_on_every_stream(core: Core, url: str, en
         assert core.offers
 
 
-@pytest.mark.parametrize("wrong", [-1.0, -0.0002])
-async def test_less_than_nothing_is_an_error(wrong: float) -> None:
-    with pytest.raises(wireloom.ConfigError, match=r"busy_poll is -.*0 \(sleep\) or more seconds"):
+@pytest.mark.parametrize("wrong", [-1.0, -0.0002, float("nan"), float("inf")])
+async def test_less_than_nothing_and_for_ever_are_errors(wrong: float) -> None:
+    with pytest.raises(wireloom.ConfigError, match=r"busy_poll is .*0 \(sleep\) or more seconds"):
         await wireloom.serve("emp://127.0.0.1:0", busy_poll=wrong).start()
     with pytest.raises(wireloom.ConfigError, match="busy_poll"):
         await wireloom.connect("emp://127.0.0.1:1", busy_poll=wrong)

@@ -7,6 +7,7 @@ a callback on the event loop's thread; nothing here awaits, parses or queues.
 from __future__ import annotations
 
 import abc
+import math
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -156,7 +157,7 @@ class Options:
     """Settings of transports that other packages bring."""
 
     def __post_init__(self) -> None:
-        if self.busy_poll < 0:
+        if not 0 <= self.busy_poll < math.inf:
             raise ConfigError(f"busy_poll is {self.busy_poll:g}; it must be 0 (sleep) or more seconds, such as 0.0002")
 
 

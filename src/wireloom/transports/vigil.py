@@ -38,7 +38,7 @@ class Vigil:
 
     def stir(self, patience: float) -> None:
         """Something was read: stay awake for so many seconds from now on."""
-        self._until = _now() + patience
+        self._until = max(self._until, _now() + patience)
         if not self._is_kept:
             self._is_kept = True
             self._loop.call_soon(self._turn)
