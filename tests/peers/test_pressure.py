@@ -8,9 +8,9 @@ import logging
 import pytest
 
 import wireloom
-from wireloom import Message, Peer, PeerClosed
+from wireloom import Message, Peer, PeerClosed, RequestTimeout
 from wireloom.peers import Limits
-from wireloom.testing import peer_pair
+from wireloom.testing import FaultProxy, peer_pair
 
 from .test_talking import until
 
@@ -166,3 +166,25 @@ async def test_timeout_while_our_own_queue_is_full_says_why() -> None:
             await until(lambda: peer._driver is not None and peer._driver.holds)
             with pytest.raises(wireloom.RequestTimeout, match="not read because a queue of this end is full"):
                 await peer.request("x", timeout=0.05)
+
+
+@pytest.mark.parametrize("scheme", ["emp", "hsp", "yamp", "yamp+ws"])
+async def test_a_request_waits_for_room_no_longer_than_for_its_answer(scheme: str) -> None:
+    async with (
+        wireloom.serve(f"{scheme}://127.0.0.1:0", lambda message, peer: message.body) as server,
+        FaultProxy(server.url) as proxy,
+        wireloom.connect(proxy.url) as peer,
+    ):
+        proxy.to_server.stalled = True
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                while True:
+                    await peer.publish("hsp/7", BODY)
+        with pytest.raises(RequestTimeout, match=r"no room for a request within 0\.1 s"):
+            await peer.request("hsp/7", b"a", timeout=0.1)
+        with pytest.raises(RequestTimeout, match="no room"):
+            await anext(peer.request_many("hsp/7", [b"a"], timeout=0.1))
+        with pytest.raises(RequestTimeout, match="no room"):
+            await peer.publish("hsp/7", b"a", ack=True, timeout=0.1)
+        proxy.to_server.stalled = False
+        await peer.request("hsp/7", b"1")

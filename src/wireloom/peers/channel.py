@@ -17,6 +17,7 @@ from wireloom.model import (
     Message,
     NotSupported,
     PeerClosed,
+    RequestTimeout,
     WireloomError,
     encode_value,
 )
@@ -331,12 +332,17 @@ class Channel:
         self._withdraw(call)
 
     async def room(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
-        """Wait for the driver, when it is open and there is room to write."""
+        """Wait for the driver, when it is open and there is room to write; for so long, then raise RequestTimeout."""
         while True:
             driver = await self._ready(timeout)
             if not driver.writing_is_paused:
                 return driver
-            await driver.drain()
+            try:
+                async with asyncio.timeout(timeout):
+                    await driver.drain()
+            except TimeoutError:
+                where = self.name or "the peer"
+                raise RequestTimeout(f"{where} reads too slowly: no room for a request within {timeout:g} s") from None
 
     def dispatch(self, call: Waiting, driver: Driver, *, alone: bool | None = None) -> None:
         """Send a request, and wait for its answer; `alone` if it should not wait for others to be sent with it."""
