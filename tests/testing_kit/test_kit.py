@@ -185,3 +185,9 @@ async def test_any_split_of_the_stream_gives_the_same_conversation(protocol: str
 def test_faults_are_repeatable() -> None:
     one, two = Faults(corrupt=0.5), Faults(corrupt=0.5)
     assert one.spoil(b"x" * 50) == two.spoil(b"x" * 50) != b"x" * 50
+
+
+@pytest.mark.parametrize("url", ["memory://emp/x", "mesh://127.0.0.1:1", "emp+unix:///run/x.sock"])
+def test_a_proxy_before_what_it_cannot_reach_is_an_error(url: str) -> None:
+    with pytest.raises(wireloom.ConfigError, match="TCP, TLS and WebSocket"):
+        FaultProxy(url)

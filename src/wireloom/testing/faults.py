@@ -13,10 +13,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
 
+from wireloom.model import ConfigError
 from wireloom.peers import endpoint
 from wireloom.transports import Address
 
 READ = 64 * 1024
+STREAMS = ("tcp", "tls", "ws", "wss")
+"""The transports whose bytes it can pass on."""
 
 
 @dataclass
@@ -63,6 +66,8 @@ class FaultProxy:
 
     def __init__(self, url: str) -> None:
         self._target = endpoint(url)
+        if self._target.transport.name not in STREAMS:
+            raise ConfigError(f"a FaultProxy stands in front of servers on TCP, TLS and WebSocket, not of {url}")
         self.to_server = Faults()
         self.to_client = Faults()
         self.refusing = False
