@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 import wireloom
-from wireloom import Backoff, HandshakeFailed, Kind, Message, Peer, PeerClosed, RequestTimeout
+from wireloom import Backoff, HandshakeFailed, Kind, Message, Peer, PeerClosed, RequestFailed, RequestTimeout
+from wireloom.protocols.contract import LOGIN
 from wireloom.protocols.yamp import frames
 from wireloom.testing import FaultProxy
 
@@ -389,3 +390,22 @@ async def test_who_asks_while_the_connection_is_closing_waits_no_longer_than_tol
             assert time.monotonic() - began < 2
             assert time.process_time() - worked < 0.25, "it kept the processor busy"
             over.set()
+
+
+async def test_what_was_asked_before_a_token_is_refused_fails_at_once() -> None:
+    logins = 0
+
+    def handler(message: Message, peer: Peer) -> object:
+        nonlocal logins
+        if message.topic == LOGIN:
+            logins += 1
+            if logins > 1:
+                raise RequestFailed("401", b"not any more")
+        return None if message.topic == LOGIN else asyncio.sleep(60)
+
+    async with wireloom.serve("yamp://127.0.0.1:0", handler, drain=0) as server:
+        async with wireloom.connect(server.url, token="secret", reconnect=FAST) as peer:
+            server.connections[0].abort()
+            await until(lambda: not peer.connected)
+            with pytest.raises(HandshakeFailed, match="refused the token"):
+                await peer.request("where", timeout=30)
