@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import io
 import random
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zstandard
@@ -17,7 +21,7 @@ from tests.captures.reading import read_files
 from tests.captures.writing import START_NS, Captured, pcap, pcapng
 from wireloom.journal.blocks import encode_tags
 from wireloom.model import Direction
-from wireloom.pipeline.captures import storage
+from wireloom.pipeline.captures import plain, storage
 from wireloom.pipeline.captures.choosing import Choice
 from wireloom.pipeline.captures.fragments import MOST_DATAGRAMS, Fragments
 from wireloom.pipeline.captures.reader import CaptureReader
@@ -26,6 +30,7 @@ from wireloom.protocols.hsp import frames
 
 MESH_PACKET = bytes.fromhex("010000002a0003000000006553f10000050103612f62")
 A, B = "10.0.0.1:4000", "10.0.0.2:5041"
+Pack = Callable[[bytes], bytes]
 
 
 def conversation(seed: int, link: int = 1) -> tuple[Wire, tuple[bytes, bytes]]:
@@ -49,18 +54,67 @@ def test_compressed_captures_give_the_same_rows(tmp_path: Path, monkeypatch: pyt
             assert found.said("c2s") == expected("hsp", streams[0], Direction.C2S) and not found.rejects
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
-def test_a_compressed_capture_that_is_cut_off_gives_what_it_holds(pack: object, tmp_path: Path) -> None:
-    wire, streams = conversation(2)
-    packed = pack(pcap(wire.packets) * 1)  # type: ignore[operator]
+PACKERS: list[Pack] = [partial(gzip.compress, compresslevel=0), gzip.compress, partial(zstandard.compress, level=1)]
+
+
+def many_packets() -> bytes:
+    """More than is unpacked in one step, and hardly to be compressed."""
+    rng = random.Random(2)
+    return pcap([Captured(START_NS + number, rng.randbytes(1000)) for number in range(1000)])
+
+
+@pytest.mark.parametrize("pack", PACKERS)
+def test_a_compressed_capture_that_is_cut_off_gives_what_it_holds(pack: Pack, tmp_path: Path) -> None:
+    whole = many_packets()
+    packed = pack(whole)
     path = tmp_path / "a.pcap.packed"
     path.write_bytes(packed[: len(packed) * 2 // 3])
+    capture = storage.Capture(str(path))
+    packets = sum(len(packets) for packets, _ in capture)
+    block = 1 << 17  # what zstd packs together
+    assert len(whole) * 2 // 3 - block < packets * 1016 <= len(whole) * 2 // 3
+    assert capture.damage is not None and capture.damage.offset == 24 + packets * 1016
+    assert capture.damage.reason == "the compressed data is damaged or cut off: it ends too early"
+    (rejected,) = read_files([path]).rejects
+    assert (rejected["clause"], rejected["offset"]) == ("capture.damaged", capture.damage.offset)
+    assert storage.first_time_ns(str(path)) == START_NS // 1000 * 1000
+
+
+def test_a_compressed_capture_whose_last_bytes_are_missing_gives_everything_and_a_reject(tmp_path: Path) -> None:
+    wire, streams = conversation(2)
+    path = tmp_path / "a.pcap.gz"
+    path.write_bytes(gzip.compress(pcap(wire.packets))[:-8])
     found = read_files([path])
-    damaged = [row for row in found.rejects if row["clause"] == "capture.damaged"]
-    assert len(damaged) <= 1
-    whole = expected("hsp", streams[0], Direction.C2S)
-    assert found.said("c2s") == whole[: len(found.said("c2s"))]
-    assert len(found.messages) < len(whole) + len(expected("hsp", streams[1], Direction.S2C))
+    assert found.said("c2s") == expected("hsp", streams[0], Direction.C2S)
+    assert found.clauses() == ["capture.damaged"]
+
+
+@pytest.mark.parametrize("pack", PACKERS)
+def test_a_capture_that_is_damaged_inside_and_then_cut_off_gives_what_it_holds(
+    pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "PIECE", 1 << 16)
+    whole = many_packets()
+    packed = pack(whole[: 24 + 10 * 1016] + b"\xff" * 16 + whole)
+    path = tmp_path / "a.pcap.packed"
+    path.write_bytes(packed[: len(packed) * 2 // 3])
+    capture = storage.Capture(str(path))
+    assert sum(len(packets) for packets, _ in capture) == 10
+    assert capture.damage == plain.Damage(24 + 10 * 1016, plain.WRONG_LENGTH)
+
+
+def test_a_capture_that_cannot_be_read_just_now_is_an_error_and_no_reject(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    class Unreachable(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if size == 4:
+                return super().read(size)
+            raise OSError("the store does not answer")
+
+    monkeypatch.setattr(fsspec, "open", lambda *_: SimpleNamespace(open=lambda: Unreachable(many_packets())))
+    with pytest.raises(OSError, match="the store does not answer"):
+        list(storage.Capture("memory://bucket/one.pcap"))
 
 
 @pytest.mark.parametrize("cut_at", [3, 20, 30, 1000])

@@ -7,13 +7,12 @@ go through fsspec.
 from __future__ import annotations
 
 import glob
-import gzip
 import mmap
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -30,6 +29,8 @@ PACKED_SUFFIXES = (".gz", ".zst")
 PIECE = 1 << 24
 """So many bytes are looked at at a time."""
 _FIRST = 1 << 18
+_STEP = 1 << 13
+_WITH_GZIP_HEAD = 31
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GLOB = "*?["
 
@@ -138,9 +139,8 @@ class Capture:
 
     def __iter__(self) -> Iterator[tuple[Packets, int]]:
         with _open(self.path) as file:
-            unpacked = _unpacked(file)
-            if unpacked is not file or is_far(self.path):
-                yield from self._in_pieces(unpacked)
+            if is_far(self.path) or _packing(file) is not None:
+                yield from self._in_pieces(_parts(file))
             elif not file.read(1):
                 self._damaged(Damage(0, "an empty file"), np.zeros(0, np.uint8), 0, 0)
             else:
@@ -156,33 +156,28 @@ class Capture:
         if scanner.damage is not None:
             self._damaged(scanner.damage, data, 0, len(data))
 
-    def _in_pieces(self, file: IO[bytes]) -> Iterator[tuple[Packets, int]]:
-        scanner, rest, base, final = _new_scanner(), b"", 0, False
+    def _in_pieces(self, parts: Iterator[bytes]) -> Iterator[tuple[Packets, int]]:
+        scanner, rest, base, final, broken = _new_scanner(), b"", 0, False, ""
         data = np.zeros(0, np.uint8)
-        broken: str | None = None
         while not final and scanner.damage is None:
-            try:
-                new = _read_fully(file, PIECE)
-            except (OSError, EOFError, zlib.error, _zstd_error()) as error:
-                new, broken = b"", f"the compressed data is damaged or cut off: {error}"
-            final = len(new) < PIECE
+            new, final, broken = _take(parts, PIECE)
             data = np.frombuffer(rest + new, np.uint8)
             at = 0
             while scanner.damage is None:
-                packets, following = scanner.scan(data, at, len(data), base, final=final and broken is None)
+                packets, following = scanner.scan(data, at, len(data), base, final=final and not broken)
                 if following == at and not len(packets):
                     break
                 at = following
                 yield packets, base
             if scanner.damage is None:
                 rest, base = data[at:].tobytes(), base + at
-        damage = scanner.damage or (None if broken is None else Damage(base, broken))
+        damage = scanner.damage or (Damage(base, broken) if broken else None)
         if damage is not None:
             left = data if scanner.damage is not None else np.frombuffer(rest, np.uint8)
             size = base + len(left)
-            while not final and broken is None:
-                more = len(_read_fully(file, PIECE))
-                size, final = size + more, more < PIECE
+            while not final:
+                more, final, _ = _take(parts, PIECE)
+                size += len(more)
             self._damaged(damage, left, base, size)
 
     def _damaged(self, damage: Damage, data: NDArray[np.uint8], base: int, size: int) -> None:
@@ -195,25 +190,53 @@ class Capture:
 def first_time_ns(path: str) -> int:
     """The time of a capture's first packet: what captures are ordered by. 0 for one without packets near its start."""
     with _open(path) as file:
-        try:
-            head = _read_fully(_unpacked(file), _FIRST)
-        except (OSError, EOFError, zlib.error, _zstd_error()):
-            return 0
+        head, _, _ = _take(_parts(file), _FIRST)
     packets, _ = _new_scanner().scan(np.frombuffer(head, np.uint8), 0, len(head), final=False)
     return int(packets.time_ns[0]) if len(packets) else 0
 
 
-def _unpacked(file: IO[bytes]) -> IO[bytes]:
-    """The file itself, or what it holds if it is packed; told by its first bytes."""
+class _Unpacker(Protocol):
+    """What `zlib` and `zstandard` have in common: this unpacks one member of a packed file."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+def _packing(file: IO[bytes]) -> Callable[[], _Unpacker] | None:
+    """What unpacks a file, told by its first bytes; None: it is not packed."""
     head = file.read(4)
     file.seek(0)
     if head[:2] == _GZIP:
-        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+        return lambda: zlib.decompressobj(_WITH_GZIP_HEAD)
     if head == _ZSTD:
         import zstandard
 
-        return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=False))
-    return file
+        return lambda: cast(_Unpacker, zstandard.ZstdDecompressor().decompressobj())
+    return None
+
+
+def _parts(file: IO[bytes]) -> Iterator[bytes]:
+    """What a file holds, unpacked, in steps so small that little is lost before damage."""
+    packing = _packing(file)
+    if packing is None:
+        yield from iter(lambda: file.read(_FIRST), b"")
+        return
+    data = file.read(_STEP)
+    while data:
+        member = packing()
+        yield member.decompress(data)
+        while not member.eof:
+            data = file.read(_STEP)
+            if not data:
+                raise EOFError("it ends too early")
+            yield member.decompress(data)
+        # Zeros between members are padding.
+        data = member.unused_data.lstrip(b"\0")
+        while not data and (data := file.read(_STEP)):
+            data = data.lstrip(b"\0")
 
 
 def _open(path: str) -> IO[bytes]:
@@ -227,22 +250,21 @@ def _open(path: str) -> IO[bytes]:
         raise ConfigError(f"{path}: cannot read the capture: {error.strerror or error}") from None
 
 
-def _read_fully(file: IO[bytes], size: int) -> bytes:
-    """So many bytes, fewer only at the end; what was read before an error is not lost."""
-    parts: list[bytes] = []
-    left = size
-    while left:
-        try:
-            part = file.read(left)
-        except (OSError, EOFError, zlib.error, _zstd_error()):
-            if not parts:
-                raise
-            break
-        if not part:
-            break
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
+def _take(parts: Iterator[bytes], size: int) -> tuple[bytes, bool, str]:
+    """At least so many bytes if there are; whether they are the last, and what is wrong with those that follow.
+
+    That a file cannot be read just now is an error, and no damage: another attempt may bring all of it.
+    """
+    taken: list[bytes] = []
+    try:
+        for part in parts:
+            taken.append(part)
+            size -= len(part)
+            if size <= 0:
+                return b"".join(taken), False, ""
+    except (EOFError, zlib.error, _zstd_error()) as error:
+        return b"".join(taken), True, f"the compressed data is damaged or cut off: {error}"
+    return b"".join(taken), True, ""
 
 
 def _zstd_error() -> type[Exception]:
