@@ -238,6 +238,28 @@ def test_compressed_websocket_messages_are_rejects_that_say_so(side: int, tmp_pa
     assert sorted(found.bytes_by_stream().values()) == sorted(map(len, wrapped))
 
 
+@pytest.mark.parametrize("broken", ["a gap", "a violation"])
+def test_what_follows_in_a_broken_websocket_counts_once_however_it_is_cut(broken: str, tmp_path: Path) -> None:
+    rng = random.Random(5)
+    stream, _ = talk("yamp", rng, 20)
+    if broken == "a violation":
+        stream = stream[: len(stream) // 2] + b"\xff" * 40 + stream[len(stream) // 2 :]
+    wrapped = in_websocket(stream, rng, to_server=True, most=60)
+    # The gap is after the first byte of a frame's header; it is given up long before the connection ends.
+    at = wrapped.index(b"\r\n\r\n") + 5
+    missing = 4 if broken == "a gap" else 0
+    wire = Wire(server="10.0.0.2:5044", step_ns=10 * 10**9).open().say(0, wrapped[:at])
+    wire.say(0, wrapped[at : at + missing], seen=not missing)
+    for piece in cut(wrapped[at + missing :], rng, 30):
+        wire.say(0, piece)
+    rows = []
+    for cuts in (0, 5, 30):
+        found = read_packets(wire.packets, tmp_path, cuts=cuts)
+        assert sum(found.bytes_by_stream().values()) == len(wrapped) - missing
+        rows.append([(row["clause"], row["time"], row["size"], row["bytes"]) for row in found.rejects])
+    assert len(rows[0]) == 1 and rows[0] == rows[1] == rows[2]
+
+
 def test_numbers_of_topics_have_names_where_a_map_is_given(tmp_path: Path) -> None:
     from tests.captures.writing import pcap
 

@@ -14,6 +14,7 @@ from wireloom.pipeline.captures.choosing import PLAIN, WEBSOCKET
 from wireloom.pipeline.captures.flows import FlowKey
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.websocket import Unwrapping
+from wireloom.pipeline.schemas import KEPT_BYTES
 
 WAIT, SEEK, READ, RESUME, BROKEN = "wait", "seek", "read", "resume", "broken"
 """How the bytes of a direction are taken: kept until the protocol is known; searched for a place where frames
@@ -33,6 +34,14 @@ class Refused:
     offset: int = 0
     head: bytes = b""
     size: int = 0
+
+    def followed_by(self, later: Refused) -> Refused:
+        """Bytes that stand one after the other, as one row."""
+        if not self.size:
+            return later
+        self.head = (self.head + later.head)[:KEPT_BYTES]
+        self.size += later.size
+        return self
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.model import Direction
+from wireloom.pipeline.captures.choosing import PLAIN
 from wireloom.pipeline.captures.connections import BROKEN, READ, RESUME, SEEK, Connection, Half, Refused
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.websocket import Unwrapping
@@ -77,14 +78,18 @@ class Part:
         begin, stop = self.raw_from, self.stop
         found = half.unwrapping.unwrap(self.data, begin, stop)
         half.overhead += found.position - found.end
-        half.unwrapping.raw = self.data[found.position : stop].tobytes() if found.clause is None else b""
+        half.unwrapping.raw = self.data[found.position : stop].tobytes()
         half.raw_trace = self.trace.cut(found.position, stop)
         kept = self.trace.cut(self.start, begin).moved(self.start)
         new = self.trace.through(found.runs)
         if found.clause is not None:
             # What is rejected begins where the frame's header stood.
-            self.is_faulty = True
+            self.is_faulty, half.unwrapping = True, None
             half.refused = self._absorb(Refused(found.clause, found.detail), found.position, stop)
+        elif self.gaps:
+            # The beginning of a header that never comes, and nobody knows where the next one is.
+            half.overhead += stop - found.position
+            half.unwrapping = None
         later = [Trace.empty()] if self.is_last else [self.trace.cut(stop, self.end).moved(stop)]
         self.trace = Trace.joined([kept, new, *later])
         self.raw_from = -1
@@ -98,8 +103,11 @@ class Part:
         """The bytes before the next gap as a span to decode; None when there is nothing to decode in them."""
         half = self.half
         if half.mode == BROKEN:
-            assert half.refused is not None
-            half.refused = self._absorb(half.refused, self.start, self.stop)
+            before, half.refused = half.refused, None
+            assert before is not None
+            self.unwrap()
+            before, faulty = self._absorb(before, self.start, self.stop), self.half.refused
+            half.refused = before if faulty is None else before.followed_by(faulty)
             self._span = self.stop, self.stop
             return None
         if half.mode == SEEK and not self._seek():
@@ -151,11 +159,7 @@ class Part:
         half = self.half
         refused = self._absorb(refused, start, stop)
         if self.is_faulty and half.refused is not None:
-            if not refused.size:
-                refused = half.refused
-            else:
-                refused.head = (refused.head + half.refused.head)[:KEPT_BYTES]
-                refused.size += half.refused.size
+            refused = refused.followed_by(half.refused)
         half.refused, half.mode = refused, BROKEN
 
     def keep(self) -> None:
@@ -218,7 +222,8 @@ class Part:
             # Nothing stood before it: the row is about the place where the bytes should be.
             refused.time_us, refused.file, refused.offset = self._place_of_gap()
         half.refused = self._absorb(refused, start, stop)
-        resumes = half.unwrapping is None and protocol(self.connection.protocol or "").framing is Framing.LINES
+        plain = self.connection.wrapping == PLAIN
+        resumes = plain and protocol(self.connection.protocol or "").framing is Framing.LINES
         half.mode = RESUME if resumes else BROKEN
         if not resumes:
             half.refused.detail += "; this protocol has no mark from which to read on"
