@@ -7,6 +7,9 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from websockets.extensions.permessage_deflate import PerMessageDeflate
+from websockets.frames import Frame, Opcode
+
 from tests.captures import writing
 from tests.captures.writing import ACK, FIN, PSH, RST, START_NS, SYN, Captured
 from wireloom.model import Direction, Kind, Message, NotSupported
@@ -138,19 +141,33 @@ def mixed_up(packets: list[Captured], rng: random.Random, *, far: int = 6) -> li
     return [Captured(times[0] + index * step, packet.data, packet.kept) for index, packet in enumerate(moved)]
 
 
-def in_websocket(stream: bytes, rng: random.Random, *, to_server: bool, most: int = 70_000) -> bytes:
-    """A stream in WebSocket messages, some in several frames, with control frames between, behind the upgrade."""
+def in_websocket(
+    stream: bytes, rng: random.Random, *, to_server: bool, most: int = 70_000, packing: PerMessageDeflate | None = None
+) -> bytes:
+    """A stream in WebSocket messages, some in several frames, with control frames between, behind the upgrade.
+
+    With `packing`, which both ends have agreed on, most messages are packed.
+    """
     if to_server:
-        out = b"GET /yamp HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\n\r\n"
+        out = (
+            b"GET /yamp HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\n"
+        )
     else:
-        out = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+        out = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    out += b"Sec-WebSocket-Extensions: x-other, permessage-deflate; server_max_window_bits=12\r\n" if packing else b""
+    out += b"\r\n"
     at = 0
     while at < len(stream):
         pieces = cut(stream[at : at + rng.randrange(1, most)], rng, rng.choice((5, 200, 70_000)))
         at += sum(map(len, pieces))
+        packed = packing is not None and rng.random() < 0.8
         for index, piece in enumerate(pieces):
-            last = index == len(pieces) - 1
-            out += websocket_frame(piece, rng, opcode=0 if index else 2, final=last, masked=to_server)
+            frame = Frame(Opcode.CONT if index else Opcode.BINARY, piece, fin=index == len(pieces) - 1)
+            if packing is not None and packed:
+                frame = packing.encode(frame)
+            out += websocket_frame(
+                bytes(frame.data), rng, opcode=frame.opcode | frame.rsv1 << 6, final=frame.fin, masked=to_server
+            )
             if rng.random() < 0.3:
                 out += websocket_frame(b"ping", rng, opcode=9, final=True, masked=to_server)
     return out + websocket_frame(b"\x03\xe8", rng, opcode=8, final=True, masked=to_server)

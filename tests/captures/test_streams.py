@@ -6,9 +6,12 @@ import base64
 import json
 import random
 import zlib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from websockets.extensions.permessage_deflate import PerMessageDeflate
+from websockets.frames import Frame, Opcode
 
 from tests.captures.conversations import (
     STREAM_PROTOCOLS,
@@ -25,6 +28,7 @@ from tests.captures.reading import read_files, read_packets
 from tests.captures.writing import RST, START_NS
 from tests.protocols.wolpertinger.talk import pair
 from wireloom.model import ConfigError, Direction, Kind, Message
+from wireloom.pipeline.captures import websocket
 from wireloom.pipeline.captures.choosing import Choice
 from wireloom.pipeline.captures.reader import CaptureReader
 from wireloom.pipeline.options import Options
@@ -217,25 +221,89 @@ def test_websocket_is_taken_off(tmp_path: Path) -> None:
             assert sorted(found.bytes_by_stream().values()) == sorted(map(len, wrapped))
 
 
-@pytest.mark.parametrize("side", [0, 1])
-def test_compressed_websocket_messages_are_rejects_that_say_so(side: int, tmp_path: Path) -> None:
-    """permessage-deflate, RFC 7692: the first frame of a packed message has RSV1 set. Nothing of it is lost."""
-    rng = random.Random(3)
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("port", [5044, 8080])  # by its port; recognised
+def test_compressed_websocket_messages_are_unpacked(port: int, anew: bool, tmp_path: Path) -> None:
+    """permessage-deflate, RFC 7692, with and without a context that goes on from one message to the next."""
+    for seed in range(4):
+        rng = random.Random(seed)
+        streams = talk("yamp", rng, 25)
+        wrapped = tuple(
+            in_websocket(s, rng, to_server=side == 0, most=400, packing=PerMessageDeflate(anew, anew, 15, 12))
+            for side, s in enumerate(streams)
+        )
+        head = wrapped[0].index(b"\r\n\r\n") + 4
+        wire = Wire(server=f"10.0.0.2:{port}").open().say(0, wrapped[0][:head])
+        exchange(wire, (wrapped[0][head:], wrapped[1]), rng, 900).close()
+        whole = read_packets(mixed_up(wire.packets, rng), tmp_path)
+        assert not whole.rejects
+        assert whole.said("c2s") == expected("yamp", streams[0], Direction.C2S)
+        assert whole.said("s2c") == expected("yamp", streams[1], Direction.S2C)
+        in_parts = read_packets(wire.packets, tmp_path, cuts=12, seed=seed)
+        assert not in_parts.rejects and in_parts.said("s2c") == whole.said("s2c")
+        for found in (whole, in_parts):
+            assert sorted(found.bytes_by_stream().values()) == sorted(map(len, wrapped))
+
+
+def test_a_compressed_message_has_the_time_of_its_last_byte_and_the_place_of_its_first(tmp_path: Path) -> None:
+    rng, packing = random.Random(3), PerMessageDeflate(False, False, 15, 15)
+    stream, _ = talk("yamp", rng, 1)
+    head = in_websocket(b"", rng, to_server=True, packing=packing).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    packed = bytes(packing.encode(Frame(Opcode.BINARY, stream)).data)
+    frame = websocket_frame(packed, rng, opcode=0x42, final=True, masked=True)
+    wire = Wire(server="10.0.0.2:5044").open().say(0, head).say(0, frame[:10]).say(0, frame[10:])
+    found = read_packets(wire.packets, tmp_path)
+    data, first = (tmp_path / "0000.pcap").read_bytes(), found.messages[0]
+    assert first["offset"] == data.index(frame[:10])
+    assert first["time"] == datetime.fromtimestamp(wire.packets[-1].time_ns / 1e9, UTC)
+
+
+def packed_by(side: int, how: str, rng: random.Random) -> tuple[list[bytes], tuple[bytes, bytes], int]:
+    """Both streams, with a packed message in one of them that cannot be unpacked, and how many bytes are lost by it."""
     streams = talk("yamp", rng, 12)
-    wrapped = [in_websocket(stream, rng, to_server=to == 0) for to, stream in enumerate(streams)]
-    packed = bytearray(websocket_frame(zlib.compress(b"packed " * 40), rng, opcode=2, final=True, masked=side == 0))
-    packed[0] |= 0x40
+    agreed = how != "nobody agreed"
+    wrapped = [
+        in_websocket(stream, rng, to_server=to == 0, packing=PerMessageDeflate(True, True, 15, 15) if agreed else None)
+        for to, stream in enumerate(streams)
+    ]
+    content = {
+        "nobody agreed": zlib.compress(b"packed"),
+        "damaged": b"\xff" * 40,
+        "too large": zlib.compress(bytes(websocket.LARGEST_MESSAGE + 1), wbits=-15),
+    }[how]
+    packed = websocket_frame(content, rng, opcode=0x42, final=True, masked=side == 0)
     closing = websocket_frame(b"\x03\xe8", rng, opcode=8, final=True, masked=side == 0)
-    before = wrapped[side][: -len(closing)]
-    wrapped[side] = before + bytes(packed) + closing
-    wire = exchange(Wire(server="10.0.0.2:5044").open(), (wrapped[0], wrapped[1]), rng, 300).close()
+    wrapped[side] = wrapped[side][: -len(closing)] + packed + closing
+    return wrapped, streams, len(packed) + len(closing)
+
+
+@pytest.mark.parametrize("how", ["nobody agreed", "damaged", "too large"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_compressed_websocket_messages_that_cannot_be_unpacked_are_rejects_that_say_so(
+    side: int, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "LARGEST_MESSAGE", 1 << 20)
+    rng = random.Random(3)
+    wrapped, streams, lost = packed_by(side, how, rng)
+    wire = exchange(Wire(server="10.0.0.2:5044").open(), (wrapped[0], wrapped[1]), rng, 3000).close()
     found = read_packets(wire.packets, tmp_path, cuts=3, seed=side)
     assert found.clauses() == ["websocket.compressed"]
     assert "permessage-deflate" in str(found.rejects[0]["detail"])
-    assert found.rejects[0]["size"] == len(packed) + len(closing)
+    assert found.rejects[0]["size"] == lost
     assert found.said("c2s") == expected("yamp", streams[0], Direction.C2S)
     assert found.said("s2c") == expected("yamp", streams[1], Direction.S2C)
     assert sorted(found.bytes_by_stream().values()) == sorted(map(len, wrapped))
+
+
+def test_a_compressed_websocket_message_that_never_ends_is_a_reject(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    stream, _ = talk("yamp", rng, 12)
+    wrapped = in_websocket(stream, rng, to_server=True, most=60, packing=PerMessageDeflate(False, False, 15, 15))
+    wire = exchange(Wire(server="10.0.0.2:5044").open(), (wrapped[:-20], b""), rng, 100)
+    for cuts in (0, 9):
+        found = read_packets(wire.packets, tmp_path, cuts=cuts)
+        assert found.clauses() == ["stream.cut"]
+        assert sum(found.bytes_by_stream().values()) == len(wrapped) - 20
 
 
 @pytest.mark.parametrize("broken", ["a gap", "a violation"])

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.pipeline.captures import tcp
-from wireloom.pipeline.captures.connections import OTHER, SEEK, Half, Refused
+from wireloom.pipeline.captures.connections import OTHER, SEEK, Refused
 from wireloom.pipeline.captures.streams import LATE, Part, Report
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.walking import Walk
@@ -32,7 +32,7 @@ def assemble(walk: Walk, report: Report) -> list[Part]:
         stream, kind, place, size, packet, time_us = pieces.T
     first = np.searchsorted(stream, touched)
     last = np.searchsorted(stream, touched, side="right")
-    kept = [_kept(walk.halves[number][1]) for number in touched.tolist()]
+    kept = [walk.halves[number][1].kept() for number in touched.tolist()]
     sizes = np.where(kind == tcp.DATA, size, 0)
     before = np.zeros(len(pieces) + 1, np.int64)
     np.cumsum(sizes, out=before[1:])
@@ -94,15 +94,6 @@ def _wants(walk: Walk, number: int) -> bool:
     """Whether a stream's bytes are of any use; those of others are counted."""
     connection, half = walk.halves[number]
     return connection.protocol != OTHER and not half.over
-
-
-def _kept(half: Half) -> tuple[bytes, Trace]:
-    """Bytes from before, and where they came from; half a header of the wrapping has no trace of its own."""
-    raw = half.unwrapping.raw if half.unwrapping is not None else b""
-    if not raw:
-        return half.carry, half.trace
-    trace = half.raw_trace.moved(len(half.carry))
-    return half.carry + raw, Trace.joined([half.trace, trace]) if half.carry else trace
 
 
 def _absolute(walk: Walk, place: NDArray[np.int64], packet: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -84,6 +84,14 @@ class Half:
     over: bool = False
     """Nothing more is taken."""
 
+    def kept(self) -> tuple[bytes, Trace]:
+        """Bytes from before, those whose wrapping is not off yet last, and where they came from."""
+        raw = self.unwrapping.raw if self.unwrapping is not None else b""
+        if not raw:
+            return self.carry, self.trace
+        trace = self.raw_trace.moved(len(self.carry))
+        return self.carry + raw, Trace.joined([self.trace, trace]) if self.carry else trace
+
 
 @dataclass(slots=True)
 class Connection:

@@ -38,12 +38,13 @@ def decode_parts(parts: list[Part], rows_out: Rows) -> None:
         else:
             left.append(part)
     while left:
-        spans: dict[str, list[tuple[Part, tuple[int, int]]]] = {}
+        # Most parts share a buffer; those that were unpacked have their own.
+        spans: dict[tuple[str, int], list[tuple[Part, tuple[int, int]]]] = {}
         for part in left:
             span = part.advance()
             if span is not None:
-                spans.setdefault(part.connection.protocol or "", []).append((part, span))
-        for name, found in spans.items():
+                spans.setdefault((part.connection.protocol or "", id(part.data)), []).append((part, span))
+        for (name, _), found in spans.items():
             _decode_spans(name, found, rows_out)
         left = [part for part in left if part.close_stretch()]
 

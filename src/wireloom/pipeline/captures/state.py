@@ -78,7 +78,7 @@ def _from_half(half: Half, for_file: Mapping[int, int]) -> dict[str, Any]:
         "trace": _from_trace(half.trace, for_file),
         "raw_trace": _from_trace(half.raw_trace, for_file),
         "begun": _from_trace(half.begun, for_file),
-        "unwrapping": None if unwrapping is None else (unwrapping.to_server, unwrapping.raw, unwrapping.numbers),
+        "unwrapping": None if unwrapping is None else _fields(unwrapping, Unwrapping),
         "refused": None if refused is None else _fields(replace(refused, file=for_file[refused.file]), Refused),
         "held": [_fields(replace(held, file=for_file[held.file]), Held) for held in half.held],
         **{name: getattr(half, name) for name in _HALF},
@@ -92,11 +92,15 @@ def _to_half(kept: dict[str, Any]) -> Half:
         trace=_to_trace(kept["trace"]),
         raw_trace=_to_trace(kept["raw_trace"]),
         begun=_to_trace(kept["begun"]) if "begun" in kept else Trace.empty(),
-        unwrapping=None if unwrapping is None else Unwrapping(unwrapping[0], unwrapping[1], list(unwrapping[2])),
+        unwrapping=None if unwrapping is None else _to_unwrapping(*unwrapping),
         refused=None if refused is None else Refused(*refused),
         held=[Held(*held) for held in kept["held"]],
         **{name: kept[name] for name in _HALF},
     )
+
+
+def _to_unwrapping(to_server: bool, raw: bytes, numbers: tuple[int, ...], window: bytes | None = None) -> Unwrapping:
+    return Unwrapping(to_server, raw, list(numbers), window)
 
 
 def _fields(value: object, kind: type) -> list[Any]:

@@ -16,7 +16,7 @@ from wireloom.model import Direction
 from wireloom.pipeline.captures.choosing import PLAIN
 from wireloom.pipeline.captures.connections import BROKEN, READ, RESUME, SEEK, Connection, Half, Refused
 from wireloom.pipeline.captures.trace import Trace
-from wireloom.pipeline.captures.websocket import Unwrapping
+from wireloom.pipeline.captures.websocket import Unwrapped, Unwrapping
 from wireloom.pipeline.schemas import KEPT_BYTES
 from wireloom.protocols.columns import Reject
 from wireloom.protocols.contract import CUT, Framing
@@ -77,7 +77,8 @@ class Part:
             return
         begin, stop = self.raw_from, self.stop
         found = half.unwrapping.unwrap(self.data, begin, stop)
-        half.overhead += found.position - found.end
+        # Less than nothing where more was unpacked than came.
+        half.overhead += found.position - found.end - len(found.unpacked)
         half.unwrapping.raw = self.data[found.position : stop].tobytes()
         half.raw_trace = self.trace.cut(found.position, stop)
         kept = self.trace.cut(self.start, begin).moved(self.start)
@@ -87,17 +88,39 @@ class Part:
             self.is_faulty, half.unwrapping = True, None
             half.refused = self._absorb(Refused(found.clause, found.detail), found.position, stop)
         elif self.gaps:
-            # The beginning of a header that never comes, and nobody knows where the next one is.
+            # The beginning of what never comes, and nobody knows where the next one is.
             half.overhead += stop - found.position
             half.unwrapping = None
-        later = [Trace.empty()] if self.is_last else [self.trace.cut(stop, self.end).moved(stop)]
-        self.trace = Trace.joined([kept, new, *later])
+        later = Trace.empty() if self.is_last else self.trace.cut(stop, self.end).moved(stop)
+        traces = [kept, new, self._origins(found)]
+        over = found.end + len(found.unpacked)
+        self._after = stop if self.gaps else -1
+        if found.unpacked:
+            # That needs more room than there is: from here on the part has a buffer of its own.
+            parts = (
+                self.data[self.start : found.end],
+                np.frombuffer(found.unpacked, np.uint8),
+                self.data[stop : self.end],
+            )
+            by, later_by = -self.start, over - stop - self.start
+            self.data, self.start, self.end = np.concatenate(parts), 0, self.end + later_by
+            self.gaps = [(place + later_by, missing) for place, missing in self.gaps]
+            traces, later = [trace.moved(by) for trace in traces], later.moved(later_by)
+            over += by
+            self._after = -1
+        self.trace = Trace.joined([*traces, later])
         self.raw_from = -1
         if self.gaps:
-            self.gaps[0] = (found.end, self.gaps[0][1])
-            self._after = stop
+            self.gaps[0] = (over, self.gaps[0][1])
         else:
-            self.end = found.end
+            self.end = over
+
+    def _origins(self, found: Unwrapped) -> Trace:
+        """Where unpacked messages came from; all bytes of one came with its last."""
+        at, first, last = found.origins.T
+        begin, end = self.trace.pieces(first), self.trace.pieces(last)
+        offset = self.trace.offset[begin] + first - self.trace.at[begin]
+        return Trace(found.end + at, self.trace.time_us[end], self.trace.file[begin], offset)
 
     def advance(self) -> tuple[int, int] | None:
         """The bytes before the next gap as a span to decode; None when there is nothing to decode in them."""
@@ -176,6 +199,9 @@ class Part:
         half = self.half
         if half.state:
             self._give_up_pieces()
+        if half.unwrapping is not None and half.unwrapping.is_inside_message:
+            half.carry, half.trace = half.kept()
+            half.unwrapping = None
         if half.carry:
             refused = half.refused or Refused(CUT, "the stream ends inside a frame")
             time_us, file, offset = half.trace.where(0)

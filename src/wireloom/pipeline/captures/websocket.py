@@ -1,11 +1,13 @@
 """What a WebSocket carries, taken out of one direction of its TCP stream: RFC 6455.
 
-The upgrade and control frames go, binary messages are unmasked in place and stand one after the other.
+The upgrade and control frames go, binary messages are unmasked in place and stand one after the other. Where an end
+offered or agreed to pack messages by permessage-deflate, RFC 7692, they are taken and unpacked one by one.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +19,15 @@ UPGRADE = "websocket.upgrade"
 FRAME = "websocket.frame"
 """Clauses of what breaks the transport's own rules."""
 COMPRESSED = "websocket.compressed"
-"""The clause of messages that permessage-deflate packed, which nobody has unpacked here."""
+"""The clause of messages that permessage-deflate packed and that cannot be unpacked."""
 MOST_HEAD = 1 << 16
+LARGEST_MESSAGE = 1 << 26
+"""A message to be unpacked is refused when it is larger, before or after."""
 _REQUEST = b"GET "
+_EXTENSION = re.compile(rb"(?im)^sec-websocket-extensions:.*\bpermessage-deflate\b")
+_TAIL = b"\0\0\xff\xff"
+"""What a sender takes off the end of each packed message."""
+_WINDOW = 1 << 15
 
 # What is kept between two pieces of a stream.
 _HEAD_OVER, _LEFT, _MASK, _PHASE, _OPCODE, _OPEN = range(6)
@@ -36,9 +44,12 @@ _FAULTS = (
     "a frame to the client with a mask",
     "a message begins inside another one, or goes on without having begun",
     "a frame of an impossible length",
-    "a message packed by permessage-deflate, which is not unpacked here: capture with compression off",
+    "a message packed by permessage-deflate, to which nobody agreed in this capture",
+    "a message packed by permessage-deflate that cannot be unpacked",
 )
-_PACKED = len(_FAULTS) - 1
+_LENGTH, _PACKED, _DAMAGED = range(8, 11)
+_WHOLE = -1
+"""In place of a fault: a control frame or a message is over."""
 
 
 @dataclass(slots=True)
@@ -49,6 +60,16 @@ class Unwrapping:
     raw: bytes = b""
     """The beginning of a head or of a frame's header, kept for the next piece."""
     numbers: list[int] = field(default_factory=lambda: [0, 0, -1, 0, 0, 0])
+    window: bytes | None = None
+    """What a packed message may refer to: the end of those before it. None: this end did not offer to pack.
+
+    It is kept even if the ends agreed to begin anew with each message: then nothing refers to it.
+    """
+
+    @property
+    def is_inside_message(self) -> bool:
+        """Whether a message that is taken as a whole has begun."""
+        return bool(self.raw and self.window is not None and self.numbers[_HEAD_OVER])
 
     def unwrap(self, data: NDArray[np.uint8], start: int, end: int) -> Unwrapped:
         """Take the stream's bytes data[start:end]; what they carry stands from `start` on afterwards."""
@@ -64,12 +85,51 @@ class Unwrapping:
                 return Unwrapped(start, start, _no_runs(), UPGRADE, problem)
             self.numbers[_HEAD_OVER] = 1
             at = found
+        if self.window is not None:
+            return self._unpack(data, at, end, start)
         state = np.array(self.numbers, np.int64)
         runs = np.empty(((end - at) // 2 + 2, 3), np.int64)
-        position, out, made, fault = _unwrap(data, at, end, start, self.to_server, state, runs)
+        position, out, made, fault = _unwrap(data, at, end, start, self.to_server, state, runs, False)
         self.numbers = state.tolist()
-        clause = (COMPRESSED if fault == _PACKED else FRAME) if fault else None
-        return Unwrapped(int(position), int(out), runs[:made], clause, _FAULTS[fault])
+        return Unwrapped(int(position), int(out), runs[:made], *_problem(fault))
+
+    def _unpack(self, data: NDArray[np.uint8], start: int, end: int, out: int) -> Unwrapped:
+        """The same, a whole message at a time; what they carry does not fit into their place."""
+        rest = data[start:end].copy()
+        state, runs = np.array(self.numbers, np.int64), np.empty((len(rest) // 2 + 2, 3), np.int64)
+        at, size, contents, origins = 0, 0, [], []
+        while True:
+            position, stop, _, fault = _unwrap(rest, at, len(rest), at, self.to_server, state.copy(), runs, True)
+            is_packed = fault == _PACKED
+            if is_packed:
+                rest[at] &= 0xBF
+                position, stop, _, fault = _unwrap(rest, at, len(rest), at, self.to_server, state.copy(), runs, True)
+            if not fault and len(rest) - at > LARGEST_MESSAGE:
+                fault = _LENGTH
+            if fault != _WHOLE:
+                break
+            content = rest[at:stop].tobytes()
+            try:
+                content = self._inflate(content) if is_packed else content
+            except zlib.error:
+                fault = _DAMAGED
+                break
+            if content:
+                origins.append((size, start + at, start + int(position) - 1))
+                contents.append(content)
+                size += len(content)
+            at = int(position)
+        places = np.array(origins, np.int64).reshape(-1, 3)
+        return Unwrapped(start + at, out, _no_runs(), *_problem(fault), b"".join(contents), places)
+
+    def _inflate(self, packed: bytes) -> bytes:
+        window = self.window or b""
+        unpacker = zlib.decompressobj(-15, zdict=window)
+        content = unpacker.decompress(packed + _TAIL, LARGEST_MESSAGE)
+        if unpacker.unconsumed_tail:
+            raise zlib.error("too large")
+        self.window = (window + content)[-_WINDOW:]
+        return content
 
     def start_inside(self) -> None:
         """The upgrade was before the capture: a frame begins here."""
@@ -78,6 +138,8 @@ class Unwrapping:
     def _check_head(self, head: bytes) -> str:
         """What is wrong with an upgrade; nothing: empty."""
         first, _, rest = head.partition(b"\r\n")
+        if _EXTENSION.search(rest):
+            self.window = b""
         if self.to_server:
             if not first.startswith(_REQUEST) or not re.search(rb"(?im)^upgrade:[ \t]*websocket[ \t]*\r?$", rest):
                 return f"{first[:80].decode(errors='replace')!r} is no request to upgrade to WebSocket"
@@ -90,7 +152,8 @@ class Unwrapping:
 class Unwrapped:
     """How far the stream was understood, where what it carries ends now, and from where each run of it came.
 
-    A row of `runs` is a place now, the place before, and a size.
+    A row of `runs` is a place now, the place before, and a size. `unpacked` is to stand from `end` on; a row of
+    `origins` is a place in it, and where the first and the last byte stood of the message that it came from.
     """
 
     position: int
@@ -98,6 +161,15 @@ class Unwrapped:
     runs: NDArray[np.int64]
     clause: str | None = None
     detail: str = ""
+    unpacked: bytes = b""
+    origins: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+
+
+def _problem(fault: int) -> tuple[str | None, str]:
+    """Clause and words for a fault."""
+    if fault in (0, _WHOLE):
+        return None, ""
+    return COMPRESSED if fault in (_PACKED, _DAMAGED) else FRAME, _FAULTS[fault]
 
 
 def looks_like_request(head: bytes) -> bool:
@@ -115,12 +187,17 @@ def _head_end(data: NDArray[np.uint8], start: int, end: int) -> int:
 
 
 @kernel
-def _unwrap(data, start, end, out, to_server, state, runs):  # type: ignore[no-untyped-def]
-    """Unmask payloads to `out`: how far the stream was read, where the payloads end, how many runs, what is wrong."""
+def _unwrap(data, start, end, out, to_server, state, runs, single):  # type: ignore[no-untyped-def]
+    """Unmask payloads to `out`: how far the stream was read, where the payloads end, how many runs, what is wrong.
+
+    `single`: no more than one message, or a control frame between two.
+    """
     at, made = np.int64(start), 0
     out = np.int64(out)
     while True:
         left = state[_LEFT]
+        if single and left == 0 and at > start and state[_OPEN] == 0:
+            return at, out, made, _WHOLE
         if left > 0:
             size = min(left, end - at)
             if size == 0:
@@ -168,7 +245,7 @@ def _unwrap(data, start, end, out, to_server, state, runs):  # type: ignore[no-u
             for position in range(width):
                 length = length << 8 | np.int64(data[at + 2 + position])
             if length < 0:
-                return at, out, made, 8
+                return at, out, made, _LENGTH
         mask = np.int64(-1)
         if masked:
             mask = np.int64(0)
