@@ -86,6 +86,10 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path, capsys: pytest
     assert "no journal and no captures here" in complaint(capsys, *run, str(other))
     assert "write it as spark.some.setting=value" in complaint(capsys, *run, str(journal), "--conf", "memory=1g")
     assert "it must be a number of bytes" in complaint(capsys, *run, str(journal), "--max-bytes", "much")
+    assert "an interval of -1.0 seconds" in complaint(capsys, *run, str(journal), "--interval", "-1")
+    for wrong in ("-5", "nan"):
+        compact = ("pipeline", "compact", "--warehouse", str(tmp_path / "w"), "--keep-hours", wrong)
+        assert "it must be a number from 0 on" in complaint(capsys, *compact)
     assert "is no warehouse" in complaint(capsys, "sql", "select 1", "--warehouse", str(other))
     assert "the tables are messages, rejects, exchanges, sessions, traffic, findings, nodes" in complaint(
         capsys, "sql", "select * from letters", "--warehouse", str(tmp_path / "w")

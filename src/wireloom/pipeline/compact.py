@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wireloom.model import ConfigError
 from wireloom.pipeline import tables
 from wireloom.pipeline.schemas import STATE, TABLES, Table
 from wireloom.pipeline.warehouse import Warehouse
@@ -32,6 +34,8 @@ def compact(
     Rows and their values stay as they are. Files of the last `keep_hours` stay for those who still read an older
     snapshot.
     """
+    if not 0 <= keep_hours < math.inf:
+        raise ConfigError(f"files cannot be kept for {keep_hours} hours: it must be a number from 0 on, such as 24")
     found = Warehouse.existing(warehouse)
     done = {}
     with found.locked():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,6 +122,8 @@ class Pipeline:
         `query` says whether that is done by a streaming query of Spark. With `once` it need not be, and without one it
         begins seconds sooner; by default it is where a session was given, whose owner may follow its queries.
         """
+        if not 0 <= interval < math.inf:
+            raise ConfigError(f"an interval of {interval} seconds: it must be a number from 0 on, such as 1")
         began = time.monotonic()
         with self.warehouse.locked():
             self.warehouse.check_checkpoint()
