@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from pathlib import Path
@@ -126,6 +127,49 @@ def test_a_removed_segment_is_read_to_its_end_and_a_gap_is_counted(long_journal:
     late = Tail(long_journal, Offset(1, 0))
     assert numbers(read_on(late)) == kept
     assert late.missed == 1
+
+
+def test_before_the_first_message_there_was_nothing_to_miss(long_journal: Path) -> None:
+    tail = Tail(long_journal, Offset(0, 0))
+    assert numbers(read_on(tail)) == list(range(200))
+    assert tail.missed == 0
+
+
+@pytest.mark.parametrize("since", [0, BEGIN + SECOND, Offset(2, 0)])
+def test_segments_removed_just_before_they_are_opened_are_passed_over(
+    long_journal: Path, monkeypatch: pytest.MonkeyPatch, since: int | Offset
+) -> None:
+    known = segments(long_journal)
+    kept = numbers([each for path in known[3:] for each in read_all(path)])
+    begun, following = Tail(long_journal), Tail(long_journal, since)
+    begun.read(1)
+    for path in known[:3]:
+        path.unlink()
+    for tail in (begun, following):
+        # Found by a look that was taken before retention came.
+        looks = [known, known[1:]]
+        monkeypatch.setattr(
+            "wireloom.journal.tail.segments", lambda _, looks=looks: looks.pop(0) if looks else known[3:]
+        )
+        assert numbers(read_on(tail))[-len(kept) :] == kept
+    assert begun.missed == 1
+
+
+def test_a_segment_removed_once_it_is_open_is_read(long_journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *rest = segments(long_journal)
+    open_segment = os.open
+
+    def open_and_remove(path: Path, flags: int) -> int:
+        descriptor = open_segment(path, flags)
+        first.unlink(missing_ok=True)
+        return descriptor
+
+    monkeypatch.setattr("wireloom.journal.tail.os.open", open_and_remove)
+    tail = Tail(long_journal, Offset(2, 1 << 30))
+    found = numbers(read_on(tail))
+    assert found == list(range(found[0], 200))
+    assert len(found) > len(numbers([each for path in rest for each in read_all(path)]))
+    assert tail.missed == 0
 
 
 def test_only_committed_bytes_are_read_and_a_cut_tail_never_is(tmp_path: Path) -> None:

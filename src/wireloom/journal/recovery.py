@@ -150,9 +150,9 @@ def last_block(path: Path) -> blocks.Block | None:
 
 
 @contextmanager
-def mapped(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file without reading them all."""
-    with path.open("rb") as file:
+def mapped(path: Path | int) -> Iterator[memoryview]:
+    """The bytes of a file, or of one that is open, without reading them all."""
+    with open(path, "rb", closefd=not isinstance(path, int)) as file:
         if os.fstat(file.fileno()).st_size == 0:
             yield memoryview(b"")
             return

@@ -88,7 +88,7 @@ class Tail:
         found = segments(folder)
         if found:
             tail._open(found[-1])
-            tail._hop_to(committed_length(found[-1]))
+            tail._hop_to(tail._end())
         return tail
 
     @property
@@ -112,8 +112,13 @@ class Tail:
     def read(self, limit: int = PIECE) -> list[Found]:
         """What comes next, at most about `limit` bytes of it; nothing when all that is committed was read."""
         while True:
-            if self._path is None and not self._begin():
-                return []
+            if self._path is None:
+                try:
+                    if not self._begin():
+                        return []
+                except FileNotFoundError:
+                    # Removed after it was found: there are others.
+                    continue
             found = self._read_on(limit)
             if found:
                 return found
@@ -126,9 +131,12 @@ class Tail:
                 if found:
                     return found
                 if found is None:
+                    try:
+                        self._open(following)
+                    except FileNotFoundError:
+                        continue
                     if self._next_packet_id and first_packet_id(following) > self._next_packet_id:
                         self.missed += 1
-                    self._open(following)
 
     def _read_on(self, limit: int) -> list[Found] | None:
         """The next piece of the segment; None at its end."""
@@ -147,15 +155,16 @@ class Tail:
             packet_id = self._after.packet_id
             path = next((each for each in reversed(found) if first_packet_id(each) <= packet_id), found[0])
             self._open(path)
-            if first_packet_id(path) > packet_id:
+            if first_packet_id(path) <= packet_id:
+                self._hop_to(self._end(), packet_id=packet_id)
+            elif first_packet_id(path) > 1:
+                # Before the first id there was never anything.
                 self.missed += 1
-            else:
-                self._hop_to(committed_length(path), packet_id=packet_id)
         else:
             path = self._segment_at(found, self._from_ns)
             self._open(path)
             if segment_time(path) <= self._from_ns:
-                self._hop_to(committed_length(path), time_ns=self._from_ns)
+                self._hop_to(self._end(), time_ns=self._from_ns)
         return True
 
     def _segment_at(self, found: list[Path], time_ns: int) -> Path:
@@ -182,11 +191,15 @@ class Tail:
             return os.fstat(self._file).st_size
 
     def _open(self, path: Path) -> None:
-        self.close()
+        """Go to a segment; FileNotFoundError, and nothing has changed, if it was removed meanwhile."""
         try:
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise JournalError(f"{path}: cannot read the segment: {error.strerror}") from None
+        self.close()
+        self._file = file
         self._path = path
         self._position = 0
         self._decoding.begin(path.name)
@@ -194,7 +207,7 @@ class Tail:
     def _hop_to(self, end: int, *, packet_id: int | None = None, time_ns: int | None = None) -> None:
         """Go to the first block with that packet id or time (or to the end), noting topic maps and keys on the way."""
         assert self._path is not None
-        with mapped(self._path) as data:
+        with mapped(self._file) as data:
             end = min(end, len(data))
             if end == 0:
                 return
