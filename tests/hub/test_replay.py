@@ -183,7 +183,10 @@ async def test_what_retention_took_is_left_out_and_told(tmp_path: Path) -> None:
     [
         ({"since": "yesterday"}, "since 'yesterday' is no point in a journal"),
         ({"since": 5}, "since is 5"),
+        ({"since": "9" * 400 + "d"}, "is no point in a journal"),
+        ({"since": "1000000.0"}, "since 1000000.0 is past the end of this journal"),
         ({"since": "start", "as": "a/b"}, "as is 'a/b'"),
+        ({"since": "start", "as": "a+"}, "holds a wildcard"),
         ({"since": "start", "retained": True}, "exclude each other"),
         ({"retained": "yes"}, "retained is 'yes'"),
     ],

@@ -18,7 +18,7 @@ from wireloom.journal.reader import Offset
 from wireloom.journal.tail import Since, Tail, parse_since
 from wireloom.model import ConfigError, JournalError, Kind, Message, PeerClosed
 from wireloom.protocols.contract import HUB_PREFIX
-from wireloom.topics import validate_pattern
+from wireloom.topics import validate_pattern, validate_topic
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -55,7 +55,13 @@ class Replays:
             raise ConfigError(f"since is {since!r}; it must be text: a time or an offset")
         if not isinstance(name, str) or not name or "/" in name:
             raise ConfigError(f"as is {name!r}; it must be a text without /")
+        validate_topic(name)
         point = parse_since(since)
+        if isinstance(point, Offset) and point.packet_id >= self._hub.journal.next_packet_id:
+            # Whoever waited for that many messages to come would hear nothing, and not know why.
+            raise ConfigError(
+                f"since {since} is past the end of this journal; is it of another one? Name a time instead"
+            )
         if (connection, name) in self._running:
             raise ConfigError(f"a subscription named {name!r} is there already; name this one otherwise")
         if sum(owner is connection for owner, _ in self._running) >= MAX_PER_CONNECTION:

@@ -44,14 +44,14 @@ def parse_since(text: str, now_ns: int | None = None) -> Since:
     """
     if text == "start":
         return 0
-    if text[-1:] in _UNITS and text[:-1].replace(".", "", 1).isdecimal():
-        now = time.time_ns() if now_ns is None else now_ns
-        return now - int(float(text[:-1]) * _UNITS[text[-1]] * 1e9)
     if text.replace(".", "", 1).isdecimal():
         return Offset.parse(text)
     try:
+        if text[-1:] in _UNITS and text[:-1].replace(".", "", 1).isdecimal():
+            now = time.time_ns() if now_ns is None else now_ns
+            return now - int(float(text[:-1]) * _UNITS[text[-1]] * 1e9)
         return parse_iso_time(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ConfigError(
             f"since {text!r} is no point in a journal; "
             "write a time such as 2026-01-31T12:00:00Z, how long ago such as 15m, an offset such as 1042.7, or start"
