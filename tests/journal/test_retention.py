@@ -9,6 +9,7 @@ import pytest
 
 from wireloom.cli.main import main
 from wireloom.journal import Journal, Keep, cursors, prune, read_messages, segments
+from wireloom.journal.segment import committed_path, segment_name
 from wireloom.journal.verify import verify
 from wireloom.model import Direction
 
@@ -110,6 +111,18 @@ def test_after_pruning_everything_a_new_writer_goes_on_with_the_ids(tmp_path: Pa
     for _ in range(3):
         with Journal.open(tmp_path) as journal:
             last = journal.last_ticket
+    prune(tmp_path, Keep(size=1), BEGIN)
+    with Journal.open(tmp_path) as journal:
+        assert journal.last_ticket > last
+
+
+def test_the_newest_segment_that_holds_something_stays_while_the_next_is_only_just_begun(tmp_path: Path) -> None:
+    for _ in range(3):
+        with Journal.open(tmp_path) as journal:
+            last = journal.last_ticket
+    begun = tmp_path / segment_name(last + 2, BEGIN)
+    begun.touch()
+    committed_path(begun).write_text(f"{0:020d}\n")
     prune(tmp_path, Keep(size=1), BEGIN)
     with Journal.open(tmp_path) as journal:
         assert journal.last_ticket > last

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wireloom.journal.segment import is_sealed, segment_time, segments, sync_folder
+from wireloom.journal.segment import is_sealed, segment_time, segments, stated_length, sync_folder
 from wireloom.model import JournalError
 
 CURSORS = "cursors"
@@ -64,7 +64,8 @@ def cursors(folder: Path | str) -> list[Cursor]:
 
 def expired(folder: Path | str, keep: Keep, now_ns: int) -> list[Expired]:
     """The segments that `keep` lets go, oldest first; those that a pipeline still needs say so."""
-    sizes = [(path, _size(path)) for path in segments(folder)]
+    # One that is only just begun disappears in a crash: then packet ids go on from the one before it.
+    sizes = [(path, _size(path)) for path in segments(folder) if stated_length(path) != 0]
     total = sum(size for _, size in sizes)
     readers = [] if keep.past_cursors else sorted(cursors(folder), key=lambda each: (each.segment, each.position))
     found = []
