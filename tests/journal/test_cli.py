@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from wireloom.cli import journal as command
 from wireloom.cli.jsonlines import message_from_json, message_to_json
-from wireloom.journal import Journal, read_blocks, segments
-from wireloom.journal.segment import committed_path
+from wireloom.journal import Journal, read_all, read_blocks, segments
+from wireloom.journal.segment import committed_path, segment_name
+from wireloom.journal.verify import verify
 from wireloom.model import Authenticity, ConfigError, Direction, JournalError, Kind, Message
 
 from .conftest import data
@@ -105,6 +106,42 @@ def test_verify_finds_a_hole_a_cut_and_a_wrong_committed_length(tmp_path, capsys
     assert "1000000000 bytes are committed, the file ends" in errors
     assert "where" in errors and "should come" in errors
     assert f"{third}: block cut off" in errors
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_verify_finds_a_sealed_segment_that_has_become_empty(tmp_path, capsys, which):
+    with Journal.open(tmp_path, segment_bytes=1000) as journal:
+        for number in range(20):
+            journal.append("hsp", 1, Direction.C2S, number, data("x" * 50))
+            journal.commit()
+    empty = segments(tmp_path)[which]
+    empty.write_bytes(b"")
+    assert run("verify", tmp_path) == 1
+    assert capsys.readouterr().err == f"{empty}: a sealed segment that is empty at byte 0\n"
+
+
+def test_a_segment_that_is_only_just_begun_is_no_fault(tmp_path, capsys):
+    with Journal.open(tmp_path):
+        begun = tmp_path / segment_name(2, 0)
+        begun.touch()
+        committed_path(begun).write_text(f"{0:020d}\n")
+        for what in ("ls", "cat", "verify"):
+            assert run(what, tmp_path) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_segments_that_retention_takes_while_others_are_read_are_passed_over(tmp_path, monkeypatch):
+    with Journal.open(tmp_path, segment_bytes=1000) as journal:
+        for number in range(20):
+            journal.append("hsp", 1, Direction.C2S, number, data("x" * 50))
+            journal.commit()
+    first, *rest = segments(tmp_path)
+    kept = [each for path in rest for each in read_all(path)]
+    first.unlink()
+    for room in ("reader", "verify"):
+        monkeypatch.setattr(f"wireloom.journal.{room}.segments", lambda _: [first, *rest])
+    assert list(read_all(tmp_path)) == kept
+    assert list(verify(tmp_path)) == []
 
 
 def test_what_is_no_journal_is_called_so(tmp_path):

@@ -16,7 +16,7 @@ from wireloom.journal import blocks
 from wireloom.journal.blocks import Block
 from wireloom.journal.keys import Keys, keys_in
 from wireloom.journal.recovery import mapped
-from wireloom.journal.segment import committed_length, segments
+from wireloom.journal.segment import committed_length, is_sealed, segments
 from wireloom.model import ConfigError, Direction, JournalError, Message, ProtocolViolation
 from wireloom.protocols.contract import Decoder, Settings
 from wireloom.protocols.registry import protocol as find_protocol
@@ -89,8 +89,9 @@ def read_blocks(path: Path | str, start: int = 0, end: int | None = None) -> Ite
     JournalError.
     """
     segment = Path(path)
+    sealed = is_sealed(segment)
     limit = committed_length(segment) if end is None else end
-    if limit == 0 and end is None and segment.stat().st_size == 0:
+    if limit == 0 and end is None and sealed:
         raise JournalError(f"{segment}: no journal segment: the file is empty")
     if limit == 0:
         return
@@ -124,7 +125,11 @@ def read_all(
     decoding = Decoding(settings)
     for segment in segments(folder):
         decoding.begin(segment.name)
-        decoding.learn_from(segment)
+        try:
+            decoding.learn_from(segment)
+        except FileNotFoundError:
+            # Retention took it meanwhile.
+            continue
         for block in read_blocks(segment):
             yield from decoding.take(block)
 

@@ -62,6 +62,12 @@ def _verify_folder(found: list[Path], seen: Verified) -> Iterator[Fault]:
                 seen.size += end
                 if end:
                     expected = yield from _verify_segment(path, data, end, expected, seen)
+                elif stated is None:
+                    yield Fault(path, 0, "a sealed segment that is empty")
+                    expected = None
+        except FileNotFoundError:
+            # Retention took it meanwhile.
+            expected = None
         except OSError as error:
             raise JournalError(f"{path}: cannot read the segment: {error.strerror}") from None
 
