@@ -239,3 +239,23 @@ async def test_what_was_refused_is_not_part_of_the_past(tmp_path: Path, scheme: 
     async with hub_on(tmp_path, HUB + rules) as hub:
         await eventually(lambda: bool(hub.last_values.tickets))
         assert set(hub.last_values.tickets) == {"open/door"}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_what_was_too_much_is_not_part_of_the_past(tmp_path: Path, scheme: str) -> None:
+    rate = '[limits]\nmessages_per_second = 20\nover_rate = "refuse"\n'
+    taken: list[int] = []
+    async with hub_on(tmp_path, HUB + rate) as hub, wireloom.connect(url_of(hub, scheme)) as peer:
+        await peer.publish("news", b"0", ack=True)
+        refused = 0
+        for number in range(1, 100):
+            try:
+                await peer.publish("news", b"%d" % number, ack=True)
+                taken.append(number)
+            except RequestFailed:
+                refused += 1
+        assert refused > 10
+    async with hub_on(tmp_path, HUB) as hub, wireloom.connect(url_of(hub, scheme)) as peer:
+        await peer.publish("news", b"100", ack=True)
+        async with peer.subscribe("news", since="start") as events:
+            assert numbers(await take(events, len(taken) + 2)) == [0, *taken, 100]

@@ -300,15 +300,15 @@ class Connection(Outbox):
         for topic, count in left.refused.items():
             self.log_denied(Right.PUBLISH, topic, count)
         self._record_screened(left, "access.publish", f"{self.principal} may not publish there")
-        self._record_denied((*left.requests, *left.run.messages))
+        self._record_denied((*left.requests, *left.run.messages), self.may_publish)
         return left.run, left.requests
 
-    def _record_denied(self, messages: Sequence[Message]) -> None:
+    def _record_denied(self, messages: Sequence[Message], allowed: Callable[[Message], bool]) -> None:
         """Say before a run which publishes in it will be refused, for those who read the journal."""
         ids: list[type_of_json] = []
         for message in messages:
             event = published(message) if message.kind is Kind.REQUEST else None
-            if event is not None and not self.may_publish(event):
+            if event is not None and not allowed(event):
                 ids.append(message.id)
         if ids:
             self.hub.journal.record(DENIED, {"ids": ids}, self.id, protocol=self.name)
@@ -321,7 +321,9 @@ class Connection(Outbox):
         left = screen_all(self, run)
         self._record_screened(left, "limits.rate", f"{self.principal} sends more than it may")
         messages = left.run.messages
-        for message in (*left.requests, *(each for each in messages if each.kind is Kind.REQUEST)):
+        requests = (*left.requests, *(each for each in messages if each.kind is Kind.REQUEST))
+        self._record_denied(requests, lambda _: False)
+        for message in requests:
             self.hub.router.exchanges.fail(self, message, TOO_MANY, "too many messages; try again later")
         return dataclasses.replace(
             left.run,
