@@ -45,6 +45,22 @@ async def test_nobody_speaks_in_the_name_of_the_hub(tmp_path: Path, source: str)
         assert hub.metrics.unmatched.value(source) == 10
 
 
+@pytest.mark.parametrize("count", [1, 300])
+@pytest.mark.parametrize("source", ["emp", "yamp"])
+async def test_nobody_is_acknowledged_in_the_name_of_the_hub(tmp_path: Path, source: str, count: int) -> None:
+    async with hub_on(tmp_path, HUB) as hub, wireloom.connect(url_of(hub, source)) as peer:
+        async with peer.subscribe("done") as events, peer.subscribe("$hub/undeliverable") as notices:
+            lies = [peer.publish("$hub/undeliverable", {"why": "a lie"}, ack=True) for _ in range(count)]
+            for outcome in await asyncio.gather(*lies, return_exceptions=True):
+                assert isinstance(outcome, RequestFailed)
+                assert outcome.code == "400"
+            await peer.publish("done", {}, ack=True)
+            await anext(events)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(notices), 0.05)
+        assert set(hub.last_values.tickets) == {"done"}
+
+
 @pytest.mark.parametrize(("asking", "providing"), list(itertools.product(ANSWERING, ANSWERING)))
 async def test_a_request_finds_its_provider_in_any_protocol(tmp_path: Path, asking: str, providing: str) -> None:
     async def handler(message: Message, peer: wireloom.Peer) -> object:

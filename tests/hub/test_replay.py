@@ -242,6 +242,17 @@ async def test_what_was_refused_is_not_part_of_the_past(tmp_path: Path, scheme: 
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+async def test_what_no_publish_may_be_called_is_not_part_of_the_past(tmp_path: Path, scheme: str) -> None:
+    async with hub_on(tmp_path, HUB) as hub, wireloom.connect(url_of(hub, scheme)) as peer:
+        for topic in ("a/+", "#"):
+            with pytest.raises(RequestFailed):
+                await peer.publish(topic, b"refused", ack=True)
+        await peer.publish("news", b"1", ack=True)
+        async with peer.subscribe("#", since="start") as events:
+            assert (await take(events, 1))[0].topic == "news"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 async def test_what_was_too_much_is_not_part_of_the_past(tmp_path: Path, scheme: str) -> None:
     rate = '[limits]\nmessages_per_second = 20\nover_rate = "refuse"\n'
     taken: list[int] = []

@@ -19,7 +19,8 @@ from wireloom.hub.logs import about
 from wireloom.hub.routes import Routes
 from wireloom.model import BodyError, ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
 from wireloom.protocols.contract import HUB_PREFIX, Bulk, Calls
-from wireloom.topics import Subscriptions, validate_topic
+from wireloom.protocols.published import validate_publish
+from wireloom.topics import Subscriptions
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -258,7 +259,7 @@ class Router:
 
     def _publish_acknowledged(self, source: Connection, message: Message, topic: str, ticket: int) -> None:
         try:
-            validate_topic(topic)
+            validate_publish(topic)
         except ConfigError as error:
             self.exchanges.fail(source, message, BAD_REQUEST, str(error))
             return

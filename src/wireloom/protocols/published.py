@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from wireloom.model import Kind, Message
+from wireloom.model import ConfigError, Kind, Message
 from wireloom.protocols.contract import HUB_PREFIX, PUBLISH
 from wireloom.protocols.registry import protocols
+from wireloom.topics import validate_topic
 
 _KINDS = (Kind.EVENT, Kind.REQUEST)
 
@@ -12,7 +13,8 @@ _KINDS = (Kind.EVENT, Kind.REQUEST)
 def published(message: Message) -> Message | None:
     """The event that a message brings to its subscribers; None if it brings none.
 
-    A request of a protocol whose requests are publishes (hsp) is taken for one, whoever provides its topic.
+    A request of a protocol whose requests are publishes (hsp) is taken for one, whoever provides its topic. One with a
+    topic that nobody may publish to was answered with an error.
 
     >>> published(Message(Kind.REQUEST, "$hub/publish/a/b", b"1", protocol="emp")).topic
     'a/b'
@@ -27,7 +29,18 @@ def published(message: Message) -> Message | None:
             topic = topic.removeprefix(PUBLISH)
         elif topic.startswith(HUB_PREFIX) or not _requests_are_publishes(message.protocol):
             return None
+        try:
+            validate_publish(topic)
+        except ConfigError:
+            return None
     return message if topic is message.topic else message.with_(topic=topic)
+
+
+def validate_publish(topic: str) -> None:
+    """Raise ConfigError for a topic that no publish may have: under `$hub/` only the hub itself speaks."""
+    validate_topic(topic)
+    if topic.startswith(HUB_PREFIX):
+        raise ConfigError(f"topic {topic!r} is the hub's own; publish to one that does not begin with {HUB_PREFIX}")
 
 
 def _requests_are_publishes(name: str) -> bool:

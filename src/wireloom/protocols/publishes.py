@@ -40,18 +40,14 @@ PREFIX_SIZE = len(PUBLISH)
 def topic_after_prefix(data: NDArray[np.uint8], at: np.int64, size: np.int64, asks: bool | np.bool_) -> int:
     """How many bytes of a topic's text are not part of the topic; -1 where a closer look is needed.
 
-    That of a request begins with `$hub/publish/`, that of an event with no `$`. Both are in ASCII, without wildcards.
+    That of a request begins with `$hub/publish/`. The topic itself is in ASCII, without wildcards or a `$` at first.
     """
-    skipped = 0
-    if asks:
-        skipped = PREFIX_SIZE
-        if size <= skipped:
-            return -1
-        for index in range(skipped):
-            if data[at + index] != _PREFIX[index]:
-                return -1
-    elif size == 0 or data[at] == 0x24:
+    skipped = PREFIX_SIZE if asks else 0
+    if size <= skipped or data[at + skipped] == 0x24:
         return -1
+    for index in range(skipped):
+        if data[at + index] != _PREFIX[index]:
+            return -1
     for index in range(skipped, size):
         letter = data[at + index]
         if letter >= 0x80 or letter in (0, 0x2B, 0x23):
