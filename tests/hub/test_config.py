@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority
 from wireloom.hub.config import HubConfig, default_config, load_config, parse_config
 from wireloom.hub.limits import SlowConsumer
 from wireloom.model import ConfigError
@@ -102,3 +103,26 @@ def test_a_missing_and_a_broken_file_are_named(tmp_path: Path) -> None:
     broken.write_bytes(b"data = '\xff'\n")
     with pytest.raises(ConfigError, match=r"broken.toml: TOML is UTF-8"):
         load_config(broken)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "[::]"])
+def test_pages_that_other_machines_can_read_are_warned_of(host: str) -> None:
+    text = f'[http]\nurl = "http://{host}:5046"\n'
+    (warning,) = parse(text).warnings
+    assert warning.startswith("hub.toml:2: http: ")
+    assert "everybody there can read /metrics, /status" in warning
+
+
+@pytest.mark.parametrize("http", ["", 'url = "off"', 'url = "http://127.0.0.1:0"', 'url = "http://[::1]:0"'])
+def test_pages_that_only_this_machine_can_read_are_not(http: str) -> None:
+    assert parse(f"[http]\n{http}\n").warnings == ()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_pages_for_those_with_a_certificate_are_not_warned_of(tmp_path: Path, asked: bool) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("hub.example")
+    tls = f'certificate = "{certificate}", key = "{key}", ca = "{authority.path}"'
+    wanted = "true" if asked else "false"
+    text = f'[http]\nurl = "https://0.0.0.0:5046"\ntls = {{ {tls}, require_client_certificate = {wanted} }}\n'
+    assert bool(parse(text).warnings) is not asked

@@ -413,6 +413,9 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
         for number, listener in enumerate(listeners)
         for each in (*_warnings(listener, access), *_held_down(listener, limits))
     )
+    if http is not None:
+        line = _line(text, "http", 0, "url")
+        warnings += tuple(f"{name}:{line}: http: {each}" for each in _http_warnings(http))
     return HubConfig(folder, tuple(listeners), journal, limits, http, access, webhooks, routes, tracing, warnings)
 
 
@@ -460,6 +463,16 @@ def _warnings(listener: ListenerConfig, access: AccessConfig) -> Iterator[str]:
     elif len(access.tokens) and not listener.scheme.secure and listener.protocol.takes_tokens:
         secure = next((each.name for each in listener.protocol.schemes if each.secure), None)
         yield f"{listener.url} carries tokens that others on the way can read; use {secure or 'TLS'} instead"
+
+
+def _http_warnings(http: HttpConfig) -> Iterator[str]:
+    """The same about the pages."""
+    asks_for_certificates = http.tls is not None and http.tls.verify_mode is ssl.CERT_REQUIRED
+    if not http.local and not asks_for_certificates:
+        yield (
+            f"{http.address} is reached from other machines, and everybody there can read /metrics, /status and "
+            "/listeners: rules are for events only. Serve them on 127.0.0.1, or ask for certificates: tls with ca"
+        )
 
 
 def _held_down(listener: ListenerConfig, limits: Limits) -> Iterator[str]:
