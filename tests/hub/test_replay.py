@@ -241,6 +241,49 @@ async def test_what_was_refused_is_not_part_of_the_past(tmp_path: Path, scheme: 
         assert set(hub.last_values.tickets) == {"open/door"}
 
 
+CLOSED = """
+[[listener]]
+url = "hsp://127.0.0.1:0"
+topics = { 7 = "open/door", 8 = "closed/door" }
+[[listener]]
+url = "emp://127.0.0.1:0"
+[http]
+url = "off"
+[[access.rule]]
+who = ["anyone"]
+publish = ["open/#"]
+subscribe = ["#"]
+"""
+
+
+@pytest.mark.parametrize("count", [4, 100])
+async def test_what_was_refused_stays_so_wherever_in_its_read_the_past_begins(tmp_path: Path, count: int) -> None:
+    async with hub_on(tmp_path, CLOSED) as hub, wireloom.connect(url_of(hub, "emp")) as peer:
+        _, writer = await stream_to(hub)
+        writer.write(b"".join(data_ack(number, b"%d" % number, 7 + number % 2) for number in range(count)))
+        async with peer.subscribe("#", since="start") as events:
+            allowed = await take(events, count // 2)
+        for number, event in enumerate(allowed[:-1]):
+            async with peer.subscribe("#", since=event.attributes["offset"]) as events:
+                assert numbers(await take(events, 1)) == [2 * number + 2]
+        writer.close()
+
+
+async def test_what_was_refused_stays_so_in_a_read_that_gives_numbers_to_topics(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, CLOSED) as hub, wireloom.connect(url_of(hub, "emp")) as peer:
+        _, writer = await stream_to(hub)
+        numbered = json.dumps({"topics": {"9": "closed/window"}}).encode()
+        writer.write(
+            data_ack(1, b"refused", 8)
+            + data_ack(2, numbered, 0xFD05)
+            + data_ack(3, b"refused", 9)
+            + data_ack(4, b"4", 7)
+        )
+        async with peer.subscribe("#", since="start") as events:
+            assert numbers(await take(events, 1)) == [4]
+        writer.close()
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_what_no_publish_may_be_called_is_not_part_of_the_past(tmp_path: Path, scheme: str) -> None:
     async with hub_on(tmp_path, HUB) as hub, wireloom.connect(url_of(hub, scheme)) as peer:

@@ -24,7 +24,7 @@ from wireloom.hub.published import DENIED, published
 from wireloom.hub.screen import Screened, screen, screen_all
 from wireloom.journal.blocks import TopicMap
 from wireloom.journal.keys import Keys
-from wireloom.model import Kind, Message, WireloomError, type_of_json
+from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import fresh
 from wireloom.protocols.contract import CUT, Calls, Role, Run, Session, Sessions
@@ -253,12 +253,16 @@ class Connection(Outbox):
         if self.session.identities is not self._proved:
             self.authorise()
         requests: Sequence[Message] = ()
+        denied: Sequence[str | None] = ()
         if self._guarded:
-            run, requests = self._guard(run)
+            run, requests, denied = self._guard(run)
         ticket, data = 0, run.data
         if data:
             count = run.count
-            ticket = self._record_stages(run) if run.renumbered else self._record(data, count, self._topics())
+            if run.renumbered:
+                ticket = self._record_stages(run, denied)
+            else:
+                ticket = self._record(data, count, self._topics(), denied)
             hub.metrics.received.add(count, self.name)
             hub.metrics.received_bytes.add(len(data), self.name)
         if run.bulk is not None:
@@ -281,39 +285,31 @@ class Connection(Outbox):
         hub.write_out()
         hub.watch_pending()
 
-    def _guard(self, run: Run) -> tuple[Run, Sequence[Message]]:
-        """What the rules and the rate leave of a read; and requests that are judged one by one."""
+    def _guard(self, run: Run) -> tuple[Run, Sequence[Message], Sequence[str | None]]:
+        """What the rules and the rate leave of a read; requests to be judged one by one; ids of refused publishes."""
         bucket = self._bucket
         if bucket is not None and run.count:
             now = self.hub.now()
             refusing = self.hub.config.limits.over_rate is OverRate.REFUSE
             if refusing and bucket.is_empty(now):
-                return self._refuse_all(run), ()
+                return self._refuse_all(run)
             delay = bucket.take(run.count, now)
             if delay > 0 and not refusing:
                 self.hub.metrics.over_rate.add(1, self.name, OverRate.PAUSE)
                 self.driver.hold("rate")
                 self.hub.call_later(delay, self._paid)
         if self.grants.everything:
-            return run, ()
+            return run, (), ()
         left = screen(self, run)
         for topic, count in left.refused.items():
             self.log_denied(Right.PUBLISH, topic, count)
         self._record_screened(left, "access.publish", f"{self.principal} may not publish there")
-        self._record_denied((*left.requests, *left.run.messages), self.may_publish)
-        return left.run, left.requests
+        publishes = [(message.id, published(message)) for message in (*left.requests, *left.run.messages)
+                     if message.kind is Kind.REQUEST]  # fmt: skip
+        denied = [number for number, event in publishes if event is not None and not self.may_publish(event)]
+        return left.run, left.requests, denied
 
-    def _record_denied(self, messages: Sequence[Message], allowed: Callable[[Message], bool]) -> None:
-        """Say before a run which publishes in it will be refused, for those who read the journal."""
-        ids: list[type_of_json] = []
-        for message in messages:
-            event = published(message) if message.kind is Kind.REQUEST else None
-            if event is not None and not allowed(event):
-                ids.append(message.id)
-        if ids:
-            self.hub.journal.record(DENIED, {"ids": ids}, self.id, protocol=self.name)
-
-    def _refuse_all(self, run: Run) -> Run:
+    def _refuse_all(self, run: Run) -> tuple[Run, Sequence[Message], Sequence[str | None]]:
         """The sender is over its rate: events are dropped, requests get an error, the rest passes."""
         self.hub.metrics.over_rate.add(1, self.name, OverRate.REFUSE)
         if run.calls is not None:
@@ -322,14 +318,14 @@ class Connection(Outbox):
         self._record_screened(left, "limits.rate", f"{self.principal} sends more than it may")
         messages = left.run.messages
         requests = (*left.requests, *(each for each in messages if each.kind is Kind.REQUEST))
-        self._record_denied(requests, lambda _: False)
         for message in requests:
             self.hub.router.exchanges.fail(self, message, TOO_MANY, "too many messages; try again later")
-        return dataclasses.replace(
+        left.run = dataclasses.replace(
             left.run,
             messages=[each for each in messages if each.kind is not Kind.REQUEST],
             ignored=left.run.ignored + sum(each.kind is Kind.REQUEST for each in messages),
         )
+        return left.run, (), [each.id for each in requests if published(each) is not None]
 
     def _record_screened(self, left: Screened, clause: str, detail: str) -> None:
         for frame in left.frames:
@@ -339,19 +335,26 @@ class Connection(Outbox):
         if self.driver.failure is None:
             self.driver.release("rate")
 
-    def _record_stages(self, run: Run) -> int:
+    def _record_stages(self, run: Run, denied: Sequence[str | None]) -> int:
         """The same for a read in which the numbers that stand for topics changed."""
         ticket, start, counted = 0, 0, 0
         for end, count, numbers in run.renumbered:
             topics = _topic_map(tuple(numbers.items())) if numbers else None
-            ticket = self._record(run.data[start:end], count - counted, topics)
+            ticket = self._record(run.data[start:end], count - counted, topics, denied)
             start, counted = end, count
         if start < len(run.data):
-            ticket = self._record(run.data[start:], run.count - counted, self._topics())
+            ticket = self._record(run.data[start:], run.count - counted, self._topics(), denied)
         return ticket
 
-    def _record(self, data: bytes | memoryview, count: int, topics: TopicMap | None) -> int:
-        """Append what the peer said to the journal; returns the ticket."""
+    def _record(
+        self, data: bytes | memoryview, count: int, topics: TopicMap | None, denied: Sequence[str | None]
+    ) -> int:
+        """Append what the peer said to the journal; returns the ticket.
+
+        Said before it, for those who read the journal: which publishes in it are refused.
+        """
+        if denied:
+            self.hub.journal.record(DENIED, {"ids": list(denied)}, self.id, protocol=self.name)
         before = self._recorded[0]
         self._recorded[0] += count
         return self.hub.journal.append(

@@ -7,10 +7,12 @@ segments and by hopping from block to block.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import struct
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,8 @@ PIECE = 256 * 1024
 """Bytes read at a time."""
 _SMALLEST = 4096
 """Never read less: a segment's head must fit."""
+_RECORDS_BEFORE = 16
+"""That are looked at."""
 _HEADER = struct.Struct("<II4xIIII")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -80,6 +84,8 @@ class Tail:
         self._file = -1
         self._position = 0
         self._next_packet_id = 0
+        self._before: list[Record] = []
+        """Records right before the run to begin in: they may say something about it."""
 
     @classmethod
     def at_end(cls, folder: Path | str, *, settings: Mapping[str, Settings] | None = None) -> Self:
@@ -213,6 +219,7 @@ class Tail:
                 return
             position = self._check_head(data[:end])
             number = first_packet_id(self._path)
+            passed = deque[tuple[int, int]](maxlen=_RECORDS_BEFORE)
             while end - position >= _HEADER.size:
                 kind, size, high, low, captured, _ = _HEADER.unpack_from(data, position)
                 if size < 12 or size > end - position:
@@ -222,11 +229,16 @@ class Tail:
                         break
                     if captured == len(RECORD_TAGS):
                         self._decoding.skip(blocks.parse_packet(data, position, size))
+                    passed.append((position, size))
                     number += 1
                 position += size
             self._decoding.learn(data, 0, position)
             self._position = position
             self._next_packet_id = number
+            # A damaged one says nothing, and whoever begins here does not ask for it.
+            with contextlib.suppress(blocks.BlockFault):
+                while passed and (block := blocks.parse_packet(data, *passed.pop())).record is not None:
+                    self._before.insert(0, Record(self._path.name, block))
 
     def _check_head(self, data: blocks.Buffer) -> int:
         try:
@@ -269,8 +281,9 @@ class Tail:
             else:
                 place, time_ns = Offset(each.block.packet_id, 0), each.block.time_ns
             if time_ns >= self._from_ns if self._after is None else place > self._after:
-                self._after, self._from_ns = None, 0
-                return found[at:]
+                before = self._before if self._after is not None and place.packet_id == self._after.packet_id else []
+                self._after, self._from_ns, self._before = None, 0, []
+                return [*before, *found[at:]]
         return []
 
 
