@@ -28,7 +28,7 @@ from tests.captures.reading import read_files, read_packets
 from tests.captures.writing import RST, START_NS
 from tests.protocols.wolpertinger.talk import pair
 from wireloom.model import ConfigError, Direction, Kind, Message
-from wireloom.pipeline.captures import websocket
+from wireloom.pipeline.captures import tcp, websocket
 from wireloom.pipeline.captures.choosing import Choice
 from wireloom.pipeline.captures.reader import CaptureReader
 from wireloom.pipeline.options import Options
@@ -183,6 +183,77 @@ def test_bytes_after_a_reset_are_rejects(tmp_path: Path) -> None:
     wire = Wire().open().say(0, one).reset(0).say(1, two)
     found = read_packets(wire.packets, tmp_path)
     assert [(r["clause"], r["bytes"], r["direction"]) for r in found.rejects] == [("capture.after-close", two, "s2c")]
+
+
+def test_bytes_after_the_end_of_a_connection_that_is_recognised_are_rejects_however_it_is_cut(tmp_path: Path) -> None:
+    streams = talk("hsp", random.Random(4))
+    wire = exchange(Wire(server="10.0.0.2:7777").open(), streams, random.Random(4)).reset(0).say(1, b"more")
+    for cuts in (0, len(wire.packets) - 1):
+        found = read_packets(wire.packets, tmp_path, cuts=cuts)
+        assert [(r["clause"], r["bytes"]) for r in found.rejects] == [("capture.after-close", b"more")]
+
+
+@pytest.mark.parametrize("name", ["hsp", "wolpertinger"])
+def test_bytes_that_come_after_their_hole_was_given_up_are_rejects_once(name: str, tmp_path: Path) -> None:
+    stream, _ = talk(name, random.Random(2), 20)
+    first, second, third = len(stream) // 4, len(stream) // 2, len(stream) * 3 // 4
+    wire = wire_for(name).open().say(0, stream[:first])
+    base, hole = wire.isn[0] + 1, stream[first:second]
+    wire.add(0, base + second, stream[second:third])
+    wire.time_ns += 31 * 10**9
+    wire.add(0, base + third, stream[third:])  # here it is given up
+    wire.add(0, base + first + 5, hole[5:10])
+    wire.add(0, base + first - 3, stream[first - 3 : second + 3])  # all of it, between what was taken
+    wire.add(0, base, stream)
+    wire.position[0] = len(stream)
+    wire.close()
+    rows = []
+    for cuts in (0, 3, len(wire.packets) - 1):
+        found = read_packets(wire.packets, tmp_path, cuts=cuts)
+        late = [(r["clause"], r["bytes"]) for r in found.rejects if "late" in str(r["detail"])]
+        assert sorted(late) == sorted(("capture.gap", part) for part in (hole[:5], hole[5:10], hole[10:]))
+        assert sum(found.bytes_by_stream().values()) == len(stream)
+        place = min(int(str(r["offset"])) for r in found.rejects if r["bytes"] == hole[5:10])
+        rows.append([(r["clause"], r["time"], r["size"], r["bytes"]) for r in found.rejects])
+        if not cuts:
+            assert (tmp_path / "0000.pcap").read_bytes()[place : place + 5] == hole[5:10]
+    assert sorted(rows[0]) == sorted(rows[1]) == sorted(rows[2])
+
+
+def test_bytes_from_before_the_first_that_was_taken_are_rejects(tmp_path: Path) -> None:
+    encoded = data(*(bytes([65 + n]) * 20 for n in range(12)))
+    wire = Wire().say(0, encoded[0], seen=False)
+    for frame in encoded[1:]:
+        wire.say(0, frame)
+    wire.add(0, wire.isn[0] + 1, encoded[0])
+    wire.add(0, wire.isn[0] + 1, encoded[0] + encoded[1])
+    for cuts in (0, 5):
+        found = read_packets(wire.packets, tmp_path, cuts=cuts)
+        assert len(found.said()) == 11
+        assert [r["bytes"] for r in found.rejects if r["clause"] == "capture.gap"] == [encoded[0]]
+
+
+def test_what_waits_behind_the_end_of_a_stream_is_a_reject(tmp_path: Path) -> None:
+    one, two = data(b"one", b"two")
+    wire = Wire().open()
+    wire.add(0, wire.isn[0] + 1 + len(one) + 9, two)
+    for cuts in (0, 4):
+        found = read_packets([*wire.packets, *Wire().say(0, one).close().packets], tmp_path, cuts=cuts)
+        assert [body for _, _, body in found.said()] == [b"one"]
+        assert [(r["clause"], r["bytes"]) for r in found.rejects] == [("capture.gap", two)]
+
+
+def test_of_many_holes_the_latest_are_remembered(tmp_path: Path) -> None:
+    pieces = data(*(b"%4d" % n for n in range(200)))
+    wire = Wire(step_ns=31 * 10**9).open()
+    size, base = len(pieces[0]), wire.isn[0] + 1
+    for number in range(0, 200, 2):
+        wire.add(0, base + number * size, pieces[number])
+    for number in range(1, 199, 2):
+        wire.add(0, base + number * size, pieces[number])
+    found = read_packets(wire.packets, tmp_path, cuts=20, idle_s=10**6)
+    late = [r["bytes"] for r in found.rejects if "late" in str(r["detail"])]
+    assert late == pieces[1:199:2][-tcp.MOST_HOLES :]
 
 
 def test_a_segment_cut_by_the_snap_length_leaves_a_gap(tmp_path: Path) -> None:

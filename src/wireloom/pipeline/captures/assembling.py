@@ -8,16 +8,21 @@ from numpy.typing import NDArray
 from wireloom.kernels import kernel
 from wireloom.pipeline.captures import tcp
 from wireloom.pipeline.captures.connections import OTHER, SEEK, Refused
-from wireloom.pipeline.captures.streams import LATE, Part, Report
+from wireloom.pipeline.captures.streams import GAP, LATE, Part, Report
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.walking import Walk
+
+_LATE = {
+    tcp.LATE: (LATE, "bytes after the end of the connection"),
+    tcp.MISSED: (GAP, "late: captured after what follows was read without these bytes"),
+}
+"""Clause and words for pieces that came too late."""
 
 
 def assemble(walk: Walk, report: Report) -> list[Part]:
     """The new bytes of every stream, behind those that were kept."""
     pieces = walk.pieces[: walk.made]
-    late = pieces[:, 1] == tcp.LATE
-    _tell_late(walk, report, pieces[late])
+    late = pieces[:, 1] >= tcp.LATE
     pieces = pieces[~late] if late.any() else pieces
     order = np.argsort(pieces[:, 0], kind="stable")
     pieces = pieces[order]
@@ -125,18 +130,18 @@ def _origins(
     return np.where(old, held_file, file), np.where(old, held_offset, offset)
 
 
-def _tell_late(walk: Walk, report: Report, pieces: NDArray[np.int64]) -> None:
-    """Bytes after the end of their connection: each a reject."""
-    own = walk.segments
-    for stream, _, place, size, packet, time_us in pieces.tolist():
+def tell_late(walk: Walk, report: Report) -> None:
+    """Bytes that have no place in their stream any more, once it is known what is spoken there: each a reject."""
+    own, pieces = walk.segments, walk.pieces[: walk.made]
+    for stream, kind, place, size, packet, time_us in pieces[pieces[:, 1] >= tcp.LATE].tolist():
         connection, half = walk.halves[stream]
+        half.seen += size
         if connection.protocol in (None, OTHER):
             continue
         offset = int(own.offset[packet]) + place - int(own.start[packet])
         content = own.data[place : place + min(size, 4096)].tobytes()
-        words = "bytes after the end of the connection"
-        half.seen += size
-        report(connection, half, Refused(LATE, words, time_us, int(own.file[packet]), offset, content, size))
+        clause, words = _LATE[kind]
+        report(connection, half, Refused(clause, words, time_us, int(own.file[packet]), offset, content, size))
 
 
 @kernel

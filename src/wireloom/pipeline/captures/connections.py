@@ -77,6 +77,8 @@ class Half:
     """Messages so far."""
     refused: Refused | None = None
     held: list[Held] = field(default_factory=list)
+    holes: list[list[int]] = field(default_factory=list)
+    """Begin and end of what was given up as not captured: see `tcp.py`."""
     tried: int = 0
     """So many first bytes were looked at to recognise the protocol."""
     seen: int = 0

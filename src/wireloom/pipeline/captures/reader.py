@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from wireloom.pipeline.captures import headers, state, tcp
-from wireloom.pipeline.captures.assembling import assemble
+from wireloom.pipeline.captures.assembling import assemble, tell_late
 from wireloom.pipeline.captures.choosing import IDLE_S, Choice
 from wireloom.pipeline.captures.connections import OTHER, Connection
 from wireloom.pipeline.captures.counts import Counts
@@ -100,6 +100,7 @@ class CaptureReader:
         rows = Rows(self.files, Audited(self.trust), self.topics, self.keys)
         parts = assemble(walk, rows.reject)
         decide(parts, auto=self.choice.auto)
+        tell_late(walk, rows.reject)
         decode_parts(parts, rows)
         for name in walk.datagrams:
             decode_datagrams(walk, name, rows)

@@ -80,6 +80,7 @@ def _from_half(half: Half, for_file: Mapping[int, int]) -> dict[str, Any]:
         "begun": _from_trace(half.begun, for_file),
         "unwrapping": None if unwrapping is None else _fields(unwrapping, Unwrapping),
         "refused": None if refused is None else _fields(replace(refused, file=for_file[refused.file]), Refused),
+        "holes": half.holes,
         "held": [_fields(replace(held, file=for_file[held.file]), Held) for held in half.held],
         **{name: getattr(half, name) for name in _HALF},
     }
@@ -94,6 +95,7 @@ def _to_half(kept: dict[str, Any]) -> Half:
         begun=_to_trace(kept["begun"]) if "begun" in kept else Trace.empty(),
         unwrapping=None if unwrapping is None else _to_unwrapping(*unwrapping),
         refused=None if refused is None else Refused(*refused),
+        holes=kept.get("holes", []),
         held=[Held(*held) for held in kept["held"]],
         **{name: kept[name] for name in _HALF},
     )

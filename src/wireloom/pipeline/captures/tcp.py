@@ -2,7 +2,8 @@
 
 `walk` takes the packets of one flow as they were captured and gives pieces of payload in the order of the two
 streams. Of bytes that were sent twice those that were captured first count. Pieces that are early wait for what
-is missing before them, within limits; a hole that is not filled becomes a piece of the kind `GAP`.
+is missing before them, within limits; a hole that is not filled becomes a piece of the kind `GAP`. It is remembered:
+should its bytes come after all, they are no repetition of others, and become pieces of the kind `MISSED`.
 
 Whatever is decided here is decided at a packet, by packets before it: so it does not matter how a capture is cut
 into parts, and a batch and a stream give the same.
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from wireloom.kernels import kernel
 from wireloom.pipeline.captures.headers import ACK, FIN, RST, SYN
 
-DATA, GAP, LATE = 0, 1, 2
-"""Kinds of pieces: payload, bytes that were never captured, payload after the connection's end."""
+DATA, GAP, LATE, MISSED = 0, 1, 2, 3
+"""Kinds of pieces: payload, bytes that were not captured, payload after the connection's end, payload that came after
+what follows it was taken."""
 
 # What is known of one direction.
 KNOWN, BASE, NEXT, FIN_AT, WAITING, HELD, SINCE, ISN = range(8)
@@ -35,6 +37,8 @@ MOST_WAITING = 2048
 MOST_HELD = 4 << 20
 """So many bytes of one direction may wait: more than a window."""
 LONGEST_WAIT_US = 30_000_000
+MOST_HOLES = 64
+"""So many holes of one direction are remembered, the latest."""
 _MOST_AT_ONCE = 8 * MOST_WAITING
 """One packet makes fewer pieces than that."""
 START_PACKETS, START_US = 8, 1_000_000
@@ -72,10 +76,15 @@ def waiting_room() -> NDArray[np.int64]:
     return np.zeros((2, MOST_WAITING * 2, 4), np.int64)
 
 
+def holes_room() -> NDArray[np.int64]:
+    """Room for holes that were given up: for both sides begin and end; those that end where they begin are none."""
+    return np.zeros((2, MOST_HOLES, 2), np.int64)
+
+
 @kernel
 def walk(  # type: ignore[no-untyped-def]
     order, first, last, side_of, flags, seq, ack, start, kept, size, time_us,
-    streams, idle_us, connection, sides, waiting, pieces, made,
+    streams, idle_us, connection, sides, waiting, holes, pieces, made,
 ):  # fmt: skip
     """Take packets order[first:last]: where it stopped, why, and how many pieces there are now."""
     for index in range(first, last):
@@ -109,9 +118,16 @@ def walk(  # type: ignore[no-untyped-def]
             connection[FIRST] = now
         connection[LAST] = max(connection[LAST], now)
         if length > 0:
-            if connection[CLOSED] or 0 <= own[FIN_AT] <= begin:
+            is_late = connection[CLOSED] or _is_done(own)
+            if begin < own[NEXT]:
+                kind = LATE if is_late else MISSED
+                made = _fill(
+                    holes[side], begin, begin + kept[row], streams[side], kind, start[row], row, now, pieces, made
+                )
+            if is_late:
                 if own[KNOWN] == NOT_YET:
-                    own[KNOWN] = MIDSTREAM
+                    _take_from(own, holes[side], begin)
+                _lose(holes[side], own[NEXT], begin)
                 if begin + length > own[NEXT]:
                     skip = max(own[NEXT] - begin, 0)
                     if kept[row] > skip:
@@ -128,24 +144,22 @@ def walk(  # type: ignore[no-untyped-def]
                 _insert(own, waiting[side], begin, begin + kept[row], start[row], row)
                 _insert(own, waiting[side], begin + kept[row], begin + length, -1, row)
                 if own[KNOWN] == NOT_YET and (own[WAITING] >= START_PACKETS or now - own[SINCE] > START_US):
-                    _take_lowest(own, waiting[side])
+                    _take_from(own, holes[side], waiting[side, 0, 0])
                 if own[KNOWN] != NOT_YET:
-                    made = _drain(own, waiting[side], streams[side], now, pieces, made)
+                    made = _drain(own, waiting[side], holes[side], streams[side], now, pieces, made)
                     while own[WAITING] and (
                         own[WAITING] >= MOST_WAITING - 1 or own[HELD] > MOST_HELD or now - own[SINCE] > LONGEST_WAIT_US
                     ):
-                        made = _skip_hole(own, waiting[side], streams[side], now, pieces, made)
+                        made = _skip_hole(own, waiting[side], holes[side], streams[side], now, pieces, made)
         if flag & FIN and own[FIN_AT] < 0:
             if own[KNOWN] == NOT_YET:
-                if own[WAITING] == 0:
-                    own[NEXT] = begin
-                    own[KNOWN] = MIDSTREAM
-                else:
-                    _take_lowest(own, waiting[side])
-                    made = _drain(own, waiting[side], streams[side], now, pieces, made)
+                _take_from(own, holes[side], waiting[side, 0, 0] if own[WAITING] else begin)
+                made = _drain(own, waiting[side], holes[side], streams[side], now, pieces, made)
             own[FIN_AT] = begin + length
+        while own[WAITING] and _is_done(own):
+            made = _skip_hole(own, waiting[side], holes[side], streams[side], now, pieces, made)
         if flag & RST and not connection[CLOSED]:
-            made = give_up(sides, waiting, streams, now, pieces, made)
+            made = give_up(sides, waiting, holes, streams, now, pieces, made)
             connection[CLOSED], connection[CLOSED_AT] = BY_RST, now
         if not connection[CLOSED] and _is_done(own) and _is_done(other):
             connection[CLOSED], connection[CLOSED_AT] = BY_FIN, now
@@ -153,15 +167,15 @@ def walk(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def give_up(sides, waiting, streams, now, pieces, made):  # type: ignore[no-untyped-def]
+def give_up(sides, waiting, holes, streams, now, pieces, made):  # type: ignore[no-untyped-def]
     """Nothing more will come: what waits goes out, with the holes between; how many pieces there are now."""
     for side in range(2):
         own = sides[side]
         if own[KNOWN] == NOT_YET and own[WAITING]:
-            _take_lowest(own, waiting[side])
-            made = _drain(own, waiting[side], streams[side], now, pieces, made)
+            _take_from(own, holes[side], waiting[side, 0, 0])
+            made = _drain(own, waiting[side], holes[side], streams[side], now, pieces, made)
         while own[WAITING]:
-            made = _skip_hole(own, waiting[side], streams[side], now, pieces, made)
+            made = _skip_hole(own, waiting[side], holes[side], streams[side], now, pieces, made)
     return made
 
 
@@ -204,10 +218,39 @@ def _take_syn(own, isn, waiting):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _take_lowest(own, waiting):  # type: ignore[no-untyped-def]
+def _take_from(own, holes, begin):  # type: ignore[no-untyped-def]
     """Begin with the lowest byte there is: the start was not captured."""
-    own[NEXT] = waiting[0, 0]
+    own[NEXT] = begin
     own[KNOWN] = MIDSTREAM
+    _lose(holes, begin - _FAR, begin)
+
+
+@kernel
+def _lose(holes, begin, end):  # type: ignore[no-untyped-def]
+    """Remember a hole that was given up, in a free place or in that of the oldest."""
+    if begin >= end:
+        return
+    free = 0
+    for index in range(len(holes)):
+        if holes[index, 0] >= holes[index, 1]:
+            free = index
+    for index in range(free, len(holes) - 1):
+        holes[index, 0] = holes[index + 1, 0]
+        holes[index, 1] = holes[index + 1, 1]
+    holes[-1, 0] = begin
+    holes[-1, 1] = end
+
+
+@kernel
+def _fill(holes, begin, end, stream, kind, place, packet, now, pieces, made):  # type: ignore[no-untyped-def]
+    """The parts of begin:end that are in holes become pieces, once; the rest was taken before."""
+    for index in range(len(holes) - 1, -1, -1):  # backwards: what is remembered anew goes to the end
+        first, last, after = max(begin, holes[index, 0]), min(end, holes[index, 1]), holes[index, 1]
+        if first < last:
+            made = _put(pieces, made, stream, kind, place + first - begin, last - first, packet, now)
+            holes[index, 1] = first
+            _lose(holes, last, after)
+    return made
 
 
 @kernel
@@ -249,12 +292,14 @@ def _moved(place, by):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _drain(own, waiting, stream, now, pieces, made):  # type: ignore[no-untyped-def]
+def _drain(own, waiting, holes, stream, now, pieces, made):  # type: ignore[no-untyped-def]
     """Deliver what waits and is next."""
     taken = 0
     while taken < own[WAITING] and waiting[taken, 0] == own[NEXT]:
         length = waiting[taken, 1] - waiting[taken, 0]
         kind = GAP if waiting[taken, 2] == -1 else DATA
+        if kind == GAP:
+            _lose(holes, waiting[taken, 0], waiting[taken, 1])
         made = _put(pieces, made, stream, kind, waiting[taken, 2], length, waiting[taken, 3], now)
         own[NEXT] = waiting[taken, 1]
         own[HELD] -= length
@@ -269,8 +314,9 @@ def _drain(own, waiting, stream, now, pieces, made):  # type: ignore[no-untyped-
 
 
 @kernel
-def _skip_hole(own, waiting, stream, now, pieces, made):  # type: ignore[no-untyped-def]
+def _skip_hole(own, waiting, holes, stream, now, pieces, made):  # type: ignore[no-untyped-def]
     """Give up what is missing before the first piece that waits."""
     made = _put(pieces, made, stream, GAP, -1, waiting[0, 0] - own[NEXT], waiting[0, 3], now)
+    _lose(holes, own[NEXT], waiting[0, 0])
     own[NEXT] = waiting[0, 0]
-    return _drain(own, waiting, stream, now, pieces, made)
+    return _drain(own, waiting, holes, stream, now, pieces, made)

@@ -51,6 +51,7 @@ class Walk:
         self.final: set[int] = set()
         self.ended: list[tuple[Connection, str | None]] = []
         self._waiting = tcp.waiting_room()
+        self._holes = tcp.holes_room()
         self._numbers: dict[int, int] = {}
         """Streams by the identity of their halves."""
 
@@ -79,7 +80,7 @@ class Walk:
             stopped, why, self.made = tcp.walk(
                 self.flows.order, first, last, self.flows.side, own.flags, own.seq, own.ack, own.start, own.kept,
                 own.size, own.time_us, streams, self.idle_us, connection.numbers, connection.sides,
-                self._waiting, self.pieces, self.made,
+                self._waiting, self._holes, self.pieces, self.made,
             )  # fmt: skip
             self._store(connection)
             if not connection.id and connection.numbers[tcp.FIRST] >= 0:
@@ -120,8 +121,11 @@ class Walk:
             connection.choose(chosen.protocol, chosen.wrapping)
 
     def _load(self, connection: Connection) -> None:
-        """Put back what waits for bytes before it."""
+        """Put back what waits for bytes before it, and what is known to be missing."""
+        self._holes[:] = 0
         for side, half in enumerate(connection.halves):
+            if half.holes:
+                self._holes[side, -len(half.holes) :] = half.holes
             for index, held in enumerate(half.held):
                 place = -1
                 if held.content is not None:
@@ -135,6 +139,7 @@ class Walk:
         own = self.segments
         for side, half in enumerate(connection.halves):
             half.held = []
+            half.holes = self._holes[side][self._holes[side, :, 0] < self._holes[side, :, 1]].tolist()
             for begin, end, place, packet in self._waiting[side, : connection.sides[side, tcp.WAITING]].tolist():
                 size = end - begin
                 if packet >= len(own):
@@ -167,7 +172,7 @@ class Walk:
                 self.pieces = np.concatenate([self.pieces, tcp.room(0)])
             self._load(connection)
             now = int(connection.numbers[tcp.LAST])
-            self.made = tcp.give_up(connection.sides, self._waiting, streams, now, self.pieces, self.made)
+            self.made = tcp.give_up(connection.sides, self._waiting, self._holes, streams, now, self.pieces, self.made)
             self._store(connection)
         self.final.update(streams.tolist())
         if not connection.closed_told:
