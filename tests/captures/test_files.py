@@ -17,7 +17,7 @@ import zstandard
 
 from tests.captures import writing
 from tests.captures.conversations import Wire, exchange, expected, mixed_up, talk
-from tests.captures.reading import read_files
+from tests.captures.reading import read_files, read_packets
 from tests.captures.writing import START_NS, Captured, pcap, pcapng
 from wireloom.journal.blocks import encode_tags
 from wireloom.model import Direction
@@ -210,6 +210,19 @@ def test_fragments_become_datagrams_in_any_order(ends: tuple[str, str], tmp_path
     assert reader.counts.lost_fragments == 0
 
 
+def test_a_datagram_may_begin_in_one_capture_and_end_in_the_next(tmp_path: Path) -> None:
+    packets = [
+        Captured(START_NS + number * 10**6, writing.linked(part, 1))
+        for number, part in enumerate(fragments_of(A, B, 17, writing.udp(A, B, MESH_PACKET), 8, 1))
+    ]
+    whole = read_packets(packets, tmp_path)
+    assert [m["wire_size"] for m in whole.messages] == [len(MESH_PACKET)]
+    in_batches = read_packets(packets, tmp_path, cuts=len(packets) - 1)
+    assert [(m["time"], m["body"]) for m in in_batches.messages] == [(m["time"], m["body"]) for m in whole.messages]
+    at_once = read_files(sorted(tmp_path.glob("*.pcap")))
+    assert [m["wire_size"] for m in at_once.messages] == [len(MESH_PACKET)]
+
+
 def test_fragments_that_never_become_whole_are_bounded_and_counted() -> None:
     fragments = Fragments()
     first, last = fragments_of(A, B, 17, bytes(16), 8, 1)
@@ -218,6 +231,8 @@ def test_fragments_that_never_become_whole_are_bounded_and_counted() -> None:
     for number in range(MOST_DATAGRAMS + 10):
         fragments.add(fragments_of(A, B, 17, bytes(16), 8, 2 + number)[0], True, 61_000_000)
     assert fragments.lost == 1 + 11 and fragments.add(first[:24], False, 0) is None
+    # Between two batches only those are kept that may still become whole.
+    assert len(fragments.freeze(121_000_000)) == MOST_DATAGRAMS and not fragments.freeze(121_000_001)
 
 
 def test_datagrams_by_port_and_recognised(tmp_path: Path) -> None:

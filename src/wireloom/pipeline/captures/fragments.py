@@ -5,7 +5,9 @@ Fragments are rare, so this is plain Python: a packet at a time, and only those 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 MOST_DATAGRAMS = 1024
 """So many datagrams may be incomplete at a time; the oldest makes room."""
@@ -72,6 +74,15 @@ class Fragments:
         if whole is not None:
             del self._open[key]
         return whole
+
+    def freeze(self, now_us: int) -> list[Any]:
+        """Datagrams that may still become whole, as plain values."""
+        waiting = [(key, known) for key, known in self._open.items() if now_us - known.time_us <= TIMEOUT_US]
+        return [(key, known.time_us, known.head, known.total, list(known.pieces.items())) for key, known in waiting]
+
+    def thaw(self, frozen: Iterable[Sequence[Any]]) -> None:
+        """The inverse of `freeze`."""
+        self._open = {key: _Partial(time_us, head, total, dict(pieces)) for key, time_us, head, total, pieces in frozen}
 
     def _drop(self, key: tuple[bytes, bytes, int, int]) -> None:
         self.lost += len(self._open.pop(key).pieces)

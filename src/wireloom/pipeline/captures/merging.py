@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from wireloom.pipeline.captures.fragments import Fragments
 from wireloom.pipeline.captures.headers import Segments
 from wireloom.pipeline.captures.plain import UPPER_PDU
 from wireloom.pipeline.captures.storage import Capture
@@ -27,7 +26,6 @@ class Lane:
 
     first_us: int
     capture: Capture
-    fragments: Fragments
     source: Iterator[Segments]
     ready: Segments | None = None
 

@@ -22,6 +22,7 @@ from wireloom.pipeline.captures.counts import Counts
 from wireloom.pipeline.captures.deciding import decide
 from wireloom.pipeline.captures.decoding import decode_datagrams, decode_parts
 from wireloom.pipeline.captures.flows import FlowKey, group_flows
+from wireloom.pipeline.captures.fragments import Fragments
 from wireloom.pipeline.captures.headers import Segments
 from wireloom.pipeline.captures.rows import CLOSED, MIDSTREAM, OPENED, OVERHEAD, Rows
 from wireloom.pipeline.captures.walking import Walk
@@ -47,6 +48,8 @@ class CaptureReader:
         self.group, self.groups = group, groups
         self.files: list[str] = []
         self.connections: dict[FlowKey, Connection] = {}
+        self.fragments = Fragments()
+        """Of all captures: a datagram may begin in one and end in the next."""
         self.latest_us = 0
         self.counts = Counts()
         self.trust, self.keys = trust, keys
@@ -75,11 +78,11 @@ class CaptureReader:
 
     def freeze(self) -> bytes:
         """What is not finished, for a reader that goes on with the next captures."""
-        return state.freeze(self.connections.values(), self.files, self.latest_us)
+        return state.freeze(self.connections.values(), self.files, self.latest_us, self.fragments)
 
     def thaw(self, frozen: bytes) -> None:
         """Go on where another reader was; before anything else is read."""
-        known, files, self.latest_us = state.thaw(frozen)
+        known, files, self.latest_us = state.thaw(frozen, self.fragments)
         self.files[:] = files
         self.connections = {connection.key: connection for connection in known}
 

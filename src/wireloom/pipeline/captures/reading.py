@@ -38,24 +38,22 @@ def read_captures(
     lanes = [Lane(first_time_ns(path) // 1000, *_segments_of(path, known, size, reader)) for path, known, size in given]
     for segments in in_order(lanes):
         yield reader.feed(segments)
+    reader.counts.lost_fragments = reader.fragments.lost
     for lane in lanes:
-        reader.counts.lost_fragments += lane.fragments.lost
         if lane.capture.damage is not None and damages:
             yield _tell_damage(lane.capture, reader)
 
 
-def _segments_of(
-    path: str, known: int, size: int | None, reader: CaptureReader
-) -> tuple[Capture, Fragments, Iterator[Segments]]:
-    capture, fragments, number = Capture(path, size), Fragments(), reader.file_number(path)
+def _segments_of(path: str, known: int, size: int | None, reader: CaptureReader) -> tuple[Capture, Iterator[Segments]]:
+    capture, number = Capture(path, size), reader.file_number(path)
 
     def segments() -> Iterator[Segments]:
         for found, base in capture:
             # A packet of which the end was missing belongs to those that are new.
             packets = found.after(known - base) if known else found
-            yield join_fragments(packets, headers.parse_headers(packets, base, number), fragments)
+            yield join_fragments(packets, headers.parse_headers(packets, base, number), reader.fragments)
 
-    return capture, fragments, segments()
+    return capture, segments()
 
 
 def _tell_damage(capture: Capture, reader: CaptureReader) -> DecodedRange:

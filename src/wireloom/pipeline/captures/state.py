@@ -1,4 +1,5 @@
-"""What is unfinished between two batches, as bytes: connections, half frames, packets that came too early.
+"""What is unfinished between two batches, as bytes: connections, half frames, packets that came too early,
+fragments of datagrams.
 
 MessagePack, because it holds bytes and can be read by anybody; nothing in it is ever executed.
 """
@@ -14,6 +15,7 @@ import numpy as np
 
 from wireloom.model import Direction
 from wireloom.pipeline.captures.connections import Connection, Half, Held, Refused
+from wireloom.pipeline.captures.fragments import Fragments
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.websocket import Unwrapping
 
@@ -22,8 +24,8 @@ _CONNECTION = ("id", "protocol", "wrapping", "client", "opened_told", "closed_to
 _HALF = ("mode", "carry", "overhead", "state", "count", "tried", "seen", "over")
 
 
-def freeze(connections: Iterable[Connection], files: list[str], latest_us: int) -> bytes:
-    """Connections as bytes; `files` are the names behind the numbers of files in them."""
+def freeze(connections: Iterable[Connection], files: list[str], latest_us: int, fragments: Fragments) -> bytes:
+    """Connections and fragments as bytes; `files` are the names behind the numbers of files in them."""
     known = list(connections)
     # Only captures that something unfinished stands in: their number does not grow with the stream.
     used = sorted({number for connection in known for half in connection.halves for number in _files(half)})
@@ -32,15 +34,17 @@ def freeze(connections: Iterable[Connection], files: list[str], latest_us: int) 
         "version": VERSION,
         "files": [files[number] for number in used],
         "latest": latest_us,
+        "fragments": fragments.freeze(latest_us),
         "connections": [_from_connection(connection, for_file) for connection in known],
     }
     packed: bytes = msgpack.packb(content)
     return packed
 
 
-def thaw(frozen: bytes) -> tuple[list[Connection], list[str], int]:
+def thaw(frozen: bytes, fragments: Fragments) -> tuple[list[Connection], list[str], int]:
     """The inverse of `freeze`."""
     found = msgpack.unpackb(frozen, use_list=False)
+    fragments.thaw(found.get("fragments", ()))
     return [_to_connection(kept) for kept in found["connections"]], list(found["files"]), found["latest"]
 
 
