@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars
 import pyarrow as pa
@@ -17,9 +18,12 @@ from tests.pipeline.batches import ranges, run_batches
 from tests.pipeline.conversations import make_conversations
 from wireloom.model import ConfigError
 from wireloom.pipeline import tables
-from wireloom.pipeline.query import ask, describe
+from wireloom.pipeline.query import ask, ask_spark, describe
 from wireloom.pipeline.schemas import STATE, TABLES, TRAFFIC, arrow_schema
 from wireloom.pipeline.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 NOON = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
@@ -86,6 +90,29 @@ def test_every_reader_sees_the_same(warehouse: Warehouse) -> None:
     assert rows["messages"].sum() == 3
     assert rows.columns == list(TRAFFIC.names)
     assert handle.to_pyarrow_table().num_rows == 3
+
+
+ODD_NAMES = ["my warehouse", "it's #1?", "a[1] {b}*", "50% off"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_warehouse_may_have_any_name(name: str, tmp_path: Path) -> None:
+    made = Warehouse.prepared(tmp_path / name)
+    folder = made.folder(TRAFFIC)
+    tables.commit(tables.open_table(folder), TRAFFIC, "q", 0, [write(folder, [1, 2], opened=False)])
+    assert ask(made.root, "select sum(messages), max(date) from traffic").rows == [(2, date(2026, 11, 16))]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_spark_reads_a_warehouse_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    for name in ODD_NAMES:
+        made = Warehouse.prepared(tmp_path / name)
+        folder = made.folder(TRAFFIC)
+        tables.commit(tables.open_table(folder), TRAFFIC, "q", 0, [write(folder, [1, 2], opened=False)])
+        assert ask_spark(made.root, "select sum(messages), max(date) from traffic", spark).rows == [
+            (2, date(2026, 11, 16))
+        ]
 
 
 def test_the_log_holds_schema_comments_and_partitions(warehouse: Warehouse) -> None:

@@ -44,6 +44,12 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path: Path) -> None:
         Warehouse.prepared(tmp_path)
 
 
+def test_a_folder_that_tables_cannot_be_in_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"x%20y: choose a folder without %"):
+        Warehouse.prepared(tmp_path / "x%20y")
+    assert not list(tmp_path.iterdir())
+
+
 def test_reading_needs_a_warehouse(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no warehouse: make one with `wireloom pipeline run"):
         Warehouse.existing(tmp_path / "nowhere")

@@ -8,6 +8,7 @@ again after a crash changes nothing. Files that were never committed are invisib
 from __future__ import annotations
 
 import math
+import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -235,7 +236,8 @@ def read_spark(spark: SparkSession, folder: Path, table: Table, chosen: Sequence
     schema = spark_schema(table.columns)
     if not chosen:
         return spark.createDataFrame([], schema)
-    paths = [str(folder / file.path) for file in chosen]
+    # Spark takes paths for patterns.
+    paths = [re.sub(r"([\\\[\]{}*?])", r"\\\1", str(folder / file.path)) for file in chosen]
     rows = spark.read.schema(schema).option("basePath", str(folder)).parquet(*paths)
     return rows.select(*table.names)
 
@@ -261,15 +263,15 @@ def read_arrow(folder: Path, table: Table, chosen: Sequence[WrittenFile]) -> pa.
 
 def attach_duckdb(connection: duckdb.DuckDBPyConnection, folder: Path, table: Table) -> None:
     """Make the newest version of a table a view of that name in DuckDB."""
-    handle = open_table(folder)
-    uris = handle.file_uris()
+    # Not the addresses that the handle gives: in these a blank in the folder's name is no blank.
+    paths = [str(folder / file.path) for file in files(open_table(folder), table)]
     columns = [f'cast(null as {_DUCKDB.get(c.type, c.type)}) as "{c.name}"' for c in table.columns]
     empty = f"select {', '.join(columns)} where false"
     names = ", ".join(f'"{name}"' for name in table.names)
-    if not uris:
+    if not paths:
         connection.execute(f'create view "{table.name}" as {empty}')
         return
-    listed = ", ".join("'" + uri.removeprefix("file://").replace("'", "''") + "'" for uri in uris)
+    listed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
     types = ", ".join(f"'{c.name}': {c.type}" for c in table.columns if c.name in table.partition_by)
     folders = f"hive_partitioning=true, hive_types={{{types}}}" if types else "hive_partitioning=false"
     # By name: files of an older version may lack a column.

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from wireloom.model import ConfigError
 from wireloom.pipeline import folders, tables
@@ -93,6 +94,9 @@ class Warehouse:
         path = Path(root)
         if table_format not in (None, *FORMATS):
             raise ConfigError(f"the table format {table_format!r} is unknown; it must be {' or '.join(FORMATS)}")
+        if unquote(name := str(path.absolute())) != name:
+            # The `deltalake` package reads such a name as what it stands for in addresses.
+            raise ConfigError(f"cannot make a warehouse in {name}: choose a folder without % and digits in its name")
         try:
             path.mkdir(parents=True, exist_ok=True)
             if not (path / _DESCRIPTION).exists():
