@@ -304,9 +304,9 @@ class Connection(Outbox):
         for topic, count in left.refused.items():
             self.log_denied(Right.PUBLISH, topic, count)
         self._record_screened(left, "access.publish", f"{self.principal} may not publish there")
-        publishes = [(message.id, published(message)) for message in (*left.requests, *left.run.messages)
-                     if message.kind is Kind.REQUEST]  # fmt: skip
-        denied = [number for number, event in publishes if event is not None and not self.may_publish(event)]
+        requests = [each for each in (*left.requests, *left.run.messages) if each.kind is Kind.REQUEST]
+        events = [(each.id, published(each)) for each in requests]
+        denied = [number for number, event in events if event is not None and not self.may_publish(event)]
         return left.run, left.requests, denied
 
     def _refuse_all(self, run: Run) -> tuple[Run, Sequence[Message], Sequence[str | None]]:
