@@ -233,11 +233,11 @@ def encode_value(value: object) -> tuple[bytes, str | None]:
     """
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value), None
-    if isinstance(value, str):
-        return value.encode(), "text/plain"
     if value is None:
         return b"", None
     try:
+        if isinstance(value, str):
+            return value.encode(), "text/plain"
         return write_json(value, _JSON.encode).encode(), "application/json"
     except (TypeError, ValueError) as error:
         raise NotSupported(f"a body is bytes, text or what JSON can say, not {type(value).__name__}: {error}") from None
@@ -335,6 +335,9 @@ class RequestFailed(WireloomError):
     """
 
     def __init__(self, code: str, body: bytes = b"") -> None:
+        for given, kind in ((code, str), (body, bytes)):
+            if not isinstance(given, kind):
+                raise TypeError(f"RequestFailed takes a code as str and a body as bytes, not {given!r}")
         super().__init__(code, body)
         self.code = code
         self.body = body

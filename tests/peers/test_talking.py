@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -155,13 +156,77 @@ async def test_handler_that_crashes_answers_with_an_error_and_goes_on(
     assert "secret detail" in caplog.text
 
 
-async def test_event_handler_that_crashes_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def _waits_for_what_is_cancelled(message: Message) -> object:
+    task = asyncio.ensure_future(asyncio.sleep(60))
+    asyncio.get_running_loop().call_soon(task.cancel)
+    return await task
+
+
+def _cancelled_at_once(message: Message) -> object:
+    raise asyncio.CancelledError
+
+
+async def _cancelled_step(message: Message) -> AsyncIterator[object]:
+    yield 1
+    raise asyncio.CancelledError
+
+
+async def _wrong_step(message: Message) -> AsyncIterator[object]:
+    yield object()
+    yield Result("done")
+
+
+async def _half_a_character(message: Message) -> object:
+    return "\ud800"
+
+
+async def _odd_message(message: Message) -> object:
+    return Message(Kind.ERROR, "\ud800", status="422")
+
+
+async def _text_without_end(message: Message) -> object:
+    raise RequestFailed("422", b"x" * (20 * 1024 * 1024))
+
+
+async def _number_as_code(message: Message) -> object:
+    raise RequestFailed(422, "no such thing")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        _waits_for_what_is_cancelled,
+        _cancelled_at_once,
+        _cancelled_step,
+        _wrong_step,
+        _half_a_character,
+        _odd_message,
+        _text_without_end,
+        _number_as_code,
+    ],
+)
+async def test_whatever_a_handler_does_the_request_is_answered_and_the_connection_stays(
+    url: str, handler: Callable[[Message], object]
+) -> None:
+    service = Service()
+    service.request("odd")(handler)
+    service.request("fine")(lambda message: None)
+    async with wireloom.serve(url, service) as server:
+        async with wireloom.connect(server.url, reconnect=False) as peer:
+            for _ in range(2):  # the first has a task of its own, the next one begins without
+                with pytest.raises(RequestFailed):
+                    await peer.request("odd", timeout=20)
+                await peer.request("fine")
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), asyncio.CancelledError("broken")], ids=repr)
+async def test_event_handler_that_crashes_goes_on(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[str | None] = []
 
     async def handler(message: Message, peer: Peer) -> None:
         seen.append(message.topic)
         if message.topic == "bad":
-            raise ValueError("broken")
+            raise error
 
     async with peer_pair("hsp", handler) as (client, _):
         await client.publish("bad")

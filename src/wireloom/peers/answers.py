@@ -76,7 +76,8 @@ class Answers:
                 result = handler(message, self._peer)
             else:
                 result = self._call(message)
-        except Exception as error:  # whatever a handler raises is an answer, not the end of the connection
+        except (Exception, asyncio.CancelledError) as error:
+            # Whatever a handler raises is an answer, not the end of the connection.
             self._fail(driver, message, error)
             return
         if result.__class__ is bytes:
@@ -167,7 +168,9 @@ class Answers:
             self._respond(driver, message, result)
             if driver.is_crowded:
                 await driver.drain()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if _is_stopped(error):
+                raise
             self._fail(driver, message, error)
         finally:
             self._finished(key)
@@ -199,8 +202,8 @@ class Answers:
             async for step in steps:
                 if isinstance(step, Result):
                     return step.value
+                body, content_type = self._peer.encode(step)
                 try:
-                    body, content_type = self._peer.encode(step)
                     driver.send(Message(Kind.PROGRESS, message.topic, body, None, message.id, "progress", content_type))
                 except NotSupported:
                     continue  # nobody asked for steps, or the protocol has none; the result still counts
@@ -235,7 +238,9 @@ class Answers:
                 result = self._handler(message, self._peer)
                 if inspect.isawaitable(result):
                     await result
-            except Exception:
+            except (Exception, asyncio.CancelledError) as error:
+                if _is_stopped(error):
+                    raise
                 LOG.exception("the handler failed for an event of topic %r", message.topic)
 
     def connection_lost(self, driver: Driver) -> None:
@@ -286,10 +291,10 @@ class Answers:
             else:
                 body, content_type = self._peer.encode(result)
                 driver.respond(request, body, content_type)
-        except WireloomError as error:
+        except Exception as error:  # a handler may return anything
             self._not_sent(driver, request, error)
 
-    def _not_sent(self, driver: Driver, request: Message, error: WireloomError) -> None:
+    def _not_sent(self, driver: Driver, request: Message, error: Exception) -> None:
         """A response could not be sent: the peer is told, if there is one still."""
         if isinstance(error, LimitExceeded):
             self._send(driver, _error(request, FAILED, str(error).encode()))
@@ -298,18 +303,26 @@ class Answers:
 
     def _fail(self, driver: Driver, request: Message, error: BaseException) -> None:
         if isinstance(error, RequestFailed):
-            code, body = error.code, error.body
-        else:
-            if driver.failure is None:
-                LOG.error("the handler failed for a request for %r", request.topic, exc_info=error)
-            code, body = FAILED, b"the request could not be handled"
-        self._send(driver, _error(request, code, body))
+            try:
+                driver.send(_error(request, error.code, error.body))
+            except Exception as unsent:  # such as a text that is too long
+                self._not_sent(driver, request, unsent)
+            return
+        if driver.failure is None:
+            LOG.error("the handler failed for a request for %r", request.topic, exc_info=error)
+        self._send(driver, _error(request, FAILED, b"the request could not be handled"))
 
     def _send(self, driver: Driver, answer: Message) -> None:
         try:
             driver.send(answer)
         except WireloomError as error:
             LOG.debug("an answer could not be sent: %s", error)
+
+
+def _is_stopped(error: BaseException) -> bool:
+    """Whether this is our own doing: a handler may end as cancelled because something it waited for was."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 async def _at_once(result: object) -> object:
