@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import wireloom
+import wireloom.mesh
+import wireloom.peers.components
 import wireloom.pipeline
 import wireloom.testing
 from wireloom.cli import main as command_line
@@ -156,7 +158,16 @@ def test_every_public_name_is_on_the_page() -> None:
     found = set(re.findall(r"^::: (\S+)$", (REFERENCE / "api.md").read_text(), re.MULTILINE))
     public = {
         f"{module.__name__}.{name}"
-        for module in (wireloom, wireloom.testing, wireloom.pipeline)
+        for module in (wireloom, wireloom.mesh, wireloom.peers.components, wireloom.testing, wireloom.pipeline)
         for name in module.__all__
     }
     assert found == public
+
+
+def test_every_method_of_a_peer_is_on_the_page() -> None:
+    listed = re.search(
+        r"^::: wireloom\.Peer\n.*?members: \[([^\]]+)\]", (REFERENCE / "api.md").read_text(), re.M | re.S
+    )
+    assert listed is not None
+    public = {name for name in vars(wireloom.Peer) if not name.startswith("_")}
+    assert public - set(listed[1].split(", ")) == set()

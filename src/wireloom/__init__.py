@@ -23,7 +23,7 @@ from wireloom.model import (
     RequestTimeout,
     WireloomError,
 )
-from wireloom.peers import Backoff, Peer, Result, Server, Service, connect, serve
+from wireloom.peers import Backoff, Limits, Peer, Result, Server, Service, connect, serve
 from wireloom.transports import TLS
 from wireloom.transports.loop import run
 
@@ -37,6 +37,7 @@ __all__ = [
     "JournalError",
     "Kind",
     "LimitExceeded",
+    "Limits",
     "Message",
     "NotSupported",
     "Peer",

@@ -17,6 +17,7 @@ NAMES = [
     "JournalError",
     "Kind",
     "LimitExceeded",
+    "Limits",
     "Message",
     "NotSupported",
     "Peer",

@@ -37,7 +37,7 @@ from wireloom.protocols.wolpertinger.values import Int32, Int64, Structured, UIn
 if TYPE_CHECKING:
     from wireloom.peers.peer import Peer
 
-__all__ = ["Components", "Int32", "Int64", "Structured", "UInt64", "call", "component", "method"]
+__all__ = ["Components", "Int32", "Int64", "Structured", "UInt64", "component", "method"]
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Class = TypeVar("Class", bound=type)

@@ -27,17 +27,24 @@ from wireloom.transports.tls import client_context, server_context
 LOG = logging.getLogger("wireloom.peers")
 MAX_CONNECTIONS = 10_000
 SLOW = 10.0
-"""Seconds a subscriber may take to make room before it is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a server allows."""
+    """What a server allows; `limits` of `serve`.
+
+    >>> Limits(concurrency=16).connections
+    10000
+    """
 
     queue: int = QUEUE
+    """Messages of a peer that wait for their handler, or in a subscription; then no more is read from it."""
     concurrency: int = CONCURRENCY
+    """Requests of a peer that are handled at a time."""
     connections: int = MAX_CONNECTIONS
+    """Peers at a time; further ones are turned away."""
     slow: float = SLOW
+    """Seconds a subscriber may take to make room before it is dropped."""
 
 
 def serve(
@@ -59,8 +66,8 @@ def serve(
             await server.publish("alerts/fire", "run")
 
     `handler` answers requests and takes events (see `Service`); `tls` holds the certificate, for schemes with TLS;
-    `origins` are the web pages that may connect by WebSocket; `drain` is how long leaving waits for what is in flight;
-    `busy_poll` is as with `connect`.
+    `limits` are those of connections and work (see `Limits`); `origins` are the web pages that may connect by
+    WebSocket; `drain` is how long leaving waits for what is in flight; `busy_poll` is as with `connect`.
     """
     place = endpoint(url)
     own = place.protocol.settings(settings)
