@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import ContextVar
 
 import pytest
 
 import wireloom
-from wireloom import Message, Peer, PeerClosed, RequestTimeout
-from wireloom.peers import Limits
+from wireloom import Kind, Limits, Message, Peer, PeerClosed, RequestFailed, RequestTimeout
 from wireloom.testing import FaultProxy, peer_pair
 
 from .test_talking import until
@@ -69,7 +69,8 @@ async def test_slow_event_handler_stops_the_publisher() -> None:
             await until(lambda: handled >= published + 1)
 
 
-async def test_requests_beyond_the_limit_are_not_read() -> None:
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "in one read"])
+async def test_requests_beyond_the_limit_wait(together: bool) -> None:
     release = asyncio.Event()
     running = most = 0
 
@@ -85,10 +86,78 @@ async def test_requests_beyond_the_limit_are_not_read() -> None:
             calls = []
             for _ in range(12):
                 calls.append(asyncio.create_task(peer.request("x")))
-                await asyncio.sleep(0.01)
-            assert most <= 5
+                if not together:
+                    await asyncio.sleep(0.01)
+            await until(lambda: most == 4)
+            await asyncio.sleep(0.05)
             release.set()
             await asyncio.gather(*calls)
+    assert most == 4
+
+
+async def test_requests_that_wait_begin_in_their_order_and_see_nothing_of_those_before() -> None:
+    seen: ContextVar[str] = ContextVar("seen", default="nothing")
+    order: list[tuple[object, str]] = []
+
+    async def handler(message: Message, peer: Peer) -> None:
+        order.append((message.value(), seen.get()))
+        seen.set("something")
+        await asyncio.sleep(0)
+
+    async with wireloom.serve("emp://127.0.0.1:0", handler, limits=Limits(concurrency=1)) as server:
+        async with wireloom.connect(server.url) as peer:
+            await asyncio.gather(*(peer.request("x", number) for number in range(50)))
+    assert order == [(number, "nothing") for number in range(50)]
+
+
+async def test_request_that_waits_can_be_cancelled() -> None:
+    release = asyncio.Event()
+    began: list[object] = []
+
+    async def handler(message: Message, peer: Peer) -> None:
+        began.append(message.value())
+        await release.wait()
+
+    async with wireloom.serve("yamp://127.0.0.1:0", handler, limits=Limits(concurrency=1)) as server:
+        async with wireloom.connect(server.url) as peer:
+            # All of it in one read: what is not read yet cannot be cancelled.
+            session, now = peer.session, asyncio.get_running_loop().time()
+            sent = [session.send(Message(Kind.REQUEST, "x", str(number).encode()), now) for number in range(3)]
+            session.send(Message(Kind.CANCEL, "x", correlation_id=sent[1].id), now)
+            peer.pipe.write(session.outgoing())
+            async with peer.messages() as stream:
+                answers = (each async for each in stream if each.kind is Kind.RESPONSE)
+                cancelled = await anext(answers)
+                assert (cancelled.correlation_id, cancelled.status) == (sent[1].id, "cancelled")
+                release.set()
+                assert [(await anext(answers)).correlation_id for _ in range(2)] == [sent[0].id, sent[2].id]
+    assert began == [0, 2]
+
+
+async def test_requests_that_wait_are_answered_before_the_server_goes() -> None:
+    async def handler(message: Message, peer: Peer) -> object:
+        await asyncio.sleep(0.01)
+        return message.value()
+
+    async with wireloom.serve("emp://127.0.0.1:0", handler, limits=Limits(concurrency=2)) as server:
+        async with wireloom.connect(server.url, reconnect=False) as peer:
+            calls = [asyncio.create_task(peer.request("x", number)) for number in range(10)]
+            await until(lambda: server.connections and server.connections[0].is_busy)
+            await server.close()
+            assert await asyncio.gather(*calls) == list(range(10))
+
+
+async def test_requests_that_wait_are_refused_when_the_time_to_leave_is_over() -> None:
+    async def handler(message: Message, peer: Peer) -> None:
+        await asyncio.Event().wait()
+
+    async with wireloom.serve("emp://127.0.0.1:0", handler, limits=Limits(concurrency=2), drain=0.1) as server:
+        async with wireloom.connect(server.url, reconnect=False) as peer:
+            calls = [asyncio.create_task(peer.request("x")) for _ in range(5)]
+            await until(lambda: server.connections and server.connections[0].is_busy)
+            await server.close()
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [each.code for each in answers if isinstance(each, RequestFailed)] == ["503"] * 5
 
 
 async def test_peer_that_reads_no_answers_is_not_read_from() -> None:

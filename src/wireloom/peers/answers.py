@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextvars import copy_context
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,6 +51,9 @@ class Answers:
         self._operations = operations
         self._concurrency = concurrency
         self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._full = False
+        """Whether no more may begin: nothing is read meanwhile, and what was read already waits."""
+        self._waiting: dict[Key, tuple[Message, Driver]] = {}
         self._standby: Standby | None = None
         self._over = False
         self._usual = ""
@@ -57,6 +61,7 @@ class Answers:
         self._events: Inbox[Message] = Inbox(queue, lambda: peer.hold("events"), lambda: peer.release("events"))
         self._worker: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
 
     @property
     def wants_events(self) -> bool:
@@ -66,10 +71,13 @@ class Answers:
     @property
     def is_busy(self) -> bool:
         """Whether something is being handled, or waits for it."""
-        return bool(self._tasks) or (self._worker is not None and not self._worker.done())
+        return bool(self._tasks or self._waiting) or (self._worker is not None and not self._worker.done())
 
     def request(self, message: Message, driver: Driver) -> None:
-        """Answer a request, now or in a task."""
+        """Answer a request, now or in a task; later if as many as may be are being answered."""
+        if self._full:
+            self._waiting[id(driver), message.id or ""] = (message, driver)
+            return
         handler, topic = self._handler, message.topic
         try:
             if handler is not None and (topic is self._usual or self._is_usual(topic)):
@@ -142,7 +150,8 @@ class Answers:
 
     def _enter(self, key: Key, task: asyncio.Task[None]) -> None:
         self._tasks[key] = task
-        if len(self._tasks) >= self._concurrency:
+        if not self._full and len(self._tasks) >= self._concurrency:
+            self._full = True
             self._peer.hold("requests")
 
     def _call(self, message: Message) -> object:
@@ -181,7 +190,18 @@ class Answers:
         return Message(Kind.RESPONSE, request.topic, body, content_type=content_type)
 
     def _finished(self, key: Key) -> None:
-        if self._tasks.pop(key, None) is not None and len(self._tasks) == self._concurrency - 1:
+        if self._tasks.pop(key, None) is not None and self._full:
+            # Not in the name of the task that has just ended.
+            self._loop.call_soon(self._begin_waiting, context=self._context)
+
+    def _begin_waiting(self) -> None:
+        """There is room: begin what waited for it, then read again."""
+        if len(self._tasks) >= self._concurrency:
+            return
+        self._full = False
+        while self._waiting and not self._full:
+            self.request(*self._waiting.pop(next(iter(self._waiting))))
+        if not self._full:
             self._peer.release("requests")
 
     def _stop_task(self, key: Key, message: Message | None, driver: Driver) -> None:
@@ -192,7 +212,7 @@ class Answers:
             # A task that is cancelled before it began runs nothing of its own, not even its `finally`.
             self._finished(key)
             if message is not None and task.cancelled():
-                self._send(driver, Message(Kind.RESPONSE, message.topic, b"", None, key[1], CANCELLED))
+                self._cancelled(driver, key, message)
 
         task.add_done_callback(stopped)
         task.cancel()
@@ -218,8 +238,14 @@ class Answers:
     def cancel(self, message: Message, driver: Driver) -> None:
         """The requester no longer wants an answer. Unknown or finished requests are ignored."""
         key = (id(driver), message.correlation_id or "")
+        kill = message.attributes.get("kill") == "true"
         if key in self._tasks:
-            self._stop_task(key, None if message.attributes.get("kill") == "true" else message, driver)
+            self._stop_task(key, None if kill else message, driver)
+        elif self._waiting.pop(key, None) is not None and not kill:
+            self._cancelled(driver, key, message)
+
+    def _cancelled(self, driver: Driver, key: Key, message: Message) -> None:
+        self._send(driver, Message(Kind.RESPONSE, message.topic, b"", None, key[1], CANCELLED))
 
     def event(self, message: Message) -> None:
         """Give an event to the handler, after those that came before it."""
@@ -245,7 +271,15 @@ class Answers:
 
     def connection_lost(self, driver: Driver) -> None:
         """Whoever asked over this connection is gone: stop working for them."""
-        for key in [key for key in self._tasks if key[0] == id(driver)]:
+        for key in self._keys(driver):
+            self._drop(key, driver)
+
+    def _keys(self, driver: Driver) -> list[Key]:
+        """What is being answered over a connection, or waits for it."""
+        return [key for key in (*self._tasks, *self._waiting) if key[0] == id(driver)]
+
+    def _drop(self, key: Key, driver: Driver) -> None:
+        if self._waiting.pop(key, None) is None:
             self._stop_task(key, None, driver)
 
     def end(self) -> None:
@@ -260,19 +294,22 @@ class Answers:
         """Wait until everything taken so far is handled."""
         self._events.close()
         current = asyncio.current_task()
-        waiting = [task for task in (*self._tasks.values(), self._worker) if task is not None and task is not current]
-        if waiting:
-            await asyncio.wait(waiting)
+        owed = {*self._tasks, *self._waiting}
+        while running := [task for key, task in self._tasks.items() if key in owed and task is not current]:
+            await asyncio.wait(running)
+        if self._worker is not None and self._worker is not current:
+            await asyncio.wait([self._worker])
 
     def refuse(self, driver: Driver) -> None:
         """There is no time left: answer what is not finished with an error, and drop it."""
-        for key in [key for key in self._tasks if key[0] == id(driver)]:
+        for key in self._keys(driver):
             self._send(driver, Message(Kind.ERROR, None, b"closing", None, key[1], CLOSING))
-            self._stop_task(key, None, driver)
+            self._drop(key, driver)
 
     def stop(self) -> None:
         """Drop what is not finished, events included."""
         self._events.discard()
+        self._waiting.clear()
         current = asyncio.current_task() if self._loop.is_running() else None
         for task in (*self._tasks.values(), self._worker):
             if task is not None and task is not current:
