@@ -327,11 +327,13 @@ async def _answer_aside(called: _Method, result: object) -> Message:
     return await asyncio.to_thread(_answer, called, result)
 
 
-def _is_large(value: object) -> bool:
+def _is_large(value: object, depth: int = 0) -> bool:
     """Whether it takes time to turn a value into what is sent."""
     if isinstance(value, str):
         return len(value) >= LARGE
-    return isinstance(value, list | tuple) and (len(value) >= _MANY or any(map(_is_large, value)))
+    if not isinstance(value, list | tuple) or depth > values.MAX_DEPTH:
+        return False
+    return len(value) >= _MANY or any(_is_large(each, depth + 1) for each in value)
 
 
 def _arguments(called: _Method, message: Message) -> list[object]:

@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -383,7 +383,10 @@ async def test_a_bad_line_is_refused_and_the_connection_stays() -> None:
 
 async def test_values_that_cannot_be_sent_are_the_callers_mistake(talk: Talk) -> None:
     peer, _ = talk
-    for value in (None, {"a": 1}, b"bytes", "\0", 2**70):
+    endless: list[object] = []
+    endless.append(endless)
+    no_such_time_in_utc = datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
+    for value in (None, {"a": 1}, b"bytes", "\0", 2**70, endless, no_such_time_in_utc):
         with pytest.raises(BodyError):
             await peer.call("Test", "Echo", value)
 

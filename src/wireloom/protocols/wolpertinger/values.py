@@ -301,8 +301,8 @@ class Structured(NamedTuple):
 _WIDTHS: dict[type, str] = {Int32: "int32", Int64: "int64", UInt64: "uint64"}
 
 
-def from_python(value: object) -> Value:
-    """The value to send for a Python value.
+def from_python(value: object, depth: int = 0) -> Value:
+    """The value to send for a Python value. Raises BodyError where there is none.
 
     >>> from_python(Int64(7)), from_python(UUID(int=0))[1][:9]
     (Value(type='int64', data=7), '00000000-')
@@ -324,9 +324,11 @@ def from_python(value: object) -> Value:
                 raise ValueError(f"{value.type!r} is none of {', '.join(STRUCTURED)}")
             return Value(value.type, value.xml)
         if isinstance(value, list | tuple):
-            return Value("list", tuple([from_python(each) for each in value]))
+            if depth >= MAX_DEPTH:
+                raise ValueError(f"more than {MAX_DEPTH} lists in lists")
+            return Value("list", tuple([from_python(each, depth + 1) for each in value]))
         return from_json(value)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise BodyError(f"wolpertinger cannot send {str(value)[:60]!r}: {error}") from None
 
 
