@@ -88,6 +88,34 @@ async def test_a_subscriber_that_reconnects_goes_on_where_it_was(tmp_path: Path)
             assert numbers(seen) == list(range(200))
 
 
+REFUSED = {
+    "the journal is another one": ({"since": "start"}, ""),
+    "the rules have changed": ({}, '[access]\n[[access.rule]]\nwho = ["anyone"]\npublish = ["#"]\n'),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_a_subscriber_that_gets_nothing_more_after_a_reconnect_is_told(
+    tmp_path: Path, scheme: str, why: str
+) -> None:
+    options, rules = REFUSED[why]
+    async with hub_on(tmp_path / "one", HUB) as hub:
+        port = port_of(hub, scheme)
+        peer = await wireloom.connect(url_of(hub, scheme), reconnect=wireloom.Backoff(minimum=0.01, maximum=0.05))
+        events = peer.subscribe("news", **options)  # type: ignore[arg-type]
+        async with events:
+            await publish(hub, "emp", "news", range(3))
+            assert numbers(await take(events, 3)) == [0, 1, 2]
+            await hub.stop()
+            async with hub_on(
+                tmp_path / "two", HUB.replace(f"{scheme}://127.0.0.1:0", f"{scheme}://127.0.0.1:{port}") + rules
+            ):
+                with pytest.raises(RequestFailed):
+                    await take(events, 1)
+        await peer.close()
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_whoever_joins_at_any_moment_sees_every_message_once_and_in_order(tmp_path: Path, seed: int) -> None:
     """The seam: a publisher at full speed, subscribers that join at random offsets and leave again."""

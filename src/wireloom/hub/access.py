@@ -186,7 +186,8 @@ def parse_rule(table: Mapping[str, object]) -> Rule:
     kinds = identity_kinds()
     for each in who:
         if each != ANYONE and each.partition(":")[0] not in kinds:
-            raise WrongKey("who", f"who: {each!r} is neither {ANYONE!r} nor one of {', '.join(kinds)}, colon, name")
+            choice = ", ".join(kinds)
+            raise WrongKey("who", f"who: {each!r} is neither {ANYONE!r} nor one of {choice} with a name: token:shop")
     rights = {right: _texts(table, right) for right in Right}
     for right, patterns in rights.items():
         for pattern in patterns:

@@ -64,8 +64,8 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._calls = Calls(self._give_up, lambda: FULL if self._holds else "")
         self._subscriptions: Subscriptions[Inbox[Message]] = Subscriptions()
-        self._announced: dict[str, int] = {}
-        """Patterns the other end was asked for, and how many subscriptions need each."""
+        self._announced: dict[str, list[Inbox[Message]]] = {}
+        """Patterns the other end was asked for, and the subscriptions that need each."""
         self._provided: dict[str, None] = {}
         """Topics this end answers requests for, as the other end, a hub, was told."""
         self.replays = Replays()
@@ -262,15 +262,16 @@ class Channel:
         self._subscriptions.add(pattern, inbox)
         if local:
             return False
-        self._announced[pattern] = self._announced.get(pattern, 0) + 1
+        needed_by = self._announced.setdefault(pattern, [])
+        needed_by.append(inbox)
         try:
-            if self._announced[pattern] == 1 or retained:
+            if len(needed_by) == 1 or retained:
                 await self.ask(operation(SUBSCRIBE, pattern, {"retained": True} if retained else {}))
         except NotSupported:
-            self._forget(pattern)
+            self._forget(pattern, inbox)
             return False
         except BaseException:
-            self._forget(pattern)
+            self._forget(pattern, inbox)
             self._subscriptions.remove(pattern, inbox)
             raise
         return True
@@ -279,7 +280,7 @@ class Channel:
         """Leave a subscription; the other end is told when nobody here wants the pattern any more."""
         self._subscriptions.remove(pattern, inbox)
         inbox.discard()
-        if announced and self._forget(pattern) and self.connected:
+        if announced and self._forget(pattern, inbox) and self.connected:
             try:
                 self.send_and_forget(operation(UNSUBSCRIBE, pattern))
             except WireloomError:
@@ -297,9 +298,10 @@ class Channel:
             self._driver.on_messages = self.take_messages
         inbox.discard()
 
-    def _forget(self, pattern: str) -> bool:
-        self._announced[pattern] -= 1
-        if self._announced[pattern]:
+    def _forget(self, pattern: str, inbox: Inbox[Message]) -> bool:
+        needed_by = self._announced[pattern]
+        needed_by.remove(inbox)
+        if needed_by:
             return False
         del self._announced[pattern]
         return True

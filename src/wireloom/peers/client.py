@@ -30,6 +30,7 @@ from wireloom.peers.channel import PROVIDE, QUEUE, SUBSCRIBE, TIMEOUT, operation
 from wireloom.peers.driver import Driver
 from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
+from wireloom.peers.inbox import Inbox
 from wireloom.peers.outlet import fresh
 from wireloom.peers.peer import CONCURRENCY, DRAIN, Peer
 from wireloom.peers.portions import PortionDriver
@@ -301,18 +302,32 @@ class Client(Peer):
             if self._token is not None:
                 self._login = Call(_show(self._token), TIMEOUT, self._loop)
                 self.dispatch(self._login, driver)
-            for pattern in self._announced:
-                self.dispatch(Call(operation(SUBSCRIBE, pattern), TIMEOUT, self._loop), driver)
+            for pattern, inboxes in self._announced.items():
+                self._ask_again(operation(SUBSCRIBE, pattern), inboxes)
             for replay in self.replays.running():
-                self.dispatch(Call(replay.request(), TIMEOUT, self._loop), driver)
+                self._ask_again(replay.request(), [replay.inbox])
             for topic in self._provided:
-                self.dispatch(Call(operation(PROVIDE, topic), TIMEOUT, self._loop), driver)
+                self._ask_again(operation(PROVIDE, topic), [])
             while calls:
                 self.dispatch(calls[0], driver)
                 calls.pop(0)
         except WireloomError as error:
             for call in (*calls, *([self._login] if self._login is not None else ())):
                 call.fail(fresh(error))
+
+    def _ask_again(self, request: Message, inboxes: list[Inbox[Message]]) -> None:
+        """Ask for what this end had before; if it is refused now, whoever waits for its events is told."""
+        call = Call(request, TIMEOUT, self._loop)
+
+        def answered(answer: asyncio.Future[Message]) -> None:
+            error = answer.exception()
+            if isinstance(error, RequestFailed):
+                LOG.warning("%s no longer grants %s %r: %s", self.url, request.topic, request.body, error)
+                for inbox in inboxes:
+                    inbox.close(error)
+
+        call.answer.add_done_callback(answered)
+        self.dispatch(call, self._current())
 
     async def _ready(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
         while True:
