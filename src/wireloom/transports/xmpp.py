@@ -199,7 +199,7 @@ class _Account:
         self._reason = ""
         self._full = False
         self._largest = 0
-        """Characters of the largest stanza sent since the login."""
+        """Characters of the largest stanza sent since a message came, or since the login."""
         self.stream: Any = None
 
     async def login(self, password: str) -> None:
@@ -264,15 +264,22 @@ class _Account:
 
     def _stream_error(self, error: Any) -> None:
         self._reason = f"{error['condition']} {error['text']}".strip()
-        if error["condition"] == "policy-violation" and self._largest > SMALLEST_LIMIT:
-            _STRICT.add(self.jid.domain)
+        if error["condition"] == "policy-violation":
+            self._suspect_limit()
         self._failed(self._reason)
+
+    def _suspect_limit(self) -> None:
+        if self._largest > SMALLEST_LIMIT:
+            _STRICT.add(self.jid.domain)
 
     def _disconnected(self, why: object) -> None:
         self._failed(f"the connection was closed ({why or 'no reason given'})")
         if self.gone is None or self.gone.done():
             return
         self.gone.set_result(None)
+        if not self._reason and not self._leaving:
+            # A server that closes while more is sent to it resets the connection, and its last words may get lost.
+            self._suspect_limit()
         detail = self._reason or (str(why) if why else "")
         error = ConnectionResetError(
             f"the XMPP server {self.jid.domain} closed the connection: {detail or 'no reason'}"
@@ -296,6 +303,7 @@ class _Account:
     def _message(self, stanza: Any) -> None:
         if stanza["type"] == "error":
             return
+        self._largest = 0
         sender = stanza["from"]
         pipe = self.pipes.get(str(sender)) or self.pipes.get(str(sender.bare))
         if pipe is None and self.accept is not None:
