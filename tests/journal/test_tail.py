@@ -135,7 +135,7 @@ def test_before_the_first_message_there_was_nothing_to_miss(long_journal: Path) 
     assert tail.missed == 0
 
 
-@pytest.mark.parametrize("since", [0, BEGIN + SECOND, Offset(2, 0)])
+@pytest.mark.parametrize("since", [0, BEGIN + SECOND, Offset(2, 0)], ids=["start", "time", "offset"])
 def test_segments_removed_just_before_they_are_opened_are_passed_over(
     long_journal: Path, monkeypatch: pytest.MonkeyPatch, since: int | Offset
 ) -> None:
