@@ -141,9 +141,13 @@ def attack_mesh(port: int, key: Path) -> None:
 
 
 def speak_nonsense(port: int) -> None:
-    """Somebody takes the hub for a web server."""
-    with socket.create_connection(("127.0.0.1", port)) as sock:
+    """Somebody takes the hub for a web server, and is told to go."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        while sock.recv(1024):
+            pass
+    # Nobody is promised that a refusal is kept: the hub writes it down a few milliseconds later.
+    time.sleep(0.2)
 
 
 @contextlib.asynccontextmanager

@@ -363,9 +363,9 @@ async def test_steps_keep_a_request_alive() -> None:
             yield step
 
     async with peer_pair("yamp", report) as (client, _):
-        building = client.request_progress("x", timeout=0.2)
+        building = client.request_progress("x", timeout=1.0)
         for step in range(1, 6):
-            asyncio.get_running_loop().call_later(0.1, go_on.put_nowait, step)
+            asyncio.get_running_loop().call_later(0.3, go_on.put_nowait, step)
             assert await anext(building) == step
         with pytest.raises(RequestTimeout):
             await anext(building)
