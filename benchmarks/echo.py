@@ -11,11 +11,12 @@ import uvloop
 
 import wireloom
 from benchmarks.servers import free_port
+from wireloom.transports.vigil import BUSY_POLL
 
 
 def how(kind: str) -> tuple[str, float]:
     """The scheme, and for how long to stay awake."""
-    return kind.removesuffix(AWAKE), BUSY_POLL if kind.endswith(AWAKE) else 0.0
+    return kind.removesuffix(ASLEEP), 0.0 if kind.endswith(ASLEEP) else BUSY_POLL
 
 
 async def bare() -> int:
@@ -135,9 +136,8 @@ async def nats(port: int) -> int:
     return free_port()
 
 
-BUSY_POLL = 0.0002
-AWAKE = "-awake"
-"""After the name of a scheme: with `busy_poll`, on both ends."""
+ASLEEP = "-asleep"
+"""After the name of a scheme: without `busy_poll`, on both ends."""
 SETTINGS: dict[str, dict[str, object]] = {"yamp": {"serializer": "raw"}}
 _keep: list[object] = []
 

@@ -3,7 +3,7 @@
 With 64 in flight each side does it in the way that is fastest with its library (style `best` in `calls.py`), but for
 the bare protocol, which has a future and a coroutine for each request, and is compared with `request` in 64 coroutines.
 The bare protocol is set against grpc.aio and nats-py, too: what it cannot reach no Python peer can that sleeps between
-two reads. `with busy_poll` means that both our ends do not.
+two reads, as our ends do `without busy_poll`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TITLES = {
     "nats": "nats-py through nats-server",
     "zmq": "pyzmq asyncio",
 }
-KINDS = ("bare", "websockets", "grpc", "zmq", "emp", "hsp", "yamp", "emp-awake")
+KINDS = ("bare", "websockets", "grpc", "zmq", "emp", "hsp", "yamp", "emp-asleep")
 COUNTS = {1: 10_000, 64: 100_000}
 STYLES = {"tasks": "a coroutine each", "best": "in a row"}
 SLOW = {"grpc": 5, "nats": 2, "zmq": 2}
@@ -44,9 +44,9 @@ def echo(kind: str, *words: str) -> Iterator[int]:
 
 def title(kind: str, in_flight: int, style: str = "tasks") -> str:
     scheme, busy_poll = how(kind)
-    awake = " with busy_poll" if busy_poll else ""
+    asleep = "" if busy_poll else " without busy_poll"
     many = f", {STYLES[style]}" if in_flight > 1 else ""
-    return f"{scheme} request/response{awake}, {in_flight} in flight{many}"
+    return f"{scheme} request/response{asleep}, {in_flight} in flight{many}"
 
 
 def calls(kind: str, port: int, in_flight: int, style: str = "tasks", name: str = "") -> float:
@@ -85,7 +85,7 @@ def run(peers: tuple[str, ...] = tuple(GOALS), schemes: tuple[str, ...] = ("hsp"
             if peer != "bare":
                 results.append(pair("emp", peer, 64, many, "best"))
             if peer in ("bare", "grpc", "nats"):
-                results.append(pair("emp-awake", peer, 1, one))
+                results.append(pair("emp-asleep", peer, 1, one))
             if peer in ("grpc", "nats"):
                 results += [pair("bare", peer, 1, one), pair("bare", peer, 64, many)]
         for scheme in schemes:

@@ -283,6 +283,7 @@ class Connection(Outbox):
             # It may have confirmed what others wait behind.
             self._write_queued()
         hub.write_out()
+        hub.journal.encode()
         hub.watch_pending()
 
     def _guard(self, run: Run) -> tuple[Run, Sequence[Message], Sequence[str | None]]:
@@ -437,15 +438,15 @@ class Connection(Outbox):
         """Whether requests or answers of another connection can be passed on to this peer as they are."""
         return self.driver.failure is None and self.session.can_relay(calls)
 
-    def relay(self, calls: Calls) -> Sequence[str]:
-        """Send requests of another connection; returns the ids they got. Written likewise."""
+    def relay(self, calls: Calls) -> range:
+        """Send requests of another connection; returns the numbers they got. Written likewise."""
         self.hub.unwritten[self] = None
         return self.session.relay(calls)
 
-    def relay_back(self, calls: Calls, ids: Sequence[str]) -> None:
-        """Send answers of another connection to the requests with these ids; written likewise."""
+    def relay_back(self, calls: Calls, numbers: range) -> None:
+        """Send answers of another connection to the requests with these numbers; written likewise."""
         self.hub.unwritten[self] = None
-        self.session.relay_back(calls, ids)
+        self.session.relay_back(calls, numbers)
 
     def respond(self, request: Message, body: bytes, content_type: str | None) -> None:
         """Send the response to a request; written likewise."""

@@ -6,7 +6,6 @@ and go back under the id the requester knows.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from wireloom.model import (
     message_of,
 )
 from wireloom.protocols.contract import TRACE, Calls
+from wireloom.protocols.stretches import Stretches
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -60,9 +60,17 @@ class Portion:
     requester: Connection
     topic: str
     provider: Connection
-    ids: dict[str, str]
-    """Those that wait: the ids that the requester gave them, by those that the provider knows."""
+    asked: range
+    """The numbers that they have at the provider."""
+    shift: int
+    """What to add to get the numbers that the requester gave them."""
     deadline: float
+    left: Stretches
+    """Those that wait, by their numbers at the provider."""
+
+    def known(self, number: int) -> str:
+        """The id that the requester knows."""
+        return str(number + self.shift)
 
 
 class Exchanges:
@@ -71,12 +79,15 @@ class Exchanges:
     def __init__(self, hub: Hub, timeout: float) -> None:
         self._hub = hub
         self.timeout = timeout
-        self._by_provider: dict[Connection, dict[str, Exchange | Portion]] = {}
+        self._by_provider: dict[Connection, dict[str, Exchange]] = {}
         """By provider, then by the id that a request has there; `_by_requester` likewise."""
-        self._by_requester: dict[Connection, dict[str, Exchange | Portion]] = {}
+        self._by_requester: dict[Connection, dict[str, Exchange]] = {}
+        self._portions: dict[Connection, list[Portion]] = {}
+        """By provider, in the order of their numbers."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_provider.values()))
+        together = sum(len(portion.left) for portions in self._portions.values() for portion in portions)
+        return together + sum(map(len, self._by_provider.values()))
 
     def forward(self, requester: Connection, request: Message, provider: Connection, routed: Message) -> None:
         """Hand a request, as routes have left it, to its provider; failures are answered at once."""
@@ -93,73 +104,104 @@ class Exchanges:
             status = UNAVAILABLE if isinstance(error, PeerClosed) else UNSUPPORTED
             self.fail(requester, request, status, str(error))
             return
-        exchange = Exchange(requester, request, provider, provider_id, self._hub.now() + self.timeout)
+        self._remember(Exchange(requester, request, provider, provider_id, self._hub.now() + self.timeout))
+
+    def _remember(self, exchange: Exchange) -> None:
+        provider, requester, known = exchange.provider, exchange.requester, exchange.request.id or ""
         try:
-            self._by_provider[provider][provider_id] = exchange
+            self._by_provider[provider][exchange.provider_id] = exchange
         except KeyError:
-            self._by_provider[provider] = {provider_id: exchange}
+            self._by_provider[provider] = {exchange.provider_id: exchange}
         try:
-            self._by_requester[requester][request.id or ""] = exchange
+            self._by_requester[requester][known] = exchange
         except KeyError:
-            self._by_requester[requester] = {request.id or "": exchange}
+            self._by_requester[requester] = {known: exchange}
 
     def forward_all(self, requester: Connection, calls: Calls, provider: Connection) -> None:
-        """Hand requests of one read to a provider that can take them as they are."""
-        provider_ids = provider.relay(calls)
-        ids = dict(zip(provider_ids, calls.ids, strict=True))
-        portion = Portion(requester, calls.topic, provider, ids, self._hub.now() + self.timeout)
-        self._by_provider.setdefault(provider, {}).update(dict.fromkeys(provider_ids, portion))
-        self._by_requester.setdefault(requester, {}).update(dict.fromkeys(calls.ids, portion))
+        """Hand requests of one read, numbered one after the other, to a provider that can take them as they are."""
+        asked = provider.relay(calls)
+        left = Stretches()
+        left.add(asked)
+        shift = calls.numbers[0] - asked.start
+        portion = Portion(requester, calls.topic, provider, asked, shift, self._hub.now() + self.timeout, left)
+        self._portions.setdefault(provider, []).append(portion)
 
     def answer_all(self, provider: Connection, calls: Calls) -> None:
         """Answers of one read came from a provider: those to one portion go back together."""
-        asked = self._by_provider.get(provider, {})
-        start = 0
-        for found, group in itertools.groupby(map(asked.get, calls.ids)):
-            end = start + sum(1 for _ in group)
+        numbers, start = calls.numbers, 0
+        while isinstance(numbers, range) and start < calls.count:
+            portion = self._portion(provider, numbers[start])
+            if portion is None:
+                break
+            end = min(calls.count, start + portion.asked.stop - numbers[start])
             part = calls if end - start == calls.count else calls.part(slice(start, end))
-            start = end
-            if isinstance(found, Portion) and found.topic == calls.topic and found.requester.can_relay(part):
-                self._answer_portion(found, part)
+            if portion.topic == calls.topic and portion.requester.can_relay(part):
+                self._answer_portion(portion, part, numbers[start:end])
             else:
-                for message in part.messages():
-                    self.answer(provider, message)
+                self._answer_each(provider, part)
+            start = end
+        if start < calls.count:
+            self._answer_each(provider, calls.part(slice(start, None)) if start else calls)
 
-    def _answer_portion(self, portion: Portion, calls: Calls) -> None:
-        asked, waiting = self._by_provider[portion.provider], self._by_requester[portion.requester]
-        ids = list(map(portion.ids.pop, calls.ids))
-        for provider_id, requester_id in zip(calls.ids, ids, strict=True):
-            del asked[provider_id], waiting[requester_id]
+    def _answer_each(self, provider: Connection, calls: Calls) -> None:
+        for message in calls.messages():
+            self.answer(provider, message)
+
+    def _answer_portion(self, portion: Portion, calls: Calls, numbers: range) -> None:
+        if not portion.left.remove(numbers):
+            # Some have left it, to be answered by themselves.
+            self._answer_each(portion.provider, calls)
+            return
+        if not portion.left:
+            self._portions[portion.provider].remove(portion)
         self._hub.metrics.requests.add(calls.count, portion.requester.name, _DONE)
-        portion.requester.relay_back(calls, ids)
+        first = numbers.start + portion.shift
+        portion.requester.relay_back(calls, range(first, first + calls.count))
+
+    def _portion(self, provider: Connection, number: int) -> Portion | None:
+        """What a request belongs to that has this number at its provider; None if that is by itself."""
+        for portion in self._portions.get(provider, ()):
+            if number in portion.asked:
+                return portion
+        return None
 
     def asked(self, provider: Connection, provider_id: str) -> Exchange | None:
         """The request that has this id at its provider; by itself from now on."""
         found = self._by_provider.get(provider, {}).get(provider_id)
-        return self._single_out(found, provider_id) if isinstance(found, Portion) else found
+        if found is None and provider_id.isdecimal() and (portion := self._portion(provider, int(provider_id))):
+            return self._single_out(portion, int(provider_id))
+        return found
 
     def waiting(self, requester: Connection, request_id: str) -> Exchange | None:
         """The request that has this id at its requester; likewise."""
         found = self._by_requester.get(requester, {}).get(request_id)
-        if isinstance(found, Portion):
-            provider_id = next(key for key, value in found.ids.items() if value == request_id)
-            return self._single_out(found, provider_id)
+        if found is None:
+            for portion in self._portions_of(requester):
+                for number in portion.left:
+                    if portion.known(number) == request_id:
+                        return self._single_out(portion, number)
         return found
 
-    def _single_out(self, portion: Portion, provider_id: str) -> Exchange:
-        """One request leaves its portion: something happens to it alone."""
-        request = Message(_REQUEST, portion.topic, id=portion.ids.pop(provider_id))
-        exchange = Exchange(portion.requester, request, portion.provider, provider_id, portion.deadline)
-        self._by_provider[portion.provider][provider_id] = exchange
-        self._by_requester[portion.requester][request.id or ""] = exchange
+    def _portions_of(self, connection: Connection) -> list[Portion]:
+        """Those that a connection asked for, or is to answer."""
+        every = [portion for portions in self._portions.values() for portion in portions]
+        return [each for each in every if connection in (each.requester, each.provider)]
+
+    def _single_out(self, portion: Portion, number: int) -> Exchange | None:
+        """One request leaves its portion, unless it has already: something happens to it alone."""
+        if not portion.left.remove(range(number, number + 1)):
+            return None
+        if not portion.left:
+            self._portions[portion.provider].remove(portion)
+        request = Message(_REQUEST, portion.topic, id=portion.known(number))
+        exchange = Exchange(portion.requester, request, portion.provider, str(number), portion.deadline)
+        self._remember(exchange)
         return exchange
 
-    def _all(self, asked: dict[str, Exchange | Portion]) -> list[Exchange]:
-        """The exchanges of a provider or of a requester, each by itself."""
-        for portion in {each for each in asked.values() if isinstance(each, Portion)}:
-            for provider_id in list(portion.ids):
-                self._single_out(portion, provider_id)
-        return [each for each in asked.values() if isinstance(each, Exchange)]
+    def _dissolve(self, portion: Portion) -> None:
+        """All requests that still wait leave their portion."""
+        for number in list(portion.left):
+            self._single_out(portion, number)
 
     def answer(self, provider: Connection, message: Message) -> None:
         """Progress, an answer or an error came from a provider."""
@@ -249,19 +291,24 @@ class Exchanges:
 
     def drop(self, connection: Connection) -> None:
         """A connection is gone: its requests are forgotten, those it should have answered fail at once."""
-        for exchange in self._all(self._by_provider.get(connection, {})):
+        for portion in self._portions_of(connection):
+            self._dissolve(portion)
+        for exchange in list(self._by_provider.get(connection, {}).values()):
             self._forget(exchange)
             self.fail(exchange.requester, exchange.request, UNAVAILABLE, "the provider's connection was lost")
-        for exchange in self._all(self._by_requester.get(connection, {})):
+        for exchange in list(self._by_requester.get(connection, {}).values()):
             self._forget(exchange)
             self._stop(exchange, kill=True)
+        self._portions.pop(connection, None)
         self._by_provider.pop(connection, None)
         self._by_requester.pop(connection, None)
 
     def expire(self, now: float) -> None:
         """Fail what has waited too long."""
-        waiting = [asked for asked in self._by_provider.values() if any(e.deadline <= now for e in asked.values())]
-        for exchange in [each for asked in waiting for each in self._all(asked) if each.deadline <= now]:
+        for portion in [each for portions in self._portions.values() for each in portions if each.deadline <= now]:
+            self._dissolve(portion)
+        asked = [each for exchanges in self._by_provider.values() for each in exchanges.values()]
+        for exchange in [each for each in asked if each.deadline <= now]:
             self._forget(exchange)
             self._stop(exchange, kill=True)
             self.fail(exchange.requester, exchange.request, TIMED_OUT, "the provider did not answer in time")

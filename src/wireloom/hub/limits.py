@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from wireloom.model import ConfigError
 from wireloom.protocols.contract import Protocol, Settings
+from wireloom.transports.vigil import BUSY_POLL
 
 LEAST_MESSAGE = 1024
 """The hub's own operations must fit into a message."""
@@ -78,7 +79,7 @@ class Limits(Settings):
     request_timeout: float = 30.0
     """Seconds a provider has to answer a request."""
 
-    busy_poll_seconds: float = 0.0
+    busy_poll_seconds: float = BUSY_POLL
     """How long the hub stays awake after a read, on streams, to take the next without delay; 0: it sleeps."""
 
     def __post_init__(self) -> None:

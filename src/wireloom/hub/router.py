@@ -127,13 +127,18 @@ class Router:
         may = source.grants.everything or (
             source.grants.may(Right.REQUEST, calls.topic) and not source.session.authored
         )
-        if not providers or not may or not all(each.can_relay(calls) for each in providers):
+        together = providers and may and isinstance(calls.numbers, range)
+        if not together or not all(each.can_relay(calls) for each in providers):
             self.route_all(source, calls.messages(), ticket)
             return
         turn, self._turn = self._turn, self._turn + calls.count
-        for place in range(min(len(providers), calls.count)):
-            part = calls if len(providers) == 1 else calls.part(slice(place, None, len(providers)))
-            self.exchanges.forward_all(source, part, providers[(turn + place) % len(providers)])
+        start, most = 0, len(providers)
+        for place in range(most):
+            end = calls.count * (place + 1) // most
+            if end > start:
+                part = calls if most == 1 else calls.part(slice(start, end))
+                self.exchanges.forward_all(source, part, providers[(turn + place) % most])
+            start = end
 
     def _acknowledge_bulk(self, source: Connection, bulk: Bulk) -> None:
         count = bulk.unanswered

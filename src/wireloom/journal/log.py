@@ -193,6 +193,11 @@ class SegmentLog:
         self._parts.append(part)
         return part
 
+    def encode(self) -> None:
+        """Encode what waits to be: when there is time for it, for a commit would have to do it all at once."""
+        if self._parts:
+            self._parts[-1].encode()
+
     def take(self, *, some: bool = False) -> Batch:
         """Everything that waits, or the first part of it, to be stored and then settled before the next `take`."""
         count = 1 if some else len(self._parts)

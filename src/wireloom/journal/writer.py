@@ -320,6 +320,10 @@ class Journal:
         """The last ticket that is durable."""
         return self._log.durable
 
+    def encode(self) -> None:
+        """Whoever appended has sent what it had to send: a good time to encode what was appended."""
+        self._log.encode()
+
     def commit(self) -> int:
         """Write and sync everything appended so far; returns the last durable ticket.
 

@@ -37,6 +37,7 @@ from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import LOGIN, Role
 from wireloom.transports import TLS, Options
 from wireloom.transports.tls import client_context
+from wireloom.transports.vigil import BUSY_POLL
 
 LOG = logging.getLogger("wireloom.peers")
 MAX_REDIRECTS = 5
@@ -56,7 +57,7 @@ def connect(
     queue: int = QUEUE,
     concurrency: int = CONCURRENCY,
     timeout: float = CONNECT_TIMEOUT,
-    busy_poll: float = 0.0,
+    busy_poll: float = BUSY_POLL,
 ) -> Client:
     """A peer at a URL; use it with `async with`, or await it and close it yourself.
 
@@ -72,8 +73,9 @@ def connect(
       answered again, too; otherwise they fail with PeerClosed.
     - `queue` is how many messages a subscription holds before no more is read from the connection.
     - `timeout` is for one attempt to connect, handshake included.
-    - `busy_poll` is for how many seconds the event loop stays awake after a read to take the next without delay, such
-      as 0.0002. One answer after the other then takes a fraction of the time, and a core for as long as they come.
+    - `busy_poll` is for how many seconds the event loop stays awake after a read to take the next without delay, where
+      the next mostly comes that soon. One answer after the other then takes a fraction of the time, and a core for as
+      long as they come; 0: it sleeps.
     """
     return Client(
         endpoint(url),

@@ -23,6 +23,7 @@ from wireloom.protocols.contract import Role, Run, Sessions, Settings
 from wireloom.topics import Subscriptions
 from wireloom.transports import TLS, Listener, Options, Pipe
 from wireloom.transports.tls import client_context, server_context
+from wireloom.transports.vigil import BUSY_POLL
 
 LOG = logging.getLogger("wireloom.peers")
 MAX_CONNECTIONS = 10_000
@@ -58,7 +59,7 @@ def serve(
     origins: tuple[str, ...] | None = None,
     on_connect: Callable[[Peer], None] | None = None,
     drain: float = DRAIN,
-    busy_poll: float = 0.0,
+    busy_poll: float = BUSY_POLL,
 ) -> Server:
     """A server at a URL; use it with `async with`. Port 0 takes any free port, `server.url` tells which.
 

@@ -115,8 +115,8 @@ class Calls(abc.ABC):
     asks: bool
     """Whether these are requests; else they are answers, all of them done."""
     topic: str
-    ids: Sequence[str]
-    """Of the requests; of answers, those of the requests they answer."""
+    numbers: range | Sequence[int]
+    """The ids of the requests, or of those that are answered, as numbers; a range where each follows the other."""
 
     @abc.abstractmethod
     def messages(self) -> list[Message]:
@@ -375,12 +375,12 @@ class Session(abc.ABC):
         """Whether `relay` can pass on these requests, read on another connection, or `relay_back` these answers."""
         return False
 
-    def relay(self, calls: Calls) -> Sequence[str]:
-        """Queue requests that were read on another connection; returns the ids they got here."""
+    def relay(self, calls: Calls) -> range:
+        """Queue requests that were read on another connection; returns the numbers that are their ids here."""
         raise NotImplementedError
 
-    def relay_back(self, calls: Calls, ids: Sequence[str]) -> None:
-        """Queue answers that were read on another connection, to the requests that have these ids here."""
+    def relay_back(self, calls: Calls, numbers: range) -> None:
+        """Queue answers that were read on another connection, to the requests whose ids here are these numbers."""
         raise NotImplementedError
 
     def can_forward(self, bulk: Bulk, topic: str) -> bool:

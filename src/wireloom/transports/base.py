@@ -16,6 +16,7 @@ from typing import Protocol
 from wireloom.model import ConfigError, NotSupported
 from wireloom.transports.address import Address
 from wireloom.transports.tls import TLS
+from wireloom.transports.vigil import BUSY_POLL
 
 HIGH_WATER = 256 * 1024
 """Unsent bytes above which the owner is asked to stop writing; it may go on below a quarter of it."""
@@ -151,8 +152,8 @@ class Options:
     """Datagram listeners: whether the first datagram of a source, given with its address, is worth a pipe."""
     max_sources: int = 4096
     """Datagram listeners: sources that have a pipe at the same time."""
-    busy_poll: float = 0.0
-    """Streams: seconds that the event loop stays awake after a read, see `vigil.py`; 0: it sleeps."""
+    busy_poll: float = BUSY_POLL
+    """Streams: seconds that the event loop stays awake after a read, where that pays, see `vigil.py`; 0: it sleeps."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Settings of transports that other packages bring."""
 

@@ -2,8 +2,8 @@
 
 To wake a process that sleeps takes longer than to handle a request: on a virtual machine, whose host has taken the core
 away meanwhile, 50 µs and more. Where one answer follows another, the next read comes sooner than that. A vigil keeps
-the event loop turning until then. It takes a core for as long as there is such traffic, so it is kept only where
-somebody asks for it, and not while others need the core.
+the event loop turning until then. It takes a core for as long as there is such traffic; so it is kept only where it
+pays, which those before have shown, and not while others need the core.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ import os
 import time
 from collections.abc import Callable
 
+BUSY_POLL = 0.0002
+"""Seconds that are waited for the next read unless told otherwise."""
 CROWDED = 0.0005
 """Seconds that it takes to let others run, from which on they obviously need the core."""
-FIRST_REST, LONGEST_REST = 0.1, 6.4
+FIRST_REST, LONGEST_REST = 0.005, 5.12
 """Seconds without a vigil after that, twice as long if it happens again soon. Who sleeps is woken as soon as there is
 something to do; who gives way has to wait until others have had their share."""
+
+MOST_SKIPPED = 64
+"""Reads in a row that no vigil is kept after, where those before were kept in vain: it is tried again now and then."""
 
 _give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 _now = time.monotonic
@@ -27,27 +32,42 @@ _now = time.monotonic
 class Vigil:
     """Keeps one event loop awake."""
 
-    __slots__ = ("_is_kept", "_loop", "_rest", "_rested_at", "_until")
+    __slots__ = ("_in_vain", "_is_kept", "_loop", "_rest", "_rested_at", "_skipped", "_turned", "_until")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._until = 0.0
         self._is_kept = False
         """Whether the loop is kept awake; or nothing is to be done about it, while others need the core."""
+        self._turned = False
+        """Whether it was since the last read."""
+        self._in_vain = 0
+        """Vigils in a row that ended without a read."""
+        self._skipped = 0
+        """Reads to come after which none is kept."""
         self._rest = self._rested_at = 0.0
 
     def stir(self, patience: float) -> None:
-        """Something was read: stay awake for so many seconds from now on."""
-        self._until = max(self._until, _now() + patience)
-        if not self._is_kept:
-            self._is_kept = True
+        """Something was read: stay awake for so many seconds from now on, if that is likely to pay."""
+        if self._is_kept:
+            self._until = max(self._until, _now() + patience)
+            if self._turned:
+                self._turned, self._in_vain = False, 0
+        elif self._skipped:
+            self._skipped -= 1
+        else:
+            self._until, self._is_kept, self._turned = _now() + patience, True, False
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         began = _now()
         if began > self._until:
             self._is_kept = False
+            # Once is nothing: every conversation pauses.
+            self._in_vain += 1
+            self._skipped = min(2**self._in_vain - 2, MOST_SKIPPED)
             return
+        self._turned = True
         _give_way()
         now = _now()
         if now - began < CROWDED:
@@ -68,9 +88,18 @@ def _vigil_of(loop: asyncio.AbstractEventLoop) -> Vigil:
     return Vigil(loop)
 
 
+@functools.cache
+def _cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def awake(received: Callable[[bytes], None], patience: float) -> Callable[[bytes], None]:
-    """What takes a read, and stays awake after it for so many seconds; the same as before, if for none."""
-    if not patience:
+    """What takes a read, and stays awake after it for so many seconds; the same as before, if for none.
+
+    Or if there is but one core: whoever is to send the next may need it.
+    """
+    if not patience or _cores() == 1:
         return received
     stir = _vigil_of(asyncio.get_running_loop()).stir
 

@@ -42,7 +42,7 @@ def test_a_read_of_requests_says_what_it_says_one_by_one(kind: str | None) -> No
     assert calls.asks
     assert calls.topic == "math/add"
     assert calls.messages() == slow.messages
-    assert list(calls.ids) == [each.id for each in slow.messages]
+    assert list(map(str, calls.numbers)) == [each.id for each in slow.messages]
     assert fast.count == slow.count == len(MANY)
     assert bytes(fast.data) == slow.data == data
 
@@ -55,30 +55,120 @@ def test_requests_get_ids_of_the_connection_they_go_to_and_answers_come_back_und
         pair.client.receive(pair.fast.outgoing(), 1.0)
     calls = calls_of(here.hear(asked(here, requests(*MANY)))[0])
     assert there.fast.can_relay(calls)
-    ids = there.fast.relay(calls)
+    numbers = there.fast.relay(calls)
     expected = [one_by_one.fast.ask(each, 1.0) for each in calls.messages()]
-    assert list(ids) == expected
+    assert list(map(str, numbers)) == expected
     written = there.fast.outgoing()
     assert written == one_by_one.fast.outgoing()
     assert there.fast.sent == one_by_one.fast.sent
     assert [each.id for each in there.fast.outstanding()] == [each.id for each in one_by_one.fast.outstanding()]
 
     arrived = there.client.receive(written, 1.0).messages
-    random.Random(1).shuffle(arrived := list(arrived))
     for each in arrived:
         there.client.respond(each, each.body * 2, None, 1.0)
     back = calls_of(there.fast.receive(there.client.outgoing(), 2.0))
     assert not back.asks
-    assert list(back.ids) == [each.id for each in arrived]
-    own = dict(zip(ids, calls.ids, strict=True))
+    assert back.numbers == numbers
     assert here.fast.can_relay(back)
-    here.fast.relay_back(back, [own[each] for each in back.ids])
+    assert isinstance(calls.numbers, range)
+    here.fast.relay_back(back, calls.numbers)
     answers = here.client.receive(here.fast.outgoing(), 2.0).messages
     assert [(each.correlation_id, each.body, each.topic, each.status) for each in answers] == [
-        (own[each.id or ""], each.body * 2, "math/add", "done") for each in arrived
+        (str(number), body * 2, "math/add", "done") for number, body in zip(calls.numbers, MANY, strict=True)
     ]
     assert here.client.outstanding() == []
     assert len(there.fast.outstanding()) == 1
+
+
+def test_answers_in_any_order_are_read_together_and_told_apart() -> None:
+    here, there = Pair("emp"), Pair("emp")
+    there.fast.relay(calls_of(here.hear(asked(here, requests(*MANY)))[0]))
+    arrived = list(there.client.receive(there.fast.outgoing(), 1.0).messages)
+    random.Random(1).shuffle(arrived)
+    for each in arrived[:30]:
+        there.client.respond(each, each.body, None, 1.0)
+    back = calls_of(there.fast.receive(there.client.outgoing(), 2.0))
+    assert not isinstance(back.numbers, range)
+    assert [(each.correlation_id, each.body) for each in back.messages()] == [
+        (each.id, each.body) for each in arrived[:30]
+    ]
+    assert {each.id for each in there.fast.outstanding()} == {each.id for each in arrived[30:]}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_requests_that_are_passed_on_and_those_that_are_not_do_not_disturb_each_other(seed: int) -> None:
+    """The one session passes on what it can, the other reads and writes the same one by one: nobody sees a difference."""
+    chance = random.Random(seed)
+    pair = Pair("emp", max_requests=150)
+    owed: list[Message] = []
+    """What the two sessions at hand owe answers to."""
+    asked_there: list[Message] = []
+    """What their peers owe answers to."""
+    for _ in range(60):
+        match chance.randrange(5):
+            case 0:
+                few = chance.choice((1, 2, 40))
+                fast, slow = pair.hear(asked(pair, requests(*MANY[:few])))
+                assert (fast.calls.messages() if fast.calls else fast.messages) == slow.messages
+                owed += slow.messages
+            case 1 if owed:
+                answered = owed[: chance.randrange(1, len(owed) + 1)]
+                chance.shuffle(answered)
+                for each in answered[: chance.randrange(1, 4)]:
+                    owed.remove(each)
+                    pair.fast.respond(each, b"one", None, 1.0)
+                    pair.slow.respond(each, b"one", None, 1.0)
+            case 2 if len(owed) >= 40:
+                # Answers from far away, to the oldest that follow each other.
+                first = int(owed[0].id or "")
+                count = next((at for at, each in enumerate(owed) if int(each.id or "") != first + at), len(owed))
+                if count >= 4:
+                    back = _answers(count)
+                    if pair.fast.can_relay(back):
+                        pair.fast.relay_back(back, range(first, first + count))
+                        for each, answer in zip(owed[:count], back.messages(), strict=True):
+                            pair.slow.respond(each, answer.body, None, 1.0)
+                        del owed[:count]
+            case 3:
+                calls = _requests(chance.randrange(8, 40))
+                if pair.fast.can_relay(calls):
+                    numbers = pair.fast.relay(calls)
+                    assert [pair.slow.ask(each, 1.0) for each in calls.messages()] == list(map(str, numbers))
+                    asked_there += [each.with_(id=str(n)) for each, n in zip(calls.messages(), numbers, strict=True)]
+            case 4 if asked_there:
+                chosen = asked_there[: chance.randrange(1, len(asked_there) + 1)]
+                if chance.random() < 0.5:
+                    chance.shuffle(chosen)
+                for each in chosen:
+                    asked_there.remove(each)
+                data = b"".join(_related(0, int(each.id or "")) for each in chosen)
+                fast, slow = pair.hear(data)
+                assert (fast.calls.messages() if fast.calls else fast.messages) == slow.messages
+        written = pair.fast.outgoing()
+        assert written == pair.slow.outgoing()
+        pair.client.receive(written, 1.0)
+        pair.client.outgoing()
+        assert pair.fast.violation is None
+        assert pair.slow.violation is None
+        if chance.random() < 0.2:
+            assert {e.id for e in pair.fast.outstanding()} == {e.id for e in pair.slow.outstanding()}
+    assert {e.id for e in pair.fast.outstanding()} == {e.id for e in asked_there}
+
+
+def _requests(count: int) -> Calls:
+    """So many requests, read on a connection that is of no further concern."""
+    other = Pair("emp")
+    return calls_of(other.hear(asked(other, requests(*[b"%064d" % number for number in range(count)])))[0])
+
+
+def _answers(count: int) -> Calls:
+    """So many answers."""
+    other = Pair("emp")
+    for server in (other.fast, other.slow):
+        for message in requests(*[b""] * count):
+            server.ask(message, 1.0)
+        server.outgoing()
+    return calls_of(other.hear(b"".join(_related(0, number, b"%099d" % number) for number in range(1, count + 1)))[0])
 
 
 def test_what_was_passed_on_may_still_be_answered_one_by_one() -> None:
@@ -173,7 +263,7 @@ def test_large_ids_are_ids() -> None:
     pair = Pair("emp")
     numbers = [2**63 - 1, 2**62, 1, 2**40]
     calls = calls_of(pair.hear(b"".join(_related(0x80, number, b"y" * 200) for number in numbers))[0])
-    assert list(calls.ids) == list(map(str, numbers))
+    assert calls.numbers == numbers
     pair.hear(b"".join(_related(0x80, number, b"y" * 200) for number in (2**63, 2**64 - 1, 5, 6)))
     assert pair.fast.violation is None
     assert pair.fast.state is pair.slow.state

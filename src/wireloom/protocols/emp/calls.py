@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -31,38 +30,40 @@ _NUMBER = 20
 @kernel
 def _scan(
     data: NDArray[np.uint8], head_size: int, max_message: int, places: NDArray[np.int64], numbers: NDArray[np.int64]
-) -> tuple[int, int | np.int64]:
-    """Find messages that begin like the first, but for size and number; returns how many, and the largest's size.
+) -> tuple[int, int | np.int64, int]:
+    """Find messages that begin like the first, but for size and number.
 
-    `places` gets where each begins, and where the last ends. -1 if there is anything else, or a number that no request
-    can have.
+    Returns how many, the largest's size, and how many numbers do not follow the one before. `places` gets where each
+    begins, and where the last ends. -1 if there is anything else, or a number that no request can have.
     """
-    count, at, size, largest = 0, np.int64(0), len(data), np.int64(0)
+    count, at, size, largest, breaks = 0, np.int64(0), len(data), np.int64(0), 0
     while size - at >= 8:
         length = u32(data, at)
         if length < head_size or length > max_message:
-            return -1, largest
+            return -1, largest, breaks
         if length > size - at:
             break
         after = _NUMBER + 8
         if not same(data, at + 4, 4, _NUMBER - 4) or not same(data, at + after, after, head_size - after):
-            return -1, largest
+            return -1, largest, breaks
         number = (u32(data, at + _NUMBER) << 32) | u32(data, at + _NUMBER + 4)
         if number <= 0:
-            return -1, largest
+            return -1, largest, breaks
+        if count > 0 and number != numbers[count - 1] + 1:
+            breaks += 1
         places[count], numbers[count] = at, number
         largest = max(largest, length)
         at += length
         count += 1
         places[count] = at
-    return count, largest
+    return count, largest, breaks
 
 
 @kernel
-def _renumber(data: NDArray[np.uint8], places: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
-    """Give each message another number."""
-    for row in range(numbers.shape[0]):
-        number, at = numbers[row], places[row] + _NUMBER
+def _renumber(data: NDArray[np.uint8], places: NDArray[np.int64], count: int, first: int) -> None:
+    """Give messages other numbers, from the first on."""
+    for row in range(count):
+        number, at = first + row, places[row] + _NUMBER
         for index in range(8):
             data[at + index] = (number >> (56 - 8 * index)) & 0xFF
 
@@ -75,7 +76,7 @@ def warm() -> None:
     sample = b"".join(write_request(shape, number, b"b") for number in range(1, FEWEST + 1))
     found = EmpCalls.of(sample, 1024, Direction.C2S)
     assert found is not None
-    found.numbered(range(FEWEST))
+    found.numbered(1)
 
 
 class EmpCalls(Calls):
@@ -89,17 +90,18 @@ class EmpCalls(Calls):
         largest: int,
         direction: Direction,
         places: NDArray[np.int64],
-        numbers: list[int],
+        numbers: range | list[int],
     ) -> None:
         self.asks, self.topic, self.content_type = self._kind = kind
         self.count = len(numbers)
-        self.ids = list(map(str, numbers))
         self.largest = largest
         """Bytes of the largest of them."""
         self._data = data
         self._head_size = head_size
         self._direction = direction
         self._places, self.numbers = places, numbers
+        self.consumed = int(places[self.count])
+        """Where the last of them ends."""
 
     @classmethod
     def of(cls, buffer: bytes, max_message: int, direction: Direction) -> EmpCalls | None:
@@ -111,24 +113,24 @@ class EmpCalls(Calls):
             return None
         most = len(buffer) // head_size
         places, numbers = np.empty(most + 1, np.int64), np.empty(most, np.int64)
-        count, largest = _scan(np.frombuffer(buffer, np.uint8), head_size, max_message, places, numbers)
+        count, largest, breaks = _scan(np.frombuffer(buffer, np.uint8), head_size, max_message, places, numbers)
         if count < FEWEST:
             return None
-        found = numbers[:count].tolist()
-        if len(set(found)) < count:
-            return None
+        found: range | list[int]
+        if breaks:
+            found = numbers[:count].tolist()
+            if len(set(found)) < count:
+                return None
+        else:
+            first = int(numbers[0])
+            found = range(first, first + count)
         return cls(buffer, kind, head_size, largest, direction, places, found)
-
-    @property
-    def consumed(self) -> int:
-        """Where the last of them ends."""
-        return int(self._places[self.count])
 
     def messages(self) -> list[Message]:
         """All of them as messages."""
         kind, status = (_REQUEST, None) if self.asks else (_RESPONSE, DONE)
         found = []
-        for (start, end), identifier in zip(self._spans(), self.ids, strict=True):
+        for (start, end), identifier in zip(self._spans(), map(str, self.numbers), strict=True):
             own, answered = (identifier, None) if self.asks else (None, identifier)
             found.append(message_of((
                 kind, self.topic, self._data[start + self._head_size : end], own, answered, status,
@@ -147,8 +149,8 @@ class EmpCalls(Calls):
             b"".join(pieces), self._kind, self._head_size, self.largest, self._direction, places, self.numbers[which]
         )
 
-    def numbered(self, numbers: Sequence[int]) -> bytes:
-        """Their bytes under other numbers."""
-        data = bytearray(self._data[: self.consumed])
-        _renumber(np.frombuffer(data, np.uint8), self._places, np.array(numbers, np.int64))
-        return bytes(data)
+    def numbered(self, first: int) -> bytes:
+        """Their bytes under other numbers, from this one on."""
+        data = np.frombuffer(self._data, np.uint8, self.consumed).copy()
+        _renumber(data, self._places, self.count, first)
+        return data.tobytes()

@@ -55,6 +55,7 @@ class EmpSession(EmpTalk):
                         return run
             elif not kept:
                 # Mostly a read is a few plain messages, and nothing else.
+                self._single_out()
                 messages: list[Message] = []
                 position = read_related(
                     data, 0, self.settings, self._receives, self._waiting, self._owed, self._last_shape, messages
@@ -62,6 +63,7 @@ class EmpSession(EmpTalk):
                 if position == len(data):
                     return Run(data, messages)
                 return self._receive_more(data, position, messages, now)
+        self._single_out()
         return super().receive(data, now)
 
     def take_plain(self, data: bytes, now: float, messages: list[Message]) -> int:
@@ -92,7 +94,7 @@ class EmpSession(EmpTalk):
         body, waiting, number = request.body, self._waiting, self._last_id + 1
         if (
             self._plain and self.state is OPEN and not request.attributes and request.status is None
-            and len(body) <= self._largest_plain and len(waiting) < self.settings.max_requests
+            and len(body) <= self._largest_plain and len(waiting) + len(self._relayed) < self.settings.max_requests
             and number <= MAX_ID and (shape := shape_of(request.topic, request.content_type)) is not None
         ):  # fmt: skip
             self._last_id = number
@@ -110,7 +112,8 @@ class EmpSession(EmpTalk):
             self._say_of(topic, content_type)
         if (
             (shape := self._said_shape) is None or len(body) > self._largest_plain or not self._plain
-            or self.state is not OPEN or len(waiting) >= self.settings.max_requests or number > MAX_ID
+            or self.state is not OPEN or number > MAX_ID
+            or len(waiting) + len(self._relayed) >= self.settings.max_requests
         ):  # fmt: skip
             return None
         self._last_id = number
@@ -123,8 +126,7 @@ class EmpSession(EmpTalk):
     def ask_many(self, requests: Sequence[Message], now: float, askers: Sequence[Asker] = ()) -> list[str]:
         """Queue the plain requests that these begin with."""
         first = self._last_id + 1
-        room = min(self.settings.max_requests - len(self._waiting), MAX_ID - self._last_id)
-        if not self._plain or self.state is not OPEN or room < len(requests):
+        if not self._plain or self.state is not OPEN or self._room < len(requests):
             return []
         count = write_requests(requests, first, self.settings, self._out)
         self._last_id += count
@@ -181,6 +183,7 @@ class EmpSession(EmpTalk):
             calls = self._calls.of(buffer, self.settings.max_message, self._receives)
             if calls is not None:
                 return self._receive_calls(buffer, calls)
+        self._single_out()
         found = self._bulk.of(self, buffer, self._owed_reads.fewest)
         alone = iter(self._owed.values())
         if found is None or not self._owed_reads.admit(found, alone, len(self._owed), self.settings.max_requests):
@@ -193,18 +196,33 @@ class EmpSession(EmpTalk):
 
     def _receive_calls(self, buffer: bytes, calls: EmpCalls) -> Run | None:
         """A read of nothing but plain requests, or responses; None where one of them is against the conversation."""
-        ids, owed, waiting = calls.ids, self._owed, self._waiting
-        if calls.asks:
-            if len(owed) + calls.count > self.settings.max_requests or not owed.keys().isdisjoint(ids):
-                return None
-            owed.update(zip(ids, calls.numbers, strict=True))
-        else:
-            if not all(map(waiting.__contains__, ids)):
-                return None
-            for identifier in ids:
-                del waiting[identifier]
-        self._buffer = bytearray(buffer[calls.consumed :])
-        return Run(memoryview(buffer)[: calls.consumed], calls=calls)
+        numbers, owed, waiting = calls.numbers, self._owed, self._waiting
+        if calls.asks and len(owed) + len(self._owed_calls) + calls.count > self.settings.max_requests:
+            return None
+        known = False
+        if isinstance(numbers, range):
+            if not calls.asks:
+                known = self._relayed.remove(numbers)
+            elif not any(map(numbers.__contains__, owed.values())):
+                known = self._owed_calls.add(numbers)
+        if not known:
+            self._single_out()
+            ids = list(map(str, numbers))
+            if calls.asks:
+                if not owed.keys().isdisjoint(ids):
+                    return None
+                owed.update(zip(ids, numbers, strict=True))
+            else:
+                if not all(map(waiting.__contains__, ids)):
+                    return None
+                for identifier in ids:
+                    del waiting[identifier]
+        consumed = calls.consumed
+        if consumed == len(buffer):
+            self._buffer.clear()
+            return Run(buffer, calls=calls)
+        self._buffer = bytearray(buffer[consumed:])
+        return Run(memoryview(buffer)[:consumed], calls=calls)
 
     def owe(self, request_id: int) -> None:
         """A request leaves its read: it is answered by itself."""
@@ -244,25 +262,23 @@ class EmpSession(EmpTalk):
             and self._plain
             and self.state is OPEN
             and calls.largest <= self._largest_plain
-            and (
-                not calls.asks
-                or calls.count <= min(self.settings.max_requests - len(self._waiting), MAX_ID - self._last_id)
-            )
+            and (not calls.asks or calls.count <= self._room)
         )
 
-    def relay(self, calls: Calls) -> Sequence[str]:
+    def relay(self, calls: Calls) -> range:
         """Queue requests under numbers of our own."""
-        calls = cast("EmpCalls", calls)
         first, self._last_id = self._last_id + 1, self._last_id + calls.count
         numbers = range(first, self._last_id + 1)
-        ids = list(map(str, numbers))
-        self._waiting.update(dict.fromkeys(ids, Message(Kind.REQUEST, calls.topic)))
-        self._out.append(calls.numbered(numbers))
+        self._relayed.add(numbers)
+        self._out.append(cast("EmpCalls", calls).numbered(first))
         self.sent += calls.count
-        return ids
+        return numbers
 
-    def relay_back(self, calls: Calls, ids: Sequence[str]) -> None:
+    def relay_back(self, calls: Calls, numbers: range) -> None:
         """Queue responses under the numbers of the requests they answer."""
-        numbers = list(map(self._owed.pop, ids))
-        self._out.append(cast("EmpCalls", calls).numbered(numbers))
+        if not self._owed_calls.remove(numbers):
+            self._single_out()
+            for number in numbers:
+                del self._owed[str(number)]
+        self._out.append(cast("EmpCalls", calls).numbered(numbers.start))
         self.sent += calls.count

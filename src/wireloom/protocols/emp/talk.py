@@ -32,8 +32,11 @@ from wireloom.protocols.emp.states import (
     OUT_OF_TURN,
 )
 from wireloom.protocols.owing import OwedReads
+from wireloom.protocols.stretches import Stretches
 
 _HELLO = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
+_PASSED_ON = Message(Kind.REQUEST)
+"""Stands for requests of others: those who passed them on know more about them."""
 _BYE, _PING, _PONG = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
 
 
@@ -72,6 +75,10 @@ class EmpTalk(Session):
         self._bye_waits = False
         """`bye` is said, but stands behind a large message that is still being packed."""
         self._owed_reads: OwedReads[int] = OwedReads()
+        self._owed_calls = Stretches()
+        """Requests that the peer waits on, too, and that were passed on with many others; not in `_owed`."""
+        self._relayed = Stretches()
+        """Requests that we passed on with many others, and that are not answered; not in `_waiting`."""
 
     # The transport's side
 
@@ -306,6 +313,8 @@ class EmpTalk(Session):
             return message
         answer = message.correlation_id if answers else None
         if answer is not None and answer not in self._owed:
+            self._single_out()
+        if answer is not None and answer not in self._owed:
             raise NotSupported(f"no request {answer} waits for a response")
         if kind is Kind.ERROR and answer is None and is_reserved(message.status):
             message = message.with_(status=str(int(ErrorCode.UNSPECIFIED)))
@@ -348,9 +357,10 @@ class EmpTalk(Session):
         """Requests are numbered from 1; nothing else has an id of its own."""
         if message.kind is not Kind.REQUEST:
             return message if message.id is None else message.with_(id=None)
-        if len(self._waiting) >= self.settings.max_requests:
-            raise LimitExceeded(f"{len(self._waiting)} requests wait for a response, as many as max_requests allows")
-        if self._last_id == MAX_ID:
+        if self._room <= 0:
+            if self._last_id < MAX_ID:
+                count = len(self._waiting) + len(self._relayed)
+                raise LimitExceeded(f"{count} requests wait for a response, as many as max_requests allows")
             raise LimitExceeded("all request identifiers of this connection are used: open another")
         m = message
         number = str(self._last_id + 1)
@@ -410,6 +420,7 @@ class EmpTalk(Session):
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
+        self._single_out()
         return [request_of(asked).with_(id=identifier) for identifier, asked in self._waiting.items()]
 
     def _write(self, frame: Frame) -> None:
@@ -424,7 +435,22 @@ class EmpTalk(Session):
 
     @property
     def _owes(self) -> bool:
-        return bool(self._owed or self._owed_reads)
+        return bool(self._owed or self._owed_reads or self._owed_calls)
+
+    @property
+    def _room(self) -> int:
+        """How many requests can be sent before others are answered."""
+        waiting = len(self._waiting) + len(self._relayed)
+        return min(self.settings.max_requests - waiting, MAX_ID - self._last_id)
+
+    def _single_out(self) -> None:
+        """Know every request by itself: what comes now, or is sent, may be about any of them."""
+        if self._owed_calls:
+            self._owed.update({str(number): number for number in self._owed_calls})
+            self._owed_calls.clear()
+        if self._relayed:
+            self._waiting.update(dict.fromkeys(map(str, self._relayed), _PASSED_ON))
+            self._relayed.clear()
 
     # Large bodies, by another thread
 
