@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from wireloom.model import Direction, JournalError, type_of_json
 
@@ -216,6 +216,35 @@ def join_address(host: str, port: int) -> str:
     '[::1]:80'
     """
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all blocks of one connection and direction have in common."""
+
+    ends: tuple[str, Direction, str | None, str | None]
+    """Protocol, direction, source and destination, from which it is made."""
+    tags: bytes
+    tags_crc: int
+    comment: bytes
+    """Its beginning: what follows is the sequence, and the topics."""
+    flags: int
+    size: int
+    """Bytes of a block without its payload, or a few more or less."""
+
+    @classmethod
+    def of(cls, connection: int, ends: tuple[str, Direction, str | None, str | None], *, inbound: bool) -> Self:
+        """The envelope of one side of a connection."""
+        protocol, direction, source, destination = ends
+        tags = encode_tags(protocol, source, destination, datagram=direction is Direction.DGRAM)
+        comment = f"conn={connection:016x} dir={direction} seq=".encode()
+        size = packet_size(tags, b"", comment) + 8
+        return cls(ends, tags, crc32(tags), comment, INBOUND if inbound else OUTBOUND, size)
+
+    def comment_for(self, sequence: int, topics: TopicMap | None) -> bytes:
+        """The comment of a block."""
+        comment = b"%b%d" % (self.comment, sequence)
+        return comment if topics is None else comment + topics.word
 
 
 def encode_packet(

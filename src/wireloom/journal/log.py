@@ -27,8 +27,11 @@ PART = 2 * 1024 * 1024
 """Bytes from which on the next run begins another part, so that less than all can be taken."""
 
 
-_Packet = tuple[int, int, bytes, int, blocks.Buffer, bytes, int]
-"""What `encode_packet` takes."""
+MOST_UNWRITTEN = 64
+"""Blocks that wait to be encoded."""
+
+_Unwritten = tuple[int, int, blocks.Envelope, int, bytes, blocks.TopicMap | None]
+"""Packet id, time, envelope, sequence, payload, topics: what a block is made of."""
 
 
 @dataclass(slots=True)
@@ -48,29 +51,38 @@ class Part:
     earlier: list[blocks.Buffer] = field(default_factory=list)
     """What comes before it, in pieces; large payloads are pieces of their own."""
     size: int = 0
-    """Bytes of all of it."""
+    """Bytes of all of it; an estimate while something is not encoded."""
 
-    unwritten: list[_Packet] = field(default_factory=list)
+    unwritten: list[_Unwritten] = field(default_factory=list)
     """What comes after all that, as it was given: whoever sends or acts on it does not wait for its encoding."""
 
     def __post_init__(self) -> None:
         self.size = len(self.data)
 
     def add(self, block: blocks.Buffer) -> None:
-        """A block, or several."""
-        self.encode()
+        """A block, or several, behind what is encoded."""
         self.data += block
         self.size += len(block)
 
-    def encode(self) -> None:
-        """Encode what is not yet."""
-        if self.unwritten:
-            self.data += b"".join([encode_packet(*packet) for packet in self.unwritten])
-            self.unwritten = []
+    def encode(self) -> int:
+        """Encode what is not yet; returns by how many bytes the estimate was wrong."""
+        if not self.unwritten:
+            return 0
+        packets, estimate = [], 0
+        for number, time_ns, envelope, sequence, payload, topics in self.unwritten:
+            estimate += envelope.size + len(payload)
+            comment = envelope.comment_for(sequence, topics)
+            packets.append(
+                encode_packet(number, time_ns, envelope.tags, envelope.tags_crc, payload, comment, envelope.flags)
+            )
+        self.unwritten.clear()
+        written = b"".join(packets)
+        self.data += written
+        self.size += len(written) - estimate
+        return len(written) - estimate
 
     def add_around(self, head: bytes, payload: blocks.Buffer, tail: bytes) -> None:
-        """A block whose payload nobody will change."""
-        self.encode()
+        """A block whose payload nobody will change, behind what is encoded."""
         self.data += head
         self.earlier += (self.data, payload)
         self.data = bytearray(tail)
@@ -78,13 +90,11 @@ class Part:
 
     @property
     def pieces(self) -> list[blocks.Buffer]:
-        """All of it, to be written."""
-        self.encode()
+        """All of it, to be written, once it is encoded."""
         return [*self.earlier, self.data]
 
     def joined(self) -> bytearray:
         """All of it in one piece, which stays the part's own."""
-        self.encode()
         if self.earlier:
             self.data = bytearray().join(self.pieces)
             self.earlier = []
@@ -143,6 +153,7 @@ class SegmentLog:
 
     def prepare(self, topic_map: blocks.TopicMap | None, time_ns: int, keys: Keys | None = None) -> None:
         """Call before the blocks of a run: begins a segment if it is time, states map and keys where they are new."""
+        self.encode()
         if not 0 < self._planned <= self.segment_bytes:
             self._begin(time_ns)
         elif self._parts and self._parts[-1].size >= PART:
@@ -155,15 +166,37 @@ class SegmentLog:
             for record in topic_map.records:
                 self.add(time_ns, RECORD_TAGS, RECORD_TAGS_CRC, b"", record, blocks.INBOUND)
 
+    def takes_later(self, topic_map: blocks.TopicMap | None, keys: Keys | None) -> bool:
+        """Whether a small block can be left to `encode`: no segment begins, and nothing has to be stated before it."""
+        parts = self._parts
+        return (
+            0 < self._planned <= self.segment_bytes
+            and (keys is None or self._keys.get(keys.connection) is keys)
+            and (topic_map is None or topic_map.id in self._maps)
+            and (not parts or (parts[-1].size < PART and len(parts[-1].unwritten) < MOST_UNWRITTEN))
+        )
+
+    def add_later(
+        self, time_ns: int, envelope: blocks.Envelope, sequence: int, payload: bytes, topics: blocks.TopicMap | None
+    ) -> int:
+        """Append one block that is encoded later; returns its ticket."""
+        part = self._parts[-1] if self._parts else self._continue()
+        part.unwritten.append((self.next_packet_id, time_ns, envelope, sequence, payload, topics))
+        size = envelope.size + len(payload)
+        self.next_packet_id += 1
+        self.ticket += 1
+        part.last_ticket = self.ticket
+        part.size += size
+        self._planned += size
+        self.pending_bytes += size
+        return self.ticket
+
     def add(self, time_ns: int, tags: bytes, tags_crc: int, payload: blocks.Buffer, comment: bytes, flags: int) -> int:
         """Append one block to what waits; returns its ticket."""
         part = self._parts[-1] if self._parts else self._continue()
         size = packet_size(tags, payload, comment)
         packet = (self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags)
-        if size < LARGE and payload.__class__ is bytes:
-            part.unwritten.append(packet)
-            part.size += size
-        elif size < LARGE or not _is_constant(payload):
+        if size < LARGE or not _is_constant(payload):
             part.add(encode_packet(*packet))
         else:
             head, tail = packet_around(*packet)
@@ -196,14 +229,15 @@ class SegmentLog:
     def encode(self) -> None:
         """Encode what waits to be: when there is time for it, for a commit would have to do it all at once."""
         if self._parts:
-            self._parts[-1].encode()
+            wrong = self._parts[-1].encode()
+            self._planned += wrong
+            self.pending_bytes += wrong
 
     def take(self, *, some: bool = False) -> Batch:
         """Everything that waits, or the first part of it, to be stored and then settled before the next `take`."""
+        self.encode()
         count = 1 if some else len(self._parts)
         parts, self._parts = self._parts[:count], self._parts[count:]
-        for part in parts:
-            part.encode()
         return Batch(parts, self.durable)
 
     def store(self, batch: Batch) -> None:
@@ -262,6 +296,7 @@ class SegmentLog:
         """After `store`: the last ticket that is durable. After a failure, what is left waits again."""
         self.durable = batch.durable
         if batch.error is not None:
+            self.encode()
             self._parts = batch.parts + self._parts
             if self._parts[0].begins is None:
                 self._begin_again()

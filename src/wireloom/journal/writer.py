@@ -18,12 +18,12 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from wireloom.journal import blocks
-from wireloom.journal.blocks import TopicMap
+from wireloom.journal.blocks import Envelope, TopicMap
 from wireloom.journal.keys import Keys
-from wireloom.journal.log import RECORD_PROTOCOL, Batch, SegmentLog
+from wireloom.journal.log import LARGE, RECORD_PROTOCOL, Batch, SegmentLog
 from wireloom.journal.recovery import Recovery, recover
 from wireloom.journal.segment import LOCK, REFUSED
 from wireloom.model import Direction, JournalError, type_of_json
@@ -31,18 +31,6 @@ from wireloom.model import Direction, JournalError, type_of_json
 MIB = 1024 * 1024
 _MAX_ENVELOPES = 8_192
 _MAX_REFUSED_PENDING = MIB
-
-
-@dataclass(frozen=True, slots=True)
-class _Envelope:
-    """What all blocks of one connection and direction have in common, as bytes."""
-
-    ends: tuple[str, Direction, str | None, str | None]
-    """Protocol, direction, source and destination, from which it is made."""
-    tags: bytes
-    tags_crc: int
-    comment: bytes
-    flags: int
 
 
 @dataclass(slots=True)
@@ -86,7 +74,7 @@ class Journal:
         self._lock = lock
         self._log = log
         self._refused = refused
-        self._envelopes: dict[int, _Envelope] = {}
+        self._envelopes: dict[int, Envelope] = {}
         """By connection; those of what goes out by its complement."""
         self._topics: dict[int, TopicMap] = {}
         self._last_connection = 0
@@ -181,44 +169,46 @@ class Journal:
         now = time.time_ns() if time_ns is None else time_ns
         log = self._log
         idle = not log.has_pending
-        ends = (protocol, direction, source, destination)
-        envelope = self._envelopes.get(connection if inbound else ~connection)
+        ends, side = (protocol, direction, source, destination), connection if inbound else ~connection
+        envelope = self._envelopes.get(side)
         if envelope is None or envelope.ends != ends:
-            envelope = self._envelope(connection, ends, inbound)
-        topic_map = topics if isinstance(topics, TopicMap) else None
-        if topics and topic_map is None:
-            topic_map = self._topic_map(connection, topics)  # type: ignore[arg-type]
-        log.prepare(topic_map, now, keys)
-        comment = b"%b%d" % (envelope.comment, sequence)
-        if topic_map is not None:
-            comment += topic_map.word
-        room = blocks.MAX_PACKET_DATA - len(envelope.tags)
-        if len(data) > room:
-            view = memoryview(data)
-            start, last = 0, len(view) - room
-            while start < last:
-                piece = view[start : start + room]
-                log.add(now, envelope.tags, envelope.tags_crc, piece, comment + b" more", envelope.flags)
-                start += room
-            ticket = log.add(now, envelope.tags, envelope.tags_crc, view[start:], comment, envelope.flags)
+            if len(self._envelopes) >= _MAX_ENVELOPES:
+                self._envelopes.clear()
+            envelope = self._envelopes[side] = Envelope.of(connection, ends, inbound=inbound)
+        if topics is None or topics.__class__ is TopicMap:
+            topic_map = topics
         else:
-            ticket = log.add(now, envelope.tags, envelope.tags_crc, data, comment, envelope.flags)
+            topic_map = self._topic_map(connection, cast("Mapping[int, str]", topics)) if topics else None
+        if data.__class__ is bytes and len(data) < LARGE and log.takes_later(topic_map, keys):
+            ticket = log.add_later(now, envelope, sequence, data, topic_map)
+        else:
+            ticket = self._append_now(now, envelope, sequence, data, topic_map, keys)
         if idle and self.on_pending is not None:
             self.on_pending()
         return ticket
 
-    def _envelope(
-        self, connection: int, ends: tuple[str, Direction, str | None, str | None], inbound: bool
-    ) -> _Envelope:
-        protocol, direction, source, destination = ends
-        if len(self._envelopes) >= _MAX_ENVELOPES:
-            self._envelopes.clear()
-        tags = blocks.encode_tags(protocol, source, destination, datagram=direction is Direction.DGRAM)
-        comment = f"conn={connection:016x} dir={direction} seq=".encode()
-        flags = blocks.INBOUND if inbound else blocks.OUTBOUND
-        envelope = _Envelope(ends, tags, zlib.crc32(tags), comment, flags)
-        self._envelopes[connection if inbound else ~connection] = envelope
-        return envelope
+    def _append_now(
+        self,
+        now: int,
+        envelope: Envelope,
+        sequence: int,
+        data: blocks.Buffer,
+        topic_map: TopicMap | None,
+        keys: Keys | None,
+    ) -> int:
+        log, tags, crc, flags = self._log, envelope.tags, envelope.tags_crc, envelope.flags
+        log.prepare(topic_map, now, keys)
+        comment = envelope.comment_for(sequence, topic_map)
+        room = blocks.MAX_PACKET_DATA - len(tags)
+        if len(data) > room:
+            view = memoryview(data)
+            last = len(view) - room
+            start = 0
+            while start < last:
+                log.add(now, tags, crc, view[start : start + room], comment + b" more", flags)
+                start += room
+            data = view[start:]
+        return log.add(now, tags, crc, data, comment, flags)
 
     def _topic_map(self, connection: int, topics: Mapping[int, str]) -> TopicMap:
         """The map of a connection, made anew only when its topics have changed."""

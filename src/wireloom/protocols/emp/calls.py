@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -90,7 +91,7 @@ class EmpCalls(Calls):
         largest: int,
         direction: Direction,
         places: NDArray[np.int64],
-        numbers: range | list[int],
+        numbers: range | Sequence[int],
     ) -> None:
         self.asks, self.topic, self.content_type = self._kind = kind
         self.count = len(numbers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from wireloom.model import Kind, Message, PeerClosed
+from wireloom.model import Message, PeerClosed
 from wireloom.protocols.contract import Asker, Bulk, Calls, Role, Run
 from wireloom.protocols.emp.extensions import MAX_ID
 from wireloom.protocols.emp.plain import (
