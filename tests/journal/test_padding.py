@@ -216,6 +216,47 @@ def test_a_disk_without_room_for_padding_takes_what_fits(small_disk):
     assert list(verify(folder)) == []
 
 
+def test_a_write_that_was_cut_short_is_finished_and_then_synced(tmp_path, monkeypatch):
+    written, synced = os.pwritev, os.fdatasync
+    calls: list[str] = []
+
+    def some(descriptor: int, pieces: list[bytes], at: int, flags: int = 0) -> int:
+        calls.append("some")
+        return written(descriptor, [b"".join(pieces)[:100]], at, flags)
+
+    def sync(descriptor: int) -> None:
+        calls.append("sync")
+        synced(descriptor)
+
+    with Journal.open(tmp_path) as journal:
+        commit(journal, range(MANY))
+        padded(tmp_path)
+        with monkeypatch.context() as slow:
+            slow.setattr(os, "pwritev", some)
+            slow.setattr(os, "fdatasync", sync)
+            append(journal, MANY)
+            journal.commit()
+        assert calls == ["some", "sync"]
+        assert numbers(tmp_path) == list(range(MANY + 1))
+    assert list(verify(tmp_path)) == []
+
+
+def test_a_system_that_cannot_write_and_sync_in_one_call_does_it_in_two(tmp_path, monkeypatch):
+    monkeypatch.setattr("wireloom.journal.segment._SYNCED", 0)
+    synced, count = os.fdatasync, [0]
+
+    def sync(descriptor: int) -> None:
+        count[0] += 1
+        synced(descriptor)
+
+    with Journal.open(tmp_path) as journal:
+        commit(journal, range(MANY))
+        monkeypatch.setattr(os, "fdatasync", sync)
+        commit(journal, range(MANY, 2 * MANY))
+        assert count[0] == MANY
+        assert numbers(tmp_path) == list(range(2 * MANY))
+
+
 def test_a_disk_that_fails_in_the_padding_ends_the_segment_at_what_is_committed(tmp_path, monkeypatch):
     journal = Journal.open(tmp_path)
     commit(journal, range(MANY))
@@ -227,6 +268,7 @@ def test_a_disk_that_fails_in_the_padding_ends_the_segment_at_what_is_committed(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         broken.setattr(os, "fdatasync", fail)
+        broken.setattr(os, "pwritev", fail)
         append(journal, MANY)
         with pytest.raises(Exception, match="Input/output error"):
             journal.commit()

@@ -211,7 +211,8 @@ class GroupCommit:
                     self._next.set_result(None)
                 self._next = None
         self._tell_durable()
-        self._is_fast = sorted(self._latest)[len(self._latest) // 4] < INLINE_SECONDS
+        if seconds >= INLINE_SECONDS or not self._is_fast:
+            self._is_fast = sorted(self._latest)[len(self._latest) // 4] < INLINE_SECONDS
         self._tell_room()
         if self.healthy and self.journal.has_pending:
             if self._waiting:

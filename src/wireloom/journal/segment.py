@@ -28,6 +28,8 @@ _PAGES_AHEAD = 64
 """Of padding, written at once."""
 _MOST_PIECES = 1024
 """That one call writes."""
+_SYNCED = getattr(os, "RWF_DSYNC", 0)
+"""Has a write return when the disk has it: one call less, where there is one, but no faster if the file grows."""
 
 
 def segment_name(packet_id: int, time_ns: int) -> str:
@@ -164,8 +166,12 @@ class SegmentFile:
         """Write, sync, then state the new length."""
         end = self.committed + size
         padding = self._padding(end, size) if self.sync else b""
+        is_synced = False
         try:
-            self._write((*pieces, padding) if padding else pieces)
+            if padding:
+                is_synced = self._write((*pieces, padding), _SYNCED)
+            else:
+                self._write(pieces)
         except OSError:
             if not padding:
                 raise
@@ -173,7 +179,7 @@ class SegmentFile:
             self._small, self._padded = -sys.maxsize, 0
             os.ftruncate(self._data, self.committed)
             self._write(pieces)
-        if self.sync:
+        if self.sync and not is_synced:
             os.fdatasync(self._data)
         self._state_length(end)
         self.committed = end
@@ -191,17 +197,20 @@ class SegmentFile:
             self._padded = end + len(padding)
         return padding
 
-    def _write(self, pieces: Sequence[blocks.Buffer]) -> None:
-        at = self.committed
+    def _write(self, pieces: Sequence[blocks.Buffer], flags: int = 0) -> bool:
+        """Write behind what is committed; True if the flags held for all of it."""
+        at, at_once = self.committed, bool(flags)
         for start in range(0, len(pieces), _MOST_PIECES):
             some = pieces[start : start + _MOST_PIECES]
             size = sum(map(len, some))
-            written = os.pwrite(self._data, some[0], at) if len(some) == 1 else os.pwritev(self._data, some, at)
+            written = os.pwritev(self._data, some, at, flags)
             if written < size:
+                at_once = False
                 rest = memoryview(b"".join(some))
                 while written < size:
                     written += os.pwrite(self._data, rest[written:], at + written)
             at += size
+        return at_once
 
     def _state_length(self, length: int) -> None:
         os.pwrite(self._length, b"%020d\n" % length, 0)

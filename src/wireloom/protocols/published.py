@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from wireloom.model import ConfigError, Kind, Message
 from wireloom.protocols.contract import HUB_PREFIX, PUBLISH
 from wireloom.protocols.registry import protocols
@@ -36,6 +38,7 @@ def published(message: Message) -> Message | None:
     return message if topic is message.topic else message.with_(topic=topic)
 
 
+@lru_cache(maxsize=1024)
 def validate_publish(topic: str) -> None:
     """Raise ConfigError for a topic that no publish may have: under `$hub/` only the hub itself speaks."""
     validate_topic(topic)

@@ -32,11 +32,13 @@ _now = time.monotonic
 class Vigil:
     """Keeps one event loop awake."""
 
-    __slots__ = ("_in_vain", "_is_kept", "_loop", "_rest", "_rested_at", "_skipped", "_turned", "_until")
+    __slots__ = ("_in_vain", "_is_kept", "_loop", "_patience", "_rest", "_rested_at", "_skipped", "_turned", "_until")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._until = 0.0
+        self._patience = 0.0
+        """How long the last read is to be waited after, if nothing was waited yet: handling it may take longer."""
         self._is_kept = False
         """Whether the loop is kept awake; or nothing is to be done about it, while others need the core."""
         self._turned = False
@@ -48,20 +50,23 @@ class Vigil:
         self._rest = self._rested_at = 0.0
 
     def stir(self, patience: float) -> None:
-        """Something was read: stay awake for so many seconds from now on, if that is likely to pay."""
+        """Something was read: stay awake for so many seconds once it is handled, if that is likely to pay."""
         if self._is_kept:
-            self._until = max(self._until, _now() + patience)
+            self._patience = max(self._patience, patience)
             if self._turned:
                 self._turned, self._in_vain = False, 0
         elif self._skipped:
             self._skipped -= 1
         else:
-            self._until, self._is_kept, self._turned = _now() + patience, True, False
+            self._patience, self._is_kept, self._turned = patience, True, False
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         began = _now()
-        if began > self._until:
+        if self._patience:
+            self._until = max(self._until, began + self._patience)
+            self._patience = 0.0
+        elif began > self._until:
             self._is_kept = False
             # Once is nothing: every conversation pauses.
             self._in_vain += 1
