@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import Authenticity, Direction, Kind, Message, ProtocolViolation, message_of
-from wireloom.protocols.buffers import u32
+from wireloom.protocols.buffers import same, u32
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import LOGIN, Bulk
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.columns import Scan, scan, violation_at
-from wireloom.protocols.hsp.profile import FIRST_RESERVED, LAST_RESERVED
+from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERVED
 from wireloom.protocols.hsp.protocol import to_message
 from wireloom.protocols.hsp.session import MAP, HspSession, is_map, reused
 
@@ -38,10 +38,11 @@ def _ascending(ids: NDArray[np.int64]) -> bool:
 
 @kernel
 def _take_alike(
-    data: NDArray[np.uint8], max_payload: int, answers: NDArray[np.uint8], runs: NDArray[np.int64]
+    data: NDArray[np.uint8], max_payload: int, alike: int, answers: NDArray[np.uint8], runs: NDArray[np.int64]
 ) -> tuple[int, int | np.int64, int]:
     """The usual read in one pass: events of one type, or publishes of one type, for which it writes the `ACK`s.
 
+    All payloads must begin with the same bytes, so many of them as `alike` says.
     Returns how many there are, where they end, and in how many runs their ids ascend; the ends of those are in `runs`.
     No frames at all: there is something else in the read, or there are too many runs.
     """
@@ -61,6 +62,8 @@ def _take_alike(
         if end - at < head + length:
             break
         if data[at + head - 6] != data[head - 6] or data[at + head - 5] != data[head - 5]:
+            return 0, 0, 0
+        if alike > 0 and (length < alike or not same(data, at + head, head, alike)):
             return 0, 0, 0
         if command == _DATA_ACK:
             number = u32(data, at + 1)
@@ -128,7 +131,7 @@ def warm() -> None:
     sample = frames.encode(frames.Data(1, b"x"))
     scan(Spans.whole(sample, Stream(Direction.C2S)), 1)
     _ascending(ids)
-    _take_alike(np.frombuffer(sample, np.uint8), 1, np.empty(5, np.uint8), np.empty((1, 2), np.int64))
+    _take_alike(np.frombuffer(sample, np.uint8), 1, 0, np.empty(5, np.uint8), np.empty((1, 2), np.int64))
     _write_answers(ids, flags, _ACK, _ERROR_UNDEF, np.empty(5, np.uint8))
     _write_data(np.frombuffer(sample, np.uint8), np.ones(1, np.int32), ids, ids, np.empty(7, np.uint8))
 
@@ -145,6 +148,10 @@ class HspBulk(Bulk):
     _answers: bytes | None = None
     """The acknowledgements, where they are written already; then all rows are owed."""
     _columns: Scan | None = None
+    envelope = b""
+    """What all payloads begin with, where they are envelopes for one topic: all of an envelope but its body."""
+    content_type: str | None = None
+    """Of what is in those envelopes."""
 
     def __init__(self, session: HspSession, buffer: bytes) -> None:
         self._session = session
@@ -181,24 +188,45 @@ class HspBulk(Bulk):
 
     def _takes_alike(self) -> bool:
         """The usual read, all of one kind and for one topic: no columns yet. False where it takes a closer look."""
+        if self._buffer[0] > _DATA_ACK:
+            return False
+        head = 11 if self._buffer[0] == _DATA_ACK else 7
+        number, envelope, content_type = int.from_bytes(self._buffer[head - 6 : head - 4]), b"", None
+        topic = self._names.topic(number)
+        if self._names.profile and FIRST_RESERVED <= number <= LAST_RESERVED:
+            envelope = self._first_envelope(head) if number == ENVELOPE else b""
+            named = self._names.of_envelope(envelope) if envelope else None
+            if named is None:
+                return False
+            topic, content_type, _ = named
+        elif topic in (MAP, LOGIN):
+            return False
         answers = np.empty(5 * (len(self._buffer) // 11 + 1), np.uint8)
         runs = np.empty((_MOST_RUNS, 2), np.int64)
-        count, consumed, ascents = _take_alike(self._data, self.max_payload, answers, runs)
+        count, consumed, ascents = _take_alike(self._data, self.max_payload, len(envelope), answers, runs)
         if not count:
-            return False
-        number = int.from_bytes(self._buffer[5:7] if ascents else self._buffer[1:3])
-        topic = self._names.topic(number)
-        if topic in (MAP, LOGIN) or (self._names.profile and FIRST_RESERVED <= number <= LAST_RESERVED):
             return False
         ranges: list[tuple[int, int]] = [(first, last) for first, last in runs[:ascents].tolist()]
         if ranges and not _are_apart(ranges, self._session.owed_ranges()):
             return False
         self.count, self.consumed = count, int(consumed)
+        if envelope:
+            self.envelope, self.content_type = envelope, content_type
         self._numbers, self._others = {topic: [number]}, []
         self._answers = answers[: 5 * count].tobytes() if ranges else b""
         self._owed, self._owed_types = _NO_IDS, _NO_TYPES
         self._owe(count if ranges else 0, ranges)
         return True
+
+    def _first_envelope(self, head: int) -> bytes:
+        """The beginning of the first payload up to its body, if that is whole, and an envelope; else nothing."""
+        buffer = self._buffer
+        size = min(int.from_bytes(buffer[head - 4 : head]), len(buffer) - head)
+        if size < 3:
+            return b""
+        end = 3 + int.from_bytes(buffer[head : head + 2])
+        end = end + buffer[head + end - 1] if end <= size else size + 1
+        return buffer[head : head + end] if end <= size else b""
 
     def _scan(self) -> Scan:
         return scan(Spans.whole(self._buffer, Stream(self._direction)), self.max_payload)
@@ -264,7 +292,12 @@ class HspBulk(Bulk):
         return messages
 
     def _read_plain(self, rows: NDArray[np.bool_]) -> list[Message]:
-        """Events and publishes whose types are not reserved: a type says all but the body and the id."""
+        """Events and publishes whose types are not reserved: a type says all but the body and the id.
+
+        Or whose envelopes are for one topic.
+        """
+        if self.envelope:
+            return self._read_enclosed(rows)
         buffer, direction, topic_of = self._buffer, self._direction, self._names.topic
         found = self._found
         columns = (found.command, found.type, found.id, found.body, found.body_size)
@@ -277,6 +310,22 @@ class HspBulk(Bulk):
             kind, identifier = (_EVENT, None) if command == _DATA else (_REQUEST, str(number))
             messages.append(message_of((
                 kind, topic, buffer[start : start + size], identifier, None, None, None, attributes,
+                "hsp", None, None, direction, _NOBODY,
+            )))  # fmt: skip
+        return messages
+
+    def _read_enclosed(self, rows: NDArray[np.bool_]) -> list[Message]:
+        """What is in the envelopes."""
+        buffer, direction, found, head = self._buffer, self._direction, self._found, len(self.envelope)
+        named = self._names.of_envelope(self.envelope)
+        assert named is not None
+        topic, content_type, attributes = named
+        columns = (found.command, found.id, found.body, found.body_size)
+        messages = []
+        for command, number, start, size in zip(*(each[rows].tolist() for each in columns), strict=True):
+            kind, identifier = (_EVENT, None) if command == _DATA else (_REQUEST, str(number))
+            messages.append(message_of((
+                kind, topic, buffer[start + head : start + size], identifier, None, None, content_type, attributes,
                 "hsp", None, None, direction, _NOBODY,
             )))  # fmt: skip
         return messages

@@ -25,7 +25,7 @@ from wireloom.protocols.contract import (
 )
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.plain import read_plain, write_ack, write_event, write_request
-from wireloom.protocols.hsp.profile import Names, parse_map
+from wireloom.protocols.hsp.profile import ENVELOPE, Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
 
 if TYPE_CHECKING:
@@ -396,12 +396,13 @@ class HspSession(Session):
         self._queue(encoded, count)
 
     def can_forward(self, bulk: Bulk, topic: str) -> bool:
-        """Whether our peer knows the number of this topic and takes payloads of this size."""
-        return (
-            isinstance(bulk, self._bulk or ())
-            and all(self._own_names.says(number, topic) for number in bulk.numbers(topic))
-            and bulk.max_payload <= self.settings.max_payload
-        )
+        """Whether our peer is told of this topic by these numbers, or this envelope, and takes such payloads."""
+        if not isinstance(bulk, self._bulk or ()) or bulk.max_payload > self.settings.max_payload:
+            return False
+        names = self._own_names
+        if bulk.envelope:
+            return names.profile and names.head(topic, bulk.content_type) == (ENVELOPE, bulk.envelope)
+        return all(names.says(number, topic) for number in bulk.numbers(topic))
 
     @property
     def event_style(self) -> object:
