@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import wireloom
 from wireloom.hub.config import parse_config
-from wireloom.transports import vigil
+from wireloom.transports import Options, vigil
 
 PATIENCE = 0.05
 
@@ -32,6 +33,7 @@ class Core:
 def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
     monkeypatch.setattr(vigil, "_give_way", core.give_way)
+    monkeypatch.setattr(vigil, "_cores", lambda: 2)
     # On a busy machine a turn may take long although nobody in this test takes the core.
     monkeypatch.setattr(vigil, "CROWDED", 60.0)
     vigil._vigil_of.cache_clear()
@@ -68,6 +70,59 @@ async def test_who_is_content_with_less_does_not_shorten_it_for_others(core: Cor
     offers = core.offers
     await asyncio.sleep(0.01)
     assert core.offers > offers
+
+
+async def vigil_ended(keeper: vigil.Vigil) -> None:
+    while keeper._is_kept:
+        await asyncio.sleep(0)
+
+
+async def test_where_it_is_in_vain_it_is_kept_after_fewer_and_fewer_reads(core: Core) -> None:
+    keeper = vigil.Vigil(asyncio.get_running_loop())
+    kept: list[bool] = []
+    for _ in range(2 + 2 + 6 + 14 + 30 + 62 + 64 + 64 + 10):
+        keeper.stir(0.00001)
+        kept.append(keeper._is_kept)
+        await vigil_ended(keeper)
+    places = [place for place, each in enumerate(kept) if each]
+    gaps = [later - earlier - 1 for earlier, later in itertools.pairwise(places)]
+    assert gaps == [0, 2, 6, 14, 30, 62, 64, 64]
+
+
+async def test_once_it_pays_it_is_kept_after_every_read_again(core: Core) -> None:
+    keeper = vigil.Vigil(asyncio.get_running_loop())
+    for _ in range(2 + 2 + 6):
+        keeper.stir(0.00001)
+        await vigil_ended(keeper)
+    while not keeper._is_kept:
+        keeper.stir(10.0)
+    offers = core.offers
+    while core.offers == offers:
+        await asyncio.sleep(0)
+    keeper.stir(0.00001)  # the read that it was kept for
+    keeper._until = 0.0
+    await vigil_ended(keeper)
+    keeper.stir(0.00001)
+    assert keeper._is_kept
+
+
+async def test_the_time_begins_when_the_read_is_handled(core: Core) -> None:
+    keeper = vigil.Vigil(asyncio.get_running_loop())
+    asyncio.get_running_loop().call_soon(time.sleep, 0.05)
+    keeper.stir(0.03)
+    began = time.monotonic()
+    await vigil_ended(keeper)
+    assert time.monotonic() - began >= 0.08
+    assert core.offers
+
+
+async def test_a_process_with_one_core_sleeps(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vigil, "_cores", lambda: 1)
+
+    def take(data: bytes) -> None:
+        """Take a read."""
+
+    assert vigil.awake(take, 1.0) is take
 
 
 async def test_who_wants_no_vigil_pays_nothing(core: Core) -> None:
@@ -126,6 +181,10 @@ async def test_less_than_nothing_and_for_ever_are_errors(wrong: float) -> None:
         await wireloom.serve("emp://127.0.0.1:0", busy_poll=wrong).start()
     with pytest.raises(wireloom.ConfigError, match="busy_poll"):
         await wireloom.connect("emp://127.0.0.1:1", busy_poll=wrong)
+
+
+def test_it_is_on_unless_turned_off() -> None:
+    assert parse_config({}, "", "hub.toml").limits.busy_poll_seconds == vigil.BUSY_POLL == Options().busy_poll > 0
 
 
 def test_the_hub_takes_it_from_its_limits() -> None:
