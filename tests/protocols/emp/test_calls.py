@@ -8,7 +8,7 @@ import pytest
 
 from tests.protocols.test_publishes import Pair
 from wireloom.model import Kind, Message
-from wireloom.protocols.contract import Calls, Role, Run, Session
+from wireloom.protocols.contract import PUBLISH, Calls, Role, Run, Session
 from wireloom.protocols.emp import frames
 from wireloom.protocols.registry import protocol
 
@@ -259,6 +259,41 @@ def test_requests_against_the_rules_are_refused_as_one_by_one(numbers: list[int]
     assert str(pair.fast.violation) == str(pair.slow.violation)
     assert pair.fast.outgoing() == pair.slow.outgoing()
     assert pair.fast.refused == pair.slow.refused
+
+
+def test_an_id_that_is_still_unanswered_is_not_taken_again_in_a_row_either() -> None:
+    pair = Pair("emp")
+    pair.hear(_related(0x80, 7))
+    pair.hear(b"".join(_related(0x80, number) for number in range(1, 40)))
+    assert pair.fast.violation is not None
+    assert str(pair.fast.violation) == str(pair.slow.violation)
+    assert pair.fast.outgoing() == pair.slow.outgoing()
+
+
+def test_nor_by_a_publish() -> None:
+    pair = Pair("emp")
+    pair.hear(b"".join(_related(0x80, number) for number in range(1, 40)))
+    other = Pair("emp")
+    for _ in range(60):
+        other.client.send(Message(Kind.REQUEST, PUBLISH + "a", b"x" * 64), 1.0)
+    pair.hear(other.client.outgoing())
+    assert pair.fast.violation is not None
+    assert str(pair.fast.violation) == str(pair.slow.violation)
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 130, 400, 1000])
+def test_answers_to_what_was_passed_on_may_come_in_any_pieces(size: int) -> None:
+    here, there = Pair("emp"), Pair("emp")
+    calls = calls_of(here.hear(asked(here, requests(*MANY)))[0])
+    numbers = there.fast.relay(calls)
+    data = b"".join(_related(0, number, b"%d" % number) for number in numbers)
+    found: list[Message] = []
+    for start in range(0, len(data), size):
+        run = there.fast.receive(data[start : start + size], 1.0)
+        found += run.calls.messages() if run.calls is not None else run.messages
+    assert there.fast.violation is None
+    assert [(each.correlation_id, each.body) for each in found] == [(str(n), b"%d" % n) for n in numbers]
+    assert there.fast.outstanding() == []
 
 
 def test_large_ids_are_ids() -> None:
