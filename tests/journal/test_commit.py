@@ -48,25 +48,35 @@ async def test_callbacks_run_in_the_order_of_tickets_whatever_the_order_of_askin
     assert told == tickets
 
 
-async def test_a_callback_never_runs_before_its_block_is_synced(commit, monkeypatch):
+@pytest.mark.parametrize(("count", "size"), [(30, 5000), (90, 10)], ids=["large", "small"])
+async def test_a_callback_never_runs_before_its_block_is_synced(commit, monkeypatch, count, size):
     synced = 0
-    real = os.fdatasync
+    real, really_write = os.fdatasync, os.pwritev
 
     def counting(descriptor: int) -> None:
         nonlocal synced
         real(descriptor)
         synced = os.fstat(descriptor).st_size
 
+    def writing(descriptor: int, pieces: list[bytes], at: int, flags: int = 0) -> int:
+        nonlocal synced
+        written = really_write(descriptor, pieces, at, flags)
+        if flags & os.RWF_DSYNC:
+            synced = at + written
+        return written
+
     monkeypatch.setattr(os, "fdatasync", counting)
+    monkeypatch.setattr(os, "pwritev", writing)
     told: list[tuple[int, int]] = []
-    for number in range(30):
-        ticket = append(commit, number, 5000 * (number % 7))
+    for number in range(count):
+        ticket = append(commit, number, size * (number % 7))
         commit.when_durable(ticket, lambda ticket=ticket: told.append((ticket, synced)))
-        await asyncio.sleep(0)
+        while len(told) <= number - 3:
+            await asyncio.sleep(0)
     await commit.wait(ticket)
     (segment,) = segments(commit.journal.folder)
     ends = {block.packet_id: block.offset + block.size for block in read_blocks(segment)}
-    assert len(told) == 30
+    assert len(told) == count
     assert all(synced_then >= ends[ticket] for ticket, synced_then in told)
 
 
@@ -74,6 +84,32 @@ async def test_blocks_of_one_iteration_share_one_sync(commit):
     before = commit.commits
     await asyncio.gather(*(commit.wait(append(commit, number)) for number in range(100)))
     assert commit.commits - before == 1
+
+
+async def test_what_came_while_a_read_was_handled_shares_the_sync_with_it(commit):
+    loop = asyncio.get_running_loop()
+    for number in range(0, 20, 2):
+        before = commit.commits
+        first = loop.create_task(commit.wait(append(commit, number)))
+        await asyncio.sleep(0)
+        second = loop.create_task(commit.wait(append(commit, number + 1)))
+        await asyncio.gather(first, second)
+        assert commit.commits - before == 1
+
+
+async def test_where_one_always_comes_alone_nobody_looks_for_others(commit):
+    looks = [0]
+    schedule = commit._end_of_iteration
+
+    def looked() -> None:
+        schedule()
+        looks[0] += commit._soon is not None
+
+    commit._end_of_iteration = looked
+    for number in range(400):
+        await commit.wait(append(commit, number))
+    assert 4 <= looks[0] < 20
+    assert commit.commits >= 400
 
 
 async def test_a_block_nobody_waits_for_is_committed_by_itself(commit):

@@ -29,6 +29,9 @@ INLINE_SECONDS = 0.001
 commits: on a busy machine many seem slow that have only waited for a processor, and with a thread all the more."""
 INLINE_WRITTEN = 1024 * 1024
 """The same where nothing is synced."""
+MOST_IN_VAIN = 6
+"""Looks for what else has come that are counted: if so many found nothing, as many commits, as a power of two, are made
+without one."""
 HIGH_WATER = 64 * 1024 * 1024
 """Bytes in memory above which `full` asks the owner to stop reading."""
 
@@ -59,6 +62,12 @@ class GroupCommit:
         self._syncing = False
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
+        self._looking = 0
+        """How many wait, while the loop looks once more whether others have come; 0 while it does not."""
+        self._in_vain = 0
+        """Looks in a row that found nothing."""
+        self._alone = 0
+        """Commits to come for which there is none."""
         self._since = 0.0
         """When the first of what waits for a commit came."""
         self._average = 0.0
@@ -165,7 +174,18 @@ class GroupCommit:
             self._begin()
 
     def _end_of_iteration(self) -> None:
+        """Commit, with what came while the last read was handled: where others did before, it is looked for."""
         self._soon = None
+        if self._alone:
+            self._alone -= 1
+        elif not self._looking:
+            self._looking = len(self._waiting)
+            self._soon = self._loop.call_soon(self._end_of_iteration)
+            return
+        else:
+            self._in_vain = 0 if len(self._waiting) > self._looking else min(self._in_vain + 1, MOST_IN_VAIN)
+            self._alone = 2**self._in_vain if self._in_vain > 3 else 0
+            self._looking = 0
         self._begin()
 
     def _begin(self) -> None:

@@ -22,8 +22,8 @@ FIRST_REST, LONGEST_REST = 0.005, 5.12
 """Seconds without a vigil after that, twice as long if it happens again soon. Who sleeps is woken as soon as there is
 something to do; who gives way has to wait until others have had their share."""
 
-MOST_SKIPPED = 64
-"""Reads in a row that no vigil is kept after, where those before were kept in vain: it is tried again now and then."""
+MOST_IN_VAIN = 6
+"""Vigils kept in vain that are counted: after so many, none is kept after the next reads, as many as a power of two."""
 
 _give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 _now = time.monotonic
@@ -69,8 +69,8 @@ class Vigil:
         elif began > self._until:
             self._is_kept = False
             # Once is nothing: every conversation pauses.
-            self._in_vain += 1
-            self._skipped = min(2**self._in_vain - 2, MOST_SKIPPED)
+            self._in_vain = min(self._in_vain + 1, MOST_IN_VAIN)
+            self._skipped = 2**self._in_vain - 2
             return
         self._turned = True
         _give_way()
