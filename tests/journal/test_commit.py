@@ -48,7 +48,7 @@ async def test_callbacks_run_in_the_order_of_tickets_whatever_the_order_of_askin
     assert told == tickets
 
 
-@pytest.mark.parametrize(("count", "size"), [(30, 5000), (90, 10)], ids=["large", "small"])
+@pytest.mark.parametrize(("count", "size"), [(30, 5000), (400, 10)], ids=["large", "small"])
 async def test_a_callback_never_runs_before_its_block_is_synced(commit, monkeypatch, count, size):
     unsynced, writes = False, 0
     real, really_write = os.fdatasync, os.pwritev
