@@ -102,6 +102,11 @@ class Channel:
         return self._driver
 
     @property
+    def calls(self) -> Calls:
+        """Who waits for which answer; likewise."""
+        return self._calls
+
+    @property
     def name(self) -> str:
         """The address of the other end."""
         return self._driver.pipe.peername if self._driver is not None and self._driver._pipe is not None else ""
@@ -361,10 +366,6 @@ class Channel:
         if identifiers:
             self._calls.add_many(calls, identifiers)
         return len(identifiers)
-
-    def forget(self, call: Waiting) -> bool:
-        """The answer to a call is there; False if nobody waits for it any more."""
-        return self._calls.forget(call.id)
 
     def _withdraw(self, call: Waiting) -> None:
         if call.id and self._calls.remove(call.id) is not None:

@@ -47,7 +47,7 @@ class _Place(Waiting):
     def answered(self, body: bytes, content_type: str | None) -> None:
         """The session read the answer."""
         row = self.row
-        if row.peer.forget(self):
+        if row.calls.forget(self.id):
             self.outcome = body if content_type is None else Message(_RESPONSE, None, body, content_type=content_type)
             if row.waker is not None and row.places[0] is self:
                 row.wake()
@@ -78,6 +78,7 @@ class _Row(Generic[Body]):
         bodies_only: bool,
     ) -> None:
         self.peer = peer
+        self.calls = peer.calls
         self.message = message
         self.bodies_only = bodies_only
         """Whether nothing but the bodies of answers matters."""
@@ -163,11 +164,10 @@ class _Row(Generic[Body]):
             if isinstance(bodies, AsyncGenerator):
                 await bodies.aclose()
 
-    def take(self) -> _Place:
-        place = self.places.popleft()
+    def tell_room(self) -> None:
+        """A place is free."""
         if self.room is not None and not self.room.done():
             self.room.set_result(None)
-        return place
 
     async def wait(self) -> None:
         """Until the first place has its outcome, a first place is there, or the row is over."""
@@ -236,7 +236,9 @@ class Many(AsyncIterator[Answer], Generic[Body, Answer]):
                 if outcome is None:
                     await row.wait()
                     continue
-                row.take()
+                places.popleft()
+                if row.room is not None:
+                    row.tell_room()
                 if outcome.__class__ is bytes:
                     self._number += 1
                     return outcome  # type: ignore[return-value]
