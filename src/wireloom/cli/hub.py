@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run or check."""
     from wireloom.hub.config import default_config, load_config
     from wireloom.hub.logs import LogFormat, about, start_logging
+    from wireloom.hub.memory import keep_buffers
+    from wireloom.transports.loop import run as run_loop
 
     if arguments.action not in ("run", "check"):
         raise ConfigError(f"hub knows no action {arguments.action!r}; a configuration is named with --config FILE")
@@ -66,14 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     start_logging(LogFormat(arguments.log_format), verbose=arguments.verbose)
     for warning in config.warnings:
         logging.getLogger("wireloom.hub").warning("%s", warning, extra=about("config.warning"))
-    try:
-        import uvloop
-    except ImportError:
-        runner = asyncio.Runner()
-    else:
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    with runner:
-        runner.run(_serve(config, (lambda: config) if path is None else lambda: load_config(path, arguments.data)))
+    keep_buffers()
+    run_loop(_serve(config, (lambda: config) if path is None else lambda: load_config(path, arguments.data)))
     return 0
 
 

@@ -1,0 +1,25 @@
+"""How the process of a hub keeps its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""The names of these settings in glibc's malloc.h."""
+KEPT = 64 * 1024 * 1024
+"""Bytes that stay with the process when nothing needs them."""
+LARGEST = 16 * 1024 * 1024
+"""Buffers up to this size are among them."""
+
+
+def keep_buffers() -> None:
+    """Keep the buffers of large reads for those that follow, where the C library can be told to (glibc).
+
+    As it is, it gives each back to the system, and the next one is had page by page, each of them cleared: under load
+    that takes as long as everything that is done with what was read.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        adjust = ctypes.CDLL(None).mallopt
+        adjust(_MMAP_THRESHOLD, LARGEST)
+        adjust(_TRIM_THRESHOLD, KEPT)
