@@ -140,6 +140,23 @@ async def test_a_requester_that_goes_away_is_forgotten_with_all_it_asked(tmp_pat
         await waits_for(hub, 0)
 
 
+async def test_a_request_is_found_by_who_asked_it_and_not_by_who_is_to_answer_it(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, EMP) as hub, provider(hub, "math/double", never):
+        (answering,) = hub.connections.values()
+        async with wireloom.connect(url_of(hub, "emp"), reconnect=None) as peer:
+            (asking,) = set(hub.connections.values()) - {answering}
+            task = asyncio.create_task(ask_all(peer, 64))
+            await waits_for(hub, 64)
+            exchanges = hub.router.exchanges
+            assert exchanges.waiting(answering, "7") is None
+            found = exchanges.waiting(asking, "7")
+            assert found is not None
+            assert (found.requester, found.provider, found.request.id) == (asking, answering, "7")
+            assert len(exchanges) == 64
+            peer.abort()
+            await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_what_is_not_answered_in_time_fails(tmp_path: Path) -> None:
     async with (
         hub_on(tmp_path, EMP + "[limits]\nrequest_timeout = 0.2\n") as hub,

@@ -68,10 +68,6 @@ class Portion:
     left: Stretches
     """Those that wait, by their numbers at the provider."""
 
-    def known(self, number: int) -> str:
-        """The id that the requester knows."""
-        return str(number + self.shift)
-
 
 class Exchanges:
     """All requests that wait for a provider."""
@@ -175,11 +171,12 @@ class Exchanges:
     def waiting(self, requester: Connection, request_id: str) -> Exchange | None:
         """The request that has this id at its requester; likewise."""
         found = self._by_requester.get(requester, {}).get(request_id)
-        if found is None:
+        if found is None and request_id.isdecimal():
             for portion in self._portions_of(requester):
-                for number in portion.left:
-                    if portion.known(number) == request_id:
-                        return self._single_out(portion, number)
+                number = int(request_id) - portion.shift
+                # It may be a portion that it is to answer instead, with ids of somebody else's.
+                if portion.requester is requester and number in portion.left:
+                    return self._single_out(portion, number)
         return found
 
     def _portions_of(self, connection: Connection) -> list[Portion]:
@@ -193,7 +190,7 @@ class Exchanges:
             return None
         if not portion.left:
             self._portions[portion.provider].remove(portion)
-        request = Message(_REQUEST, portion.topic, id=portion.known(number))
+        request = Message(_REQUEST, portion.topic, id=str(number + portion.shift))
         exchange = Exchange(portion.requester, request, portion.provider, str(number), portion.deadline)
         self._remember(exchange)
         return exchange

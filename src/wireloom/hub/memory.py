@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""The names of these settings in glibc's malloc.h."""
+"""What these settings are called in glibc's malloc.h, as numbers."""
 KEPT = 64 * 1024 * 1024
 """Bytes that stay with the process when nothing needs them."""
 LARGEST = 16 * 1024 * 1024
@@ -16,8 +16,8 @@ LARGEST = 16 * 1024 * 1024
 def keep_buffers() -> None:
     """Keep the buffers of large reads for those that follow, where the C library can be told to (glibc).
 
-    As it is, it gives each back to the system, and the next one is had page by page, each of them cleared: under load
-    that takes as long as everything that is done with what was read.
+    As it is, it gives each back to the system, and the next one is had page by page, each of them cleared: where
+    nothing is synced, that was more than a third of the time.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         adjust = ctypes.CDLL(None).mallopt

@@ -312,10 +312,10 @@ class EmpTalk(Session):
             self._ping(now)
             return message
         answer = message.correlation_id if answers else None
-        if answer is not None and answer not in self._owed:
+        if answer is not None:
             self._single_out()
-        if answer is not None and answer not in self._owed:
-            raise NotSupported(f"no request {answer} waits for a response")
+            if answer not in self._owed:
+                raise NotSupported(f"no request {answer} waits for a response")
         if kind is Kind.ERROR and answer is None and is_reserved(message.status):
             message = message.with_(status=str(int(ErrorCode.UNSPECIFIED)))
         message = self._numbered(message)

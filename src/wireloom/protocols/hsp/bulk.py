@@ -15,7 +15,7 @@ from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import LOGIN, Bulk
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.columns import Scan, scan, violation_at
-from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERVED
+from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERVED, Named
 from wireloom.protocols.hsp.protocol import to_message
 from wireloom.protocols.hsp.session import MAP, HspSession, is_map, reused
 
@@ -150,8 +150,8 @@ class HspBulk(Bulk):
     _columns: Scan | None = None
     envelope = b""
     """What all payloads begin with, where they are envelopes for one topic: all of an envelope but its body."""
-    content_type: str | None = None
-    """Of what is in those envelopes."""
+    _named: Named | None = None
+    """What they give a message."""
 
     def __init__(self, session: HspSession, buffer: bytes) -> None:
         self._session = session
@@ -191,14 +191,14 @@ class HspBulk(Bulk):
         if self._buffer[0] > _DATA_ACK:
             return False
         head = 11 if self._buffer[0] == _DATA_ACK else 7
-        number, envelope, content_type = int.from_bytes(self._buffer[head - 6 : head - 4]), b"", None
+        number, envelope, named = int.from_bytes(self._buffer[head - 6 : head - 4]), b"", None
         topic = self._names.topic(number)
         if self._names.profile and FIRST_RESERVED <= number <= LAST_RESERVED:
             envelope = self._first_envelope(head) if number == ENVELOPE else b""
             named = self._names.of_envelope(envelope) if envelope else None
             if named is None:
                 return False
-            topic, content_type, _ = named
+            topic = named[0]
         elif topic in (MAP, LOGIN):
             return False
         answers = np.empty(5 * (len(self._buffer) // 11 + 1), np.uint8)
@@ -210,8 +210,8 @@ class HspBulk(Bulk):
         if ranges and not _are_apart(ranges, self._session.owed_ranges()):
             return False
         self.count, self.consumed = count, int(consumed)
-        if envelope:
-            self.envelope, self.content_type = envelope, content_type
+        if named is not None:
+            self.envelope, self._named = envelope, named
         self._numbers, self._others = {topic: [number]}, []
         self._answers = answers[: 5 * count].tobytes() if ranges else b""
         self._owed, self._owed_types = _NO_IDS, _NO_TYPES
@@ -314,12 +314,16 @@ class HspBulk(Bulk):
             )))  # fmt: skip
         return messages
 
+    @property
+    def content_type(self) -> str | None:
+        """Of what is in the envelopes."""
+        return None if self._named is None else self._named[1]
+
     def _read_enclosed(self, rows: NDArray[np.bool_]) -> list[Message]:
         """What is in the envelopes."""
         buffer, direction, found, head = self._buffer, self._direction, self._found, len(self.envelope)
-        named = self._names.of_envelope(self.envelope)
-        assert named is not None
-        topic, content_type, attributes = named
+        assert self._named is not None
+        topic, content_type, attributes = self._named
         columns = (found.command, found.id, found.body, found.body_size)
         messages = []
         for command, number, start, size in zip(*(each[rows].tolist() for each in columns), strict=True):
