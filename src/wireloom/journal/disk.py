@@ -1,0 +1,229 @@
+"""The disk, as everything that keeps state sees it: a small interface, and the operating system behind it.
+
+Segments, committed lengths, recovery, readers, retention, cursors and last values touch files through a `Disk` and in no
+other way. So tests can run all of them on a disk that fails, is slow, or loses its power between two calls.
+
+Two rules hold for every implementation. A name is created, replaced or removed for good only once its folder was synced
+(`sync_folder`). Bytes are there for good only once their file was synced (`sync`).
+"""
+
+from __future__ import annotations
+
+import abc
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+Buffer = bytes | bytearray | memoryview
+
+CREATE = os.O_CREAT | os.O_RDWR | os.O_EXCL
+"""Flags for `open`: a file that must not be there yet."""
+CHANGE = os.O_RDWR
+READ = os.O_RDONLY
+WRITE_SYNCED = getattr(os, "RWF_DSYNC", 0)
+"""A flag for `pwritev`: return when the disk has the bytes. 0 where the operating system has no such thing."""
+NOT_SUPPORTED = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
+NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+_PIECE = 8 * 1024 * 1024
+"""Bytes that one call reads at most."""
+_MOST_BUFFERS = 1024
+"""Buffers that one call writes at most."""
+
+
+class Status(NamedTuple):
+    """What a file or a folder is."""
+
+    size: int
+    inode: int
+    links: int
+    """Names it has; 0 once somebody deleted it."""
+    is_folder: bool = False
+    is_link: bool = False
+    """Whether it is a symbolic link."""
+
+
+class Disk(abc.ABC):
+    """Files and folders. Everything raises OSError where the operating system would."""
+
+    @abc.abstractmethod
+    def open(self, path: Path, flags: int) -> int:
+        """Open a file, readable by its owner only if this creates it. A symbolic link is refused (ELOOP)."""
+
+    @abc.abstractmethod
+    def close(self, file: int) -> None:
+        """Let go of an open file."""
+
+    @abc.abstractmethod
+    def pwritev(self, file: int, buffers: Sequence[Buffer], at: int, flags: int = 0) -> int:
+        """Write at a place; returns how many bytes that were, which may be fewer than given."""
+
+    @abc.abstractmethod
+    def pread(self, file: int, size: int, at: int) -> bytes:
+        """Read at most so many bytes from a place; none at the end."""
+
+    @abc.abstractmethod
+    def sync(self, file: int) -> None:
+        """Return when the disk has the file's bytes and its size."""
+
+    @abc.abstractmethod
+    def truncate(self, file: int, length: int) -> None:
+        """Cut a file, or lengthen it with zeros."""
+
+    @abc.abstractmethod
+    def status(self, file: int) -> Status:
+        """What an open file is."""
+
+    @abc.abstractmethod
+    def look(self, path: Path) -> Status:
+        """What stands under a name, without following a symbolic link; FileNotFoundError if nothing does."""
+
+    @abc.abstractmethod
+    def unlink(self, path: Path) -> None:
+        """Remove a name."""
+
+    @abc.abstractmethod
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file another name, in place of whatever had that name."""
+
+    @abc.abstractmethod
+    def make_folder(self, path: Path) -> None:
+        """Create one folder, for its owner only; FileExistsError if it is there."""
+
+    @abc.abstractmethod
+    def sync_folder(self, path: Path) -> None:
+        """Return when the disk has the names in a folder."""
+
+    @abc.abstractmethod
+    def list(self, path: Path) -> list[str]:
+        """The names in a folder, in no particular order."""
+
+    @abc.abstractmethod
+    def lock(self, path: Path, *, shared: bool = False) -> int:
+        """Open a file and lock it; `close` gives the lock back. BlockingIOError while another process has it."""
+
+
+class LocalDisk(Disk):
+    """The files of this machine."""
+
+    def open(self, path: Path, flags: int) -> int:
+        """Open a file."""
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def close(self, file: int) -> None:
+        """Close it."""
+        os.close(file)
+
+    def pwritev(self, file: int, buffers: Sequence[Buffer], at: int, flags: int = 0) -> int:
+        """Write."""
+        return os.pwritev(file, buffers, at, flags)
+
+    def pread(self, file: int, size: int, at: int) -> bytes:
+        """Read."""
+        return os.pread(file, size, at)
+
+    def sync(self, file: int) -> None:
+        """Sync data and size, not the times of the file."""
+        os.fdatasync(file)
+
+    def truncate(self, file: int, length: int) -> None:
+        """Cut."""
+        os.ftruncate(file, length)
+
+    def status(self, file: int) -> Status:
+        """Ask for the status."""
+        return _status(os.fstat(file))
+
+    def look(self, path: Path) -> Status:
+        """Ask for the status."""
+        return _status(os.lstat(path))
+
+    def unlink(self, path: Path) -> None:
+        """Remove a name."""
+        os.unlink(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename."""
+        os.replace(old, new)
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder."""
+        os.mkdir(path, 0o700)
+
+    def sync_folder(self, path: Path) -> None:
+        """Sync the names in it."""
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def list(self, path: Path) -> list[str]:
+        """Read the names in it."""
+        return os.listdir(path)
+
+    def lock(self, path: Path, *, shared: bool = False) -> int:
+        """Lock by `flock`."""
+        file = self.open(path, os.O_RDONLY if shared else os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+
+def _status(found: os.stat_result) -> Status:
+    kind = found.st_mode & 0o170000
+    return Status(found.st_size, found.st_ino, found.st_nlink, kind == 0o040000, kind == 0o120000)
+
+
+LOCAL = LocalDisk()
+"""The disk that is meant where none is named."""
+
+
+def read_range(disk: Disk, file: int, start: int, end: int) -> bytes:
+    """The bytes of an open file between two places; fewer if it ends before."""
+    pieces = []
+    while start < end:
+        piece = disk.pread(file, min(end - start, _PIECE), start)
+        if not piece:
+            break
+        pieces.append(piece)
+        start += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def write_all(disk: Disk, file: int, buffers: Sequence[Buffer], at: int, flags: int = 0) -> bool:
+    """Write buffers one behind the other, however many calls that takes; True if `flags` held for all of it."""
+    held = bool(flags)
+    for start in range(0, len(buffers), _MOST_BUFFERS):
+        some = buffers[start : start + _MOST_BUFFERS]
+        size = sum(map(len, some))
+        written = disk.pwritev(file, some, at, flags)
+        if written < size:
+            held = False
+            rest = memoryview(b"".join(some))
+            while written < size:
+                written += disk.pwritev(file, [rest[written:]], at + written)
+        at += size
+    return held
+
+
+def make_folders(disk: Disk, path: Path) -> None:
+    """Create a folder and those above it that are missing, for good: each new name is synced."""
+    if path.parent != path:
+        try:
+            found = disk.look(path)
+            if found.is_folder or found.is_link:
+                return
+        except FileNotFoundError:
+            make_folders(disk, path.parent)
+    try:
+        disk.make_folder(path)
+    except FileExistsError:
+        return
+    disk.sync_folder(path.parent)

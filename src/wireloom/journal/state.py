@@ -1,0 +1,66 @@
+"""Small files that say how far somebody is: replaced whole or not at all, on disk when told so, with a checksum.
+
+A state file is one JSON object. Its member `crc32` is the CRC-32 of the others in canonical form. A file without that
+member was written before there was one and is taken as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from wireloom.journal.blocks import canonical_json, crc32
+from wireloom.journal.disk import LOCAL, READ, Disk, read_range, write_all
+from wireloom.model import JournalError, type_of_json
+
+_CHECKSUM = "crc32"
+_LARGEST = 1 << 30
+
+
+class StateDamaged(JournalError):
+    """A state file that is not what was written."""
+
+
+def save_state(path: Path, value: Mapping[str, type_of_json], disk: Disk = LOCAL) -> None:
+    """Replace a state file. When this returns, the new content survives a power cut; if it raises, the old does."""
+    text = canonical_json({**value, _CHECKSUM: f"{crc32(canonical_json(value)):08x}"}) + b"\n"
+    draft = path.with_name(f".{path.name}.new")
+    with contextlib.suppress(FileNotFoundError):
+        disk.unlink(draft)
+    file = disk.open(draft, os.O_CREAT | os.O_RDWR | os.O_EXCL)
+    try:
+        write_all(disk, file, [text], 0)
+        disk.sync(file)
+    finally:
+        disk.close(file)
+    disk.rename(draft, path)
+    disk.sync_folder(path.parent)
+
+
+def load_state(path: Path, disk: Disk = LOCAL) -> dict[str, type_of_json] | None:
+    """What a state file says; None if there is none. Raises StateDamaged if it says nothing that can be trusted."""
+    try:
+        file = disk.open(path, READ)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateDamaged(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        text = read_range(disk, file, 0, _LARGEST)
+    except OSError as error:
+        raise StateDamaged(f"{path}: cannot be read: {error.strerror}") from None
+    finally:
+        disk.close(file)
+    try:
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError("no JSON object")
+    except (ValueError, RecursionError) as error:
+        raise StateDamaged(f"{path}: is damaged: {error}") from None
+    stated = value.pop(_CHECKSUM, None)
+    if stated is not None and stated != f"{crc32(canonical_json(value)):08x}":
+        raise StateDamaged(f"{path}: is damaged: its checksum is wrong")
+    return value
