@@ -17,6 +17,7 @@ from wireloom.journal.disk import CHANGE, LOCAL, Disk, read_around
 from wireloom.journal.segment import (
     COMMITTED,
     committed_path,
+    epoch_in,
     first_packet_id,
     is_sealed,
     last_block,
@@ -91,7 +92,8 @@ def _seal(path: Path, last: int | None, disk: Disk) -> Iterator[Cut]:
         data, _ = read_around(disk, file, 0, size)
         stated = synced_length(path, disk)
         committed = stated if stated <= size else 0
-        keep, reason = sound_length(data, committed, last)
+        first, epoch = first_packet_id(path), epoch_in(path)
+        keep, reason = sound_length(data, committed, first=first, epoch=epoch, last=last)
         torn = without_padding(data, keep) - keep
         empty = keep == 0 or (committed == 0 and holds_no_packet(data, keep))
         if not empty:

@@ -51,6 +51,12 @@ def first_packet_id(segment: Path) -> int:
     return 0 if match is None else int(match[1])
 
 
+def epoch_in(segment: Path) -> str:
+    """The epoch in a segment's name; empty where it has none."""
+    match = _NAME.fullmatch(segment.name)
+    return "" if match is None or match[2].endswith("Z") else match[2]
+
+
 def is_segment(path: Path) -> bool:
     """Whether a file has the name of a segment."""
     return _NAME.fullmatch(path.name) is not None
@@ -114,7 +120,8 @@ def _sound_and_synced(path: Path, stated: int, disk: Disk) -> int:
         # A disk that cannot be written to loses nothing either.
         with contextlib.suppress(OSError):
             segment.sync()
-        return sound_length(segment.read(0, segment.size), stated, last)[0]
+        data = segment.read(0, segment.size)
+        return sound_length(data, stated, first=first_packet_id(path), epoch=epoch_in(path), last=last)[0]
 
 
 def has_writer(folder: Path, disk: Disk = LOCAL) -> bool:
@@ -299,7 +306,7 @@ def segment_time(segment: Path, disk: Disk = LOCAL) -> int:
         return 0
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=4096)
 def _first_time(segment: Path, disk: Disk) -> int:
     """The time of the first packet block; remembered, for it never changes once it is there."""
     with OpenSegment(segment, disk) as opened:

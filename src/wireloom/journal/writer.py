@@ -7,6 +7,7 @@ Implements the writing side of docs/reference/journal-format.md. One process wri
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import time
@@ -477,6 +478,7 @@ def _holder(folder: Path, disk: Disk) -> str:
     return "unknown"
 
 
+@functools.cache
 def _version() -> str:
     try:
         return installed_version("wireloom")
