@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from wireloom.hub.published import Publications, Published, Routing
 from wireloom.journal.reader import Offset
 from wireloom.journal.tail import Since, Tail, parse_since
+from wireloom.journal.threads import DaemonThreads
 from wireloom.model import ConfigError, JournalError, Kind, Message, PeerClosed
 from wireloom.protocols.contract import HUB_PREFIX
 from wireloom.topics import validate_pattern, validate_topic
@@ -43,7 +44,7 @@ class Replays:
         self._hub = hub
         self._running: dict[tuple[Connection, str], asyncio.Task[None]] = {}
         self._patterns: dict[tuple[Connection, str], str] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="replay")
+        self._threads = DaemonThreads("replay", _THREADS)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -96,12 +97,12 @@ class Replays:
             self.stop(owner, name)
 
     async def close(self) -> None:
-        """Stop everything and wait for the threads."""
+        """Stop everything. A thread that reads goes on to the end of its piece."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._threads.shutdown()
+        self._threads.shutdown(wait=False)
 
     async def _run(self, connection: Connection, pattern: str, since: Since, name: str) -> None:
         hub = self._hub
