@@ -192,10 +192,32 @@ def _values(folder: Path, wanted: Sequence[tuple[int, str]], spread: int, routin
     values = []
     for ticket, topic in wanted:
         for step in range(spread, -1, -1):
-            entries = (entry for entry in reversed(runs.get(ticket + step, ())) if entry.inbound)
-            events = (event for entry in entries for event in routing.events(entry))
-            last = next((event for event in events if event.topic == topic), None)
+            last = _last_of(folder, runs.get(ticket + step, ()), topic, routing)
             if last is not None:
                 values.append(Message(Kind.EVENT, topic, last.body, content_type=last.content_type))
                 break
     return values
+
+
+def _last_of(folder: Path, run: Sequence[Entry], topic: str, routing: Routing) -> Message | None:
+    """The last event of a topic in a run that is known to hold one; None if it does not."""
+    found = [
+        (entry, event) for entry in run if entry.inbound for event in routing.events(entry) if event.topic == topic
+    ]
+    kinds = {entry.message.kind for entry, _ in found}
+    if Kind.REQUEST not in kinds or (len(kinds) == 1 and not routing.is_routed):
+        return found[-1][1] if found else None
+    # Some may be calls that a provider took: the records before the run say which.
+    tail, publications = Tail(folder, Offset(run[0].place.packet_id, -1)), Publications(routing)
+    try:
+        events = [(entry, publications.take(entry)) for entry in tail.read()]
+    finally:
+        tail.close()
+    within = [
+        event
+        for entry, each in events
+        if isinstance(entry, Entry) and entry.place.packet_id == run[0].place.packet_id
+        for event in each
+        if event.topic == topic
+    ]
+    return within[-1] if within else None
