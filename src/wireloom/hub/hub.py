@@ -226,6 +226,11 @@ class Hub:
                 )
             )
 
+    @property
+    def journal_epoch(self) -> str:
+        """The name of the journal that offsets are of."""
+        return str(getattr(self.journal, "epoch", ""))
+
     def listener(self, url: str) -> Listener:
         """The listener that was configured with a URL."""
         return self._by_url[url]

@@ -12,19 +12,32 @@ import itertools
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from wireloom.journal.blocks import MAX_COMMENT, Block
 from wireloom.journal.reader import Entry, Offset
-from wireloom.journal.tail import Found, Tail
-from wireloom.model import BodyError, Kind, Message, type_of_json
+from wireloom.journal.tail import Found, Since, Tail
+from wireloom.model import BodyError, JournalError, Kind, Message, type_of_json
 from wireloom.protocols.published import published
 from wireloom.topics import matches
 
 if TYPE_CHECKING:
     from wireloom.hub.hub import Hub
 
-__all__ = ["DENIED", "TAKEN", "Excluded", "Publications", "Published", "Routing", "excluding", "published"]
+__all__ = [
+    "DENIED",
+    "TAKEN",
+    "Excluded",
+    "PublicationReader",
+    "Publications",
+    "Published",
+    "Routing",
+    "excluding",
+    "published",
+]
+T = TypeVar("T")
 
 DENIED = "denied"
 """The record before a run with publishes that were answered with an error: which requests those are."""
@@ -238,3 +251,62 @@ class Publications:
             del self._excluded[connection]
             return False
         return entry.message.kind is Kind.REQUEST and entry.message.id in excluded
+
+
+class PublicationReader:
+    """What was published for some topics since a point, piece by piece, with its place. One thread at a time.
+
+    Where the journal cannot be read, `read` first gives all that stands before that place, then raises JournalError.
+    It does so again until the place is readable: nothing is passed over.
+    """
+
+    def __init__(self, folder: Path, since: Since, pattern: str, routing: Routing, piece: int) -> None:
+        self._folder, self._since, self._pattern, self._routing = folder, since, pattern, routing
+        self._piece = self._limit = piece
+        self._failed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tail, self._publications = Tail(self._folder, self._since), Publications(self._routing)
+
+    @property
+    def position(self) -> tuple[str, int]:
+        """The segment and the byte that come next."""
+        return self._tail.position
+
+    def missed(self) -> bool:
+        """Whether something was removed before it was read, since this was last asked."""
+        missed, self._tail.missed = self._tail.missed, 0
+        return bool(missed)
+
+    def read(self) -> tuple[list[Published], Offset | None] | None:
+        """The next piece, and the offset it ends with; None at the end. Reads the disk and decodes: for a thread."""
+        if self._failed:
+            # The old one stands somewhere amid the piece that failed.
+            self._tail.close()
+            self._begin()
+            self._failed = False
+        try:
+            found = self._publications.read(self._tail, self._pattern, self._limit)
+        except JournalError:
+            self._failed = True
+            if self._limit == 1:
+                raise
+            self._limit = 1
+            return self.read()
+        if found is not None and found[1] is not None:
+            # Only then is what failed further on, or past: a piece of records alone does not say so.
+            self._since = found[1]
+            self._limit = min(2 * self._limit, self._piece)
+        return found
+
+    def close(self) -> None:
+        """Let go of the segment."""
+        self._tail.close()
+
+    def close_after(self, reading: Future[T] | None) -> None:
+        """The same once nobody reads: whoever waited for a thread may be cancelled, the thread goes on."""
+        if reading is None:
+            self.close()
+        else:
+            reading.add_done_callback(lambda _: self.close())

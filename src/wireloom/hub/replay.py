@@ -11,11 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from wireloom.hub.published import Publications, Published, Routing
+from wireloom.hub.logs import about
+from wireloom.hub.published import PublicationReader, Published, Routing
 from wireloom.journal.reader import Offset
-from wireloom.journal.tail import Since, Tail, parse_since
+from wireloom.journal.tail import Since, parse_since
 from wireloom.journal.threads import DaemonThreads
 from wireloom.model import ConfigError, JournalError, Kind, Message, PeerClosed
 from wireloom.protocols.contract import HUB_PREFIX
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from wireloom.hub.hub import Hub
 
 log = logging.getLogger("wireloom.hub")
-T = TypeVar("T")
 
 SINCE = HUB_PREFIX + "since/"
 """Topics of replayed events are `$hub/since/<name>/<offset>/<topic>`."""
@@ -106,17 +106,17 @@ class Replays:
 
     async def _run(self, connection: Connection, pattern: str, since: Since, name: str) -> None:
         hub = self._hub
-        tail, publications = Tail(hub.config.journal_folder, since), Publications(Routing(hub))
+        reader = PublicationReader(hub.config.journal_folder, since, pattern, Routing(hub), _PIECE)
         head = f"{SINCE}{name}/"
         reading: Future[tuple[list[Published], Offset | None] | None] | None = None
         try:
             while True:
                 await connection.room()
                 commits = hub.commit.commits
-                reading = self._threads.submit(publications.read, tail, pattern, _PIECE)
+                reading = self._threads.submit(reader.read)
                 found = await asyncio.wrap_future(reading)
-                if tail.missed:
-                    self._tell_missed(connection, tail)
+                if reader.missed():
+                    self._tell_missed(connection)
                 if found is None:
                     await hub.commit.after(commits)
                     continue
@@ -131,20 +131,12 @@ class Replays:
         except PeerClosed:
             pass
         except JournalError as error:
-            log.error("%r: cannot go on reading the journal: %s", connection, error)
+            hub.metrics.read_errors.add(1, "replay")
+            log.error("%r: cannot go on reading the journal: %s", connection, error, extra=about("journal.unreadable"))
             connection.driver.close("the journal cannot be read")
         finally:
-            close_after(reading, tail)
+            reader.close_after(reading)
 
-    def _tell_missed(self, connection: Connection, tail: Tail) -> None:
-        tail.missed = 0
+    def _tell_missed(self, connection: Connection) -> None:
         log.warning("%r: retention has removed what it had not read yet", connection)
         self._hub.journal.record("lost", {"count": 0, "reason": "retention: removed before it was read"}, connection.id)
-
-
-def close_after(reading: Future[T] | None, tail: Tail) -> None:
-    """Close a tail once nobody reads it: whoever waited for a thread may be cancelled, the thread goes on."""
-    if reading is None:
-        tail.close()
-    else:
-        reading.add_done_callback(lambda _: tail.close())
