@@ -26,7 +26,7 @@ DAMAGE = {
     "zeros": lambda text: bytes(len(text)),
     "changed": lambda text: text.replace(b'"position":', b'"position":1'),
     "other": lambda text: b"[1, 2]",
-    "no offset": lambda text: b'{"segment": "", "position": 0, "offset": "x", "since": 0}',
+    "no offset": lambda text: b'{"segment": "", "position": 0, "offset": "x", "since": 9000000000000000000}',
 }
 
 

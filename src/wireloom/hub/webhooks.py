@@ -199,6 +199,7 @@ class Webhook:
                 *(self.config.name, self._cursor, error),
                 extra=about("webhook.damaged"),
             )
+            self._since = 0
             self._note(("", 0), None)
             return self._since
         tail = Tail.at_end(self._journal)
