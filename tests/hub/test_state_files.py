@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import wireloom
-from tests.hub.running import eventually, get, hub_on, url_of
+from tests.hub.running import eventually, get, hub_on, records, url_of
 from tests.hub.test_cloudevents import HUB, Receiver, receiver, with_webhook
 from wireloom.hub import Hub, retained, webhooks
 from wireloom.journal import segments
@@ -184,3 +185,109 @@ async def test_a_subscriber_that_comes_again_to_an_unreadable_place_gets_the_sam
             await publish(hub, range(8, 10))
             async with wireloom.connect(url_of(hub, "yamp")) as peer:
                 await peer.publish("still", b"here", ack=True)
+
+
+async def test_a_cursor_of_another_journal_begins_at_the_oldest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with receiver() as hook:
+        async with hub_on(tmp_path, with_webhook(hook.url)) as hub:
+            await publish(hub, range(3))
+            await hook.until(3)
+        saved = load_state(cursor(tmp_path))
+        assert saved is not None
+        save_state(cursor(tmp_path), saved | {"epoch": "0123456789abcdef"})
+        async with hub_on(tmp_path, with_webhook(hook.url)) as hub:
+            await hook.until(6)
+        assert got(hook) == [0, 1, 2, 0, 1, 2]
+        assert "0123456789abcdef" in caplog.text
+
+
+async def test_last_values_are_found_after_writes_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packet ids run ahead of tickets then."""
+    failures = 3
+    really = os.pwritev
+
+    def failing(file: int, buffers: list[bytes], at: int, flags: int = 0) -> int:
+        nonlocal failures
+        if failures and any(b"alerts/fire" in bytes(each) for each in buffers):
+            failures -= 1
+            raise OSError(errno.EIO, "no")
+        return really(file, buffers, at, flags)
+
+    monkeypatch.setattr(os, "pwritev", failing)
+    for _ in range(2):
+        async with hub_on(tmp_path, HUB) as hub:
+            if failures:
+                await publish(hub, range(3))
+                assert not failures
+                assert hub.journal.packet_id(hub.journal.last_ticket) > hub.journal.last_ticket
+            async with wireloom.connect(url_of(hub, "yamp")) as peer:
+                async with peer.subscribe("alerts/+", retained=True) as events, asyncio.timeout(30):
+                    assert json.loads((await anext(events)).body)["n"] == 2
+
+
+async def test_an_open_segment_that_is_deleted_is_noticed(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, HUB) as hub:
+        await publish(hub, range(3))
+        # Nobody says anything any more: the hub looks by itself.
+        await eventually(lambda: not hub.connections)
+        await hub.commit.wait(hub.journal.last_ticket)
+        for each in segments(tmp_path / "journal"):
+            each.unlink()
+        await eventually(lambda: bool(records(tmp_path, "removed")))
+        await publish(hub, range(3, 6))
+        async with wireloom.connect(url_of(hub, "yamp")) as peer:
+            async with peer.subscribe("alerts/#", since="start") as events, asyncio.timeout(30):
+                assert [json.loads((await anext(events)).body)["n"] for _ in range(3)] == [3, 4, 5]
+
+
+@contextmanager
+def unreadable(segment: Path, body: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The disk cannot read the sector in which some bytes stand."""
+    sector, inode, really = segment.read_bytes().index(body) // 512 * 512, segment.stat().st_ino, os.pread
+
+    def pread(file: int, size: int, at: int) -> bytes:
+        if at < sector + 512 and sector < at + size and os.fstat(file).st_ino == inode:
+            raise OSError(errno.EIO, "Input/output error")
+        return really(file, size, at)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", pread)
+        yield
+
+
+async def test_a_sector_that_cannot_be_read_ends_no_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhooks, "READ_AGAIN", wireloom.Backoff(minimum=0.05, maximum=0.1))
+    async with receiver() as hook, hub_on(tmp_path, with_webhook(hook.url)) as hub:
+        await publish(hub, range(2), 5000)
+        await hook.until(2)
+    async with receiver() as hook:
+        async with hub_on(tmp_path, HUB) as hub:
+            await publish(hub, range(2, 8), 5000)
+        [segment] = [each for each in segments(tmp_path / "journal") if b'{"n":5,' in each.read_bytes()]
+        with unreadable(segment, b'{"n":5,', monkeypatch):
+            async with hub_on(tmp_path, with_webhook(hook.url)) as hub:
+                await eventually(lambda: hub.metrics.read_errors.value("webhook") >= 2)
+                for attempt in (1, 2):
+                    peer = await wireloom.connect(url_of(hub, "yamp"), reconnect=False)
+                    async with asyncio.timeout(30), peer.subscribe("alerts/#", since="start") as events:
+                        with pytest.raises(wireloom.WireloomError, match="the journal cannot be read"):
+                            while True:
+                                assert json.loads((await anext(events)).body)["n"] < 5
+                    assert hub.metrics.read_errors.value("replay") == attempt
+                    await peer.close()
+                said = [
+                    each.getMessage()
+                    for each in caplog.records
+                    if "cannot read the segment at byte" in each.getMessage()
+                ]
+                assert said
+                assert all(segment.name in each for each in said)
+                await publish(hub, range(8, 9))
+        assert max(got(hook)) < 5
+        async with hub_on(tmp_path, with_webhook(hook.url)) as hub:
+            await eventually(lambda: got(hook)[-1:] == [8])
+        assert sorted(set(got(hook)) | {0, 1}) == list(range(9))

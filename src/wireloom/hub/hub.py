@@ -226,11 +226,6 @@ class Hub:
                 )
             )
 
-    @property
-    def journal_epoch(self) -> str:
-        """The name of the journal that offsets are of."""
-        return str(getattr(self.journal, "epoch", ""))
-
     def listener(self, url: str) -> Listener:
         """The listener that was configured with a URL."""
         return self._by_url[url]
@@ -392,6 +387,7 @@ class Hub:
         while True:
             await asyncio.sleep(_TICK)
             self.router.exchanges.expire(self.now())
+            self.journal.check()
             self._disk.look(self.commit.last_error)
             self.retention.tick(self._loop)
             self.watch.tick(self.now())

@@ -47,8 +47,6 @@ class LastValues:
         self._hub = hub
         self.tickets: dict[str, int] = {}
         """By topic; the router writes into it for every publish."""
-        self._spread = 0
-        """How much later than its ticket says a run may stand, after writes that failed."""
         self._known = asyncio.Event()
         self._loading: asyncio.Task[None] | None = None
         self._saving: asyncio.Future[None] | None = None
@@ -68,10 +66,10 @@ class LastValues:
     async def _load(self, before: int) -> None:
         loop = asyncio.get_running_loop()
         try:
-            spread, found = await loop.run_in_executor(
+            found = await loop.run_in_executor(
                 self._threads, _find, self._hub.config.journal_folder, before, Routing(self._hub)
             )
-            self._spread = max(self._spread, spread)
+            # As tickets of this process begin behind the packet ids before it, these are tickets, too.
             for topic, ticket in found.items():
                 self.tickets.setdefault(topic, ticket)
         except JournalError as error:
@@ -102,13 +100,12 @@ class LastValues:
             await self._hub.commit.wait(now)
             wanted = await loop.run_in_executor(self._threads, _matching, known, pattern, now)
             for at in range(0, len(wanted), _AT_A_TIME):
-                part = wanted[at : at + _AT_A_TIME]
+                part = [(self._hub.journal.packet_id(ticket), topic) for ticket, topic in wanted[at : at + _AT_A_TIME]]
                 values = await loop.run_in_executor(
                     self._threads,
                     _values,
                     self._hub.config.journal_folder,
                     part,
-                    self._spread_now(),
                     Routing(self._hub),
                 )
                 for value in values:
@@ -124,10 +121,6 @@ class LastValues:
     def _tell_unreadable(self, what: str, error: JournalError) -> None:
         self._hub.metrics.read_errors.add(1, "retained")
         log.error("%s: %s", what, error, extra=about("journal.unreadable"))
-
-    def _spread_now(self) -> int:
-        journal = self._hub.journal
-        return max(self._spread, journal.next_packet_id - 1 - journal.last_ticket)
 
     def tick(self, loop: asyncio.AbstractEventLoop) -> None:
         """Called often: forgets what is too much, saves now and then."""
@@ -147,8 +140,11 @@ class LastValues:
             log.warning("last values could not be saved: %s", saving.exception())
 
     def _save(self, tickets: dict[str, int], upto: int) -> None:
-        topics = {topic: ticket for topic, ticket in tickets.items() if ticket <= upto}
-        save_state(self._file, {"upto": upto, "spread": self._spread_now(), "topics": dict[str, type_of_json](topics)})
+        packet_id = self._hub.journal.packet_id
+        topics: dict[str, type_of_json] = {
+            topic: packet_id(ticket) for topic, ticket in tickets.items() if ticket <= upto
+        }
+        save_state(self._file, {"upto": packet_id(upto), "epoch": self._hub.journal.epoch, "topics": topics})
         self._saved_upto = upto
 
     async def close(self) -> None:
@@ -168,9 +164,9 @@ class LastValues:
         self._threads.shutdown(wait=False)
 
 
-def _find(folder: Path, before: int, routing: Routing) -> tuple[int, dict[str, int]]:
+def _find(folder: Path, before: int, routing: Routing) -> dict[str, int]:
     """On a thread: the runs that hold the last values, from the file and from what was written after it."""
-    upto, spread, found = _saved_in(folder / FILE)
+    upto, found = _saved_in(folder / FILE)
     newest = segments(folder)[-_READ_BACK:]
     first = first_packet_id(newest[0]) if newest else 0
     tail, publications = Tail(folder, Offset(max(upto, first - 1), 1 << 30)), Publications(routing)
@@ -179,26 +175,29 @@ def _find(folder: Path, before: int, routing: Routing) -> tuple[int, dict[str, i
             events = publications.take(entry)
             if isinstance(entry, Entry):
                 if entry.place.packet_id > before:
-                    return spread, found
+                    return found
                 for event in events:
                     # The last block of the run, as for what is published now.
                     found[event.topic or ""] = entry.last_packet_id
-    return spread, found
+    return found
 
 
-def _saved_in(path: Path) -> tuple[int, int, dict[str, int]]:
+def _saved_in(path: Path) -> tuple[int, dict[str, int]]:
     """What the file says; nothing if there is none, or a damaged one."""
     try:
         match load_state(path):
             case None:
                 pass
-            case {"upto": int(upto), "spread": int(spread), "topics": dict(topics)}:
-                return upto, spread, {topic: ticket for topic, ticket in topics.items() if isinstance(ticket, int)}
+            case {"spread": int(spread)} if spread:
+                # Of an earlier version, after a failed write: its numbers are no packet ids.
+                pass
+            case {"upto": int(upto), "topics": dict(topics)}:
+                return upto, {topic: number for topic, number in topics.items() if isinstance(number, int)}
             case _:
                 raise StateDamaged(f"{path}: is damaged: it says nothing about topics")
     except StateDamaged as error:
         log.error("%s; last values are searched for in the journal", error, extra=about("retained.damaged"))
-    return 0, 0, {}
+    return 0, {}
 
 
 def _matching(known: dict[str, int], pattern: str, now: int) -> list[tuple[int, str]]:
@@ -206,18 +205,14 @@ def _matching(known: dict[str, int], pattern: str, now: int) -> list[tuple[int, 
     return sorted((ticket, topic) for topic, ticket in known.items() if ticket <= now and matches(pattern, topic))
 
 
-def _values(folder: Path, wanted: Sequence[tuple[int, str]], spread: int, routing: Routing) -> list[Message]:
-    """On a thread: the last values of these topics, where the journal still has them."""
-    runs: dict[int, list[Entry]] = dict(
-        read_runs(folder, [ticket + step for ticket, _ in wanted for step in range(spread + 1)])
-    )
+def _values(folder: Path, wanted: Sequence[tuple[int, str]], routing: Routing) -> list[Message]:
+    """On a thread: the last values of these topics, where the journal still has them; by packet id."""
+    runs: dict[int, list[Entry]] = dict(read_runs(folder, [packet_id for packet_id, _ in wanted]))
     values = []
-    for ticket, topic in wanted:
-        for step in range(spread, -1, -1):
-            last = _last_of(folder, runs.get(ticket + step, ()), topic, routing)
-            if last is not None:
-                values.append(Message(Kind.EVENT, topic, last.body, content_type=last.content_type))
-                break
+    for packet_id, topic in wanted:
+        last = _last_of(folder, runs.get(packet_id, ()), topic, routing)
+        if last is not None:
+            values.append(Message(Kind.EVENT, topic, last.body, content_type=last.content_type))
     return values
 
 

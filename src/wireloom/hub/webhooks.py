@@ -192,10 +192,10 @@ class Webhook:
             saved = load_state(self._cursor)
             if saved is not None:
                 self._since = int(str(saved["since"]))
-                return self._since if saved["offset"] is None else Offset.parse(str(saved["offset"]))
+                return self._since if saved["offset"] is None else self._place(saved)
         except (StateDamaged, ValueError, KeyError, ConfigError) as error:
             log.error(
-                "webhook %s: %s is damaged (%s); it begins at the oldest event the journal has",
+                "webhook %s: %s is damaged or of another journal (%s); it begins at the oldest event the journal has",
                 *(self.config.name, self._cursor, error),
                 extra=about("webhook.damaged"),
             )
@@ -210,6 +210,14 @@ class Webhook:
         tail.close()
         return here
 
+    def _place(self, saved: Mapping[str, type_of_json]) -> Offset:
+        """What a cursor names; raises ConfigError if that is an offset of another journal."""
+        offset = Offset.parse(str(saved["offset"]))
+        epoch = str(saved.get("epoch") or "")
+        end = self._hub.journal.identity.end_of(epoch) if epoch else None
+        # An earlier epoch may have gone on elsewhere: here its packet ids were given to others after its end.
+        return offset if end is None else min(offset, Offset(end, _LAST))
+
     async def _reached(self, position: tuple[str, int], offset: Offset) -> None:
         """Everything up to here is posted."""
         self._note(position, offset)
@@ -222,7 +230,7 @@ class Webhook:
             "position": position[1],
             "offset": None if offset is None else str(offset),
             "since": self._since,
-            "epoch": self._hub.journal_epoch,
+            "epoch": self._hub.journal.epoch,
         }
 
     async def _save(self) -> None:
