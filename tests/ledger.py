@@ -1,0 +1,352 @@
+"""The ledger: what clients sent and were told, held against the journal and the tables.
+
+A test gives each connection of its clients a `Line`. The client writes down on it what it is about to send, and what
+was acknowledged. The test lets readers look at the journal while it is written, and after each crash (`observe`, or
+`note` for what another reader gave). At the end `check` reads the journal as it is then, and says in one message what
+does not hold:
+
+- everything acknowledged is in the journal;
+- nothing is in the journal that nobody sent, or more often than it was sent, or under another topic or protocol;
+- what one connection sent stands under one connection of the journal, in the order sent, without a hole;
+- a name (hub, epoch, packet id, number in the block) has one content, whenever and by whomever it is read;
+- what a reader has seen once is there for ever.
+
+`check_tables` goes on from there: every message of the journal is one row of `messages`, and no other row is there.
+
+Contents identify messages, so no two messages of a test may have the same. Records and continued blocks take packet
+ids, too: they are compared like messages. Journals that lose old segments to retention do not fit here.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from wireloom.journal import Entry, Offset, Record, Unreadable, blocks, read_all
+from wireloom.journal.blocks import canonical_json
+from wireloom.model import Kind
+
+SHOWN = 5
+"""Messages that a failure names; the others are counted."""
+PUBLISH = "$hub/publish/"
+"""Before the topic of an acknowledged publish, in protocols that have no other way to ask for one."""
+
+Found = Entry | Record | Unreadable
+
+
+class Name(NamedTuple):
+    """What a message is called for ever."""
+
+    hub: str
+    epoch: str
+    packet_id: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.hub or '-'}/{self.epoch or '-'}/{self.packet_id}.{self.number}"
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """One message, each time it is sent."""
+
+    line: Line
+    number: int
+    content: bytes
+    sent_at: float
+    acknowledged_at: float | None = None
+
+    def __str__(self) -> str:
+        told = (
+            "" if self.acknowledged_at is None else f", acknowledged after {self.acknowledged_at - self.sent_at:.3f} s"
+        )
+        return f"{self.line} #{self.number} {shown(self.content)} (sent at {self.sent_at:.3f} s{told})"
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """What a client sent on one connection, in this order. One thread or task writes it."""
+
+    client: str
+    connection: int
+    """Counts the connections of this client."""
+    protocol: str
+    topic: str
+    repeats: bool = False
+    """Whether the protocol itself sends a message again on the same connection when the answer takes long."""
+    began: float = 0.0
+    sent: list[Sent] = field(default_factory=list)
+    acknowledged: int = 0
+    """How many messages were acknowledged."""
+
+    def send(self, number: int, content: bytes) -> Sent:
+        """Call this before the message is given to the socket: a hub may have it before the client goes on."""
+        message = Sent(self, number, content, time.monotonic() - self.began)
+        self.sent.append(message)
+        return message
+
+    def acknowledge(self, message: Sent) -> None:
+        """The hub has said that it has this message."""
+        message.acknowledged_at = time.monotonic() - self.began
+        self.acknowledged += 1
+
+    def __str__(self) -> str:
+        return f"{self.protocol} client {self.client} connection {self.connection}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of `messages`, as far as it is compared. `file` is the name of the segment, without folders."""
+
+    connection: str | None
+    direction: str
+    kind: str
+    topic: str | None
+    body: bytes
+    file: str
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.direction} {self.kind} {self.topic} {shown(self.body)} at {self.file}:{self.offset}"
+
+
+class Balance(NamedTuple):
+    """What was compared, for a line of output."""
+
+    sent: int
+    acknowledged: int
+    journal: int
+    """Messages of clients in the journal."""
+    names: int
+
+
+class Ledger:
+    """One test's ledger. Lines may be written by many threads; everything else is for one."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+        self._began = time.monotonic()
+        self._connections = Counter[str]()
+        self._names: dict[Name, str] = {}
+        """Every name that was ever read, and what it stood for."""
+        self._faults: list[str] = []
+        """Found while reading: names with two contents, bytes that nobody can read."""
+
+    def line(self, client: str, protocol: str, topic: str, *, repeats: bool = False) -> Line:
+        """A new connection of a client."""
+        self._connections[client] += 1
+        line = Line(client, self._connections[client], protocol, topic, repeats, self._began)
+        self.lines.append(line)
+        return line
+
+    @property
+    def acknowledged(self) -> int:
+        """How many messages were acknowledged so far."""
+        return sum(line.acknowledged for line in self.lines)
+
+    def observe(self, folder: Path) -> int:
+        """Read a journal, also one that is being written, and remember every name; how many there are."""
+        return len(self.note(folder, read_all(folder)))
+
+    def note(self, folder: Path, found: Iterable[Found]) -> set[Name]:
+        """Remember the names of what some reader gave, such as a `Tail`."""
+        origins: dict[str, tuple[str, str]] = {}
+        names = set()
+        for each in found:
+            segment = each.segment
+            if segment not in origins:
+                origins[segment] = origin(folder / segment)
+            if isinstance(each, Unreadable):
+                self._faults.append(f"bytes that do not decode: {each.clause} at {segment}:{each.offset}")
+                continue
+            for place, content in named(each):
+                name = Name(*origins[segment], *place)
+                names.add(name)
+                before = self._names.setdefault(name, content)
+                if before != content:
+                    self._faults.append(f"a name with two contents: {name} was {before}, and is {content} in {segment}")
+        return names
+
+    def check(self, folder: Path) -> Balance:
+        """Read the journal and compare it with everything known; AssertionError says what does not hold."""
+        entries: list[Entry] = []
+        present = self.note(folder, keep_published(read_all(folder), entries))
+        faults = [
+            some("names with two contents or unreadable", self._faults),
+            some("seen by a reader, but gone", (f"{n}: {c}" for n, c in self._names.items() if n not in present)),
+            *self._compare(entries),
+        ]
+        fail_if(faults, folder)
+        sent = sum(len(line.sent) for line in self.lines)
+        return Balance(sent, self.acknowledged, len(entries), len(self._names))
+
+    def _compare(self, entries: list[Entry]) -> Iterator[str]:
+        """Clients against the journal."""
+        sendings: dict[bytes, list[Sent]] = {}
+        for line in self.lines:
+            for message in line.sent:
+                sendings.setdefault(message.content, []).append(message)
+        times = Counter(entry.message.body for entry in entries)
+        yield some(
+            "acknowledged, but not in the journal",
+            (max(same, key=lambda each: each.acknowledged_at or 0)
+             for content, same in sendings.items()
+             if content not in times and any(each.acknowledged_at is not None for each in same)),
+        )  # fmt: skip
+        yield some(
+            "in the journal, but never sent",
+            (described(entry) for entry in entries if entry.message.body not in sendings),
+        )
+        known = [entry for entry in entries if entry.message.body in sendings]
+        yield some(
+            "in the journal more often than sent",
+            (f"{times[content]} times: {same[-1]}" for content, same in sendings.items()
+             if times[content] > len(same) and not any(each.line.repeats for each in same)),
+        )  # fmt: skip
+        yield some(
+            "in the journal under another topic or protocol",
+            (f"{sendings[entry.message.body][0]}: {described(entry)}" for entry in known
+             if (entry.message.protocol, topic_of(entry))
+             not in {(each.line.protocol, each.line.topic) for each in sendings[entry.message.body]}),
+        )  # fmt: skip
+        yield some("not in the order sent", out_of_order(known, sendings))
+
+    def check_tables(self, folder: Path, rows: Iterable[Row]) -> int:
+        """Compare the rows of `messages` with the journal; how many there are."""
+        left = Counter(rows)
+        total = left.total()
+        missing = []
+        for entry in read_all(folder):
+            if isinstance(entry, Entry):
+                row = row_of(entry)
+                if left[row] > 0:
+                    left[row] -= 1
+                else:
+                    missing.append(row)
+        faults = [
+            some("in the journal, but not in the tables", missing),
+            some("in the tables, but not (or not so often) in the journal", (+left).elements()),
+        ]
+        fail_if(faults, folder)
+        return total
+
+
+def origin(segment: Path) -> tuple[str, str]:
+    """The hub and the epoch that a segment's header names; empty in format 1, which has neither."""
+    head_of = getattr(blocks, "head_of", None)
+    if head_of is None:
+        return "", ""
+    with segment.open("rb") as file:
+        head = head_of(file.read(4096))
+    return head.hub, head.epoch
+
+
+def named(found: Entry | Record) -> Iterator[tuple[Offset, str]]:
+    """The places that a message or a record takes, and what stands there. Times count: a name means the very same bytes."""
+    if isinstance(found, Record):
+        block = found.block
+        details = shown(canonical_json(block.details))
+        yield Offset(block.packet_id, 0), f"record {block.record} conn={block.connection} {details} {block.time_ns}"
+        return
+    yield found.place, f"{described(found)} {found.message.time}"
+    if found.place.number == 0:
+        for packet_id in range(found.place.packet_id + 1, found.last_packet_id + 1):
+            yield Offset(packet_id, 0), f"more of {found.place}"
+
+
+def keep_published(found: Iterable[Found], entries: list[Entry]) -> Iterator[Found]:
+    """Pass everything on; what clients sent for others to read is added to `entries`."""
+    for each in found:
+        if isinstance(each, Entry) and is_published(each):
+            entries.append(each)
+        yield each
+
+
+def is_published(entry: Entry) -> bool:
+    """Whether a client sent this for others to read."""
+    says = entry.inbound and entry.message.kind in (Kind.EVENT, Kind.REQUEST)
+    return says and not topic_of(entry).startswith("$hub/")
+
+
+def topic_of(entry: Entry) -> str:
+    """The topic as the client named it."""
+    return (entry.message.topic or "").removeprefix(PUBLISH)
+
+
+def out_of_order(entries: Iterable[Entry], sendings: dict[bytes, list[Sent]]) -> Iterator[str]:
+    """Each connection of the journal must hold the beginning of one line, message by message."""
+    lines: dict[str | None, Line] = {}
+    taken: dict[Line, tuple[str | None, int]] = {}
+    """The connection in the journal, and how many of the line's messages were found there."""
+    for entry in entries:
+        connection, content = entry.message.connection, entry.message.body
+        line = lines.get(connection)
+        if line is None:
+            # A message that was sent again stands on several lines: this is one that no connection has yet.
+            free = [each.line for each in sendings[content] if each.line not in taken]
+            if not free:
+                yield f"{described(entry)}: its client has no connection left that this could be"
+                continue
+            line = lines[connection] = next((each for each in free if each.sent[0].content == content), free[0])
+            taken[line] = connection, 0
+        at = taken[line][1]
+        if at < len(line.sent) and line.sent[at].content == content:
+            taken[line] = connection, at + 1
+        elif not (line.repeats and any(each.line is line for each in sendings[content])):
+            due = str(line.sent[at]) if at < len(line.sent) else f"nothing more of {line}"
+            yield f"{described(entry)} stands where {due} was due"
+            # Go on behind it, so that one hole is one fault.
+            behind = [number for number, each in enumerate(line.sent) if each.content == content]
+            taken[line] = connection, max([at, *(number + 1 for number in behind)])
+
+
+def described(entry: Entry) -> str:
+    """A message in the journal, for people; different for different contents."""
+    message = entry.message
+    return (
+        f"{message.protocol} {message.direction} {message.kind} {message.topic} {shown(message.body)} "
+        f"id={message.id} to={message.correlation_id} conn={message.connection}"
+    )
+
+
+def shown(body: bytes) -> str:
+    """A body for people: short ones whole, longer ones by their beginning, length and checksum."""
+    if len(body) <= 40:
+        return repr(body)
+    return f"{body[:30]!r}... ({len(body)} bytes, crc32 {zlib.crc32(body):08x})"
+
+
+def row_of(entry: Entry) -> Row:
+    """The row that a message of the journal must become."""
+    m = entry.message
+    return Row(m.connection, str(m.direction), str(m.kind), m.topic, m.body, entry.segment, entry.offset)
+
+
+def rows_of(warehouse: Path) -> Iterator[Row]:
+    """The table `messages` of a warehouse."""
+    from wireloom.pipeline.query import ask
+
+    answer = ask(warehouse, 'select connection, direction, kind, topic, body, file, "offset" from messages')
+    for connection, direction, kind, topic, body, file, offset in answer.rows:
+        yield Row(connection, direction, kind, topic, bytes(body or b""), Path(file).name, offset)  # type: ignore[arg-type,call-overload]
+
+
+def some(title: str, faults: Iterable[object]) -> str:
+    """The first few faults of a sort and how many there are; empty if there is none."""
+    found = list(faults)
+    if not found:
+        return ""
+    rest = [f"  and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return "\n".join([f"{len(found)} {title}:", *(f"  {each}" for each in found[:SHOWN]), *rest])
+
+
+def fail_if(faults: Iterable[str], folder: Path) -> None:
+    """One AssertionError that says everything, if there is anything to say."""
+    told = [fault for fault in faults if fault]
+    if told:
+        raise AssertionError("\n".join([f"the ledger does not balance with {folder}", *told]))
