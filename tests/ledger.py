@@ -19,6 +19,7 @@ ids, too: they are compared like messages. Journals that lose old segments to re
 
 from __future__ import annotations
 
+import sys
 import time
 import zlib
 from collections import Counter
@@ -33,6 +34,8 @@ from wireloom.model import Kind
 
 SHOWN = 5
 """Messages that a failure names; the others are counted."""
+SHORT = 30
+"""Bytes of a content that are shown."""
 PUBLISH = "$hub/publish/"
 """Before the topic of an acknowledged publish, in protocols that have no other way to ask for one."""
 
@@ -115,6 +118,18 @@ class Row:
         return f"{self.direction} {self.kind} {self.topic} {shown(self.body)} at {self.file}:{self.offset}"
 
 
+class Published(NamedTuple):
+    """A message of a client in the journal."""
+
+    connection: str
+    protocol: str
+    topic: str
+    content: bytes
+
+    def __str__(self) -> str:
+        return f"{self.protocol} {self.topic} {shown(self.content)} of connection {self.connection}"
+
+
 class Balance(NamedTuple):
     """What was compared, for a line of output."""
 
@@ -174,45 +189,41 @@ class Ledger:
 
     def check(self, folder: Path) -> Balance:
         """Read the journal and compare it with everything known; AssertionError says what does not hold."""
-        entries: list[Entry] = []
-        present = self.note(folder, keep_published(read_all(folder), entries))
+        published: list[Published] = []
+        present = self.note(folder, keep_published(read_all(folder), published))
         faults = [
             some("names with two contents or unreadable", self._faults),
             some("seen by a reader, but gone", (f"{n}: {c}" for n, c in self._names.items() if n not in present)),
-            *self._compare(entries),
+            *self._compare(published),
         ]
         fail_if(faults, folder)
         sent = sum(len(line.sent) for line in self.lines)
-        return Balance(sent, self.acknowledged, len(entries), len(self._names))
+        return Balance(sent, self.acknowledged, len(published), len(self._names))
 
-    def _compare(self, entries: list[Entry]) -> Iterator[str]:
+    def _compare(self, published: list[Published]) -> Iterator[str]:
         """Clients against the journal."""
         sendings: dict[bytes, list[Sent]] = {}
         for line in self.lines:
             for message in line.sent:
                 sendings.setdefault(message.content, []).append(message)
-        times = Counter(entry.message.body for entry in entries)
+        times = Counter(each.content for each in published)
+        known = [each for each in published if each.content in sendings]
         yield some(
             "acknowledged, but not in the journal",
-            (max(same, key=lambda each: each.acknowledged_at or 0)
-             for content, same in sendings.items()
-             if content not in times and any(each.acknowledged_at is not None for each in same)),
+            (message for content, same in sendings.items() if content not in times
+             for message in same if message.acknowledged_at is not None),
         )  # fmt: skip
-        yield some(
-            "in the journal, but never sent",
-            (described(entry) for entry in entries if entry.message.body not in sendings),
-        )
-        known = [entry for entry in entries if entry.message.body in sendings]
+        yield some("in the journal, but never sent", (each for each in published if each.content not in sendings))
         yield some(
             "in the journal more often than sent",
             (f"{times[content]} times: {same[-1]}" for content, same in sendings.items()
-             if times[content] > len(same) and not any(each.line.repeats for each in same)),
+             if times[content] > len(same) and not any(message.line.repeats for message in same)),
         )  # fmt: skip
         yield some(
             "in the journal under another topic or protocol",
-            (f"{sendings[entry.message.body][0]}: {described(entry)}" for entry in known
-             if (entry.message.protocol, topic_of(entry))
-             not in {(each.line.protocol, each.line.topic) for each in sendings[entry.message.body]}),
+            (f"{sendings[each.content][0]}: {each}" for each in known
+             if not any((each.protocol, each.topic) == (message.line.protocol, message.line.topic)
+                        for message in sendings[each.content])),
         )  # fmt: skip
         yield some("not in the order sent", out_of_order(known, sendings))
 
@@ -247,78 +258,69 @@ def origin(segment: Path) -> tuple[str, str]:
 
 
 def named(found: Entry | Record) -> Iterator[tuple[Offset, str]]:
-    """The places that a message or a record takes, and what stands there. Times count: a name means the very same bytes."""
+    """The places that a message or a record takes, and what stands there."""
     if isinstance(found, Record):
         block = found.block
         details = shown(canonical_json(block.details))
         yield Offset(block.packet_id, 0), f"record {block.record} conn={block.connection} {details} {block.time_ns}"
         return
-    yield found.place, f"{described(found)} {found.message.time}"
+    yield found.place, described(found)
     if found.place.number == 0:
         for packet_id in range(found.place.packet_id + 1, found.last_packet_id + 1):
             yield Offset(packet_id, 0), f"more of {found.place}"
 
 
-def keep_published(found: Iterable[Found], entries: list[Entry]) -> Iterator[Found]:
-    """Pass everything on; what clients sent for others to read is added to `entries`."""
+def keep_published(found: Iterable[Found], published: list[Published]) -> Iterator[Found]:
+    """Pass everything on; what clients sent for others to read is added to `published`."""
     for each in found:
-        if isinstance(each, Entry) and is_published(each):
-            entries.append(each)
+        if isinstance(each, Entry) and each.inbound and each.message.kind in (Kind.EVENT, Kind.REQUEST):
+            message = each.message
+            topic = (message.topic or "").removeprefix(PUBLISH)
+            if not topic.startswith("$hub/"):
+                connection = sys.intern(message.connection or "")
+                published.append(Published(connection, message.protocol, topic, message.body))
         yield each
 
 
-def is_published(entry: Entry) -> bool:
-    """Whether a client sent this for others to read."""
-    says = entry.inbound and entry.message.kind in (Kind.EVENT, Kind.REQUEST)
-    return says and not topic_of(entry).startswith("$hub/")
-
-
-def topic_of(entry: Entry) -> str:
-    """The topic as the client named it."""
-    return (entry.message.topic or "").removeprefix(PUBLISH)
-
-
-def out_of_order(entries: Iterable[Entry], sendings: dict[bytes, list[Sent]]) -> Iterator[str]:
+def out_of_order(published: Iterable[Published], sendings: dict[bytes, list[Sent]]) -> Iterator[str]:
     """Each connection of the journal must hold the beginning of one line, message by message."""
-    lines: dict[str | None, Line] = {}
-    taken: dict[Line, tuple[str | None, int]] = {}
-    """The connection in the journal, and how many of the line's messages were found there."""
-    for entry in entries:
-        connection, content = entry.message.connection, entry.message.body
-        line = lines.get(connection)
+    lines: dict[str, Line] = {}
+    taken: dict[Line, int] = {}
+    """How many messages of a line were found."""
+    for each in published:
+        line = lines.get(each.connection)
         if line is None:
             # A message that was sent again stands on several lines: this is one that no connection has yet.
-            free = [each.line for each in sendings[content] if each.line not in taken]
+            free = [message.line for message in sendings[each.content] if message.line not in taken]
             if not free:
-                yield f"{described(entry)}: its client has no connection left that this could be"
+                yield f"{each}: its client has no connection left that this could be"
                 continue
-            line = lines[connection] = next((each for each in free if each.sent[0].content == content), free[0])
-            taken[line] = connection, 0
-        at = taken[line][1]
-        if at < len(line.sent) and line.sent[at].content == content:
-            taken[line] = connection, at + 1
-        elif not (line.repeats and any(each.line is line for each in sendings[content])):
-            due = str(line.sent[at]) if at < len(line.sent) else f"nothing more of {line}"
-            yield f"{described(entry)} stands where {due} was due"
+            line = next((line for line in free if line.sent[0].content == each.content), free[0])
+            lines[each.connection] = line
+            taken[line] = 0
+        at = taken[line]
+        if at < len(line.sent) and line.sent[at].content == each.content:
+            taken[line] = at + 1
+        elif not (line.repeats and any(message.line is line for message in sendings[each.content])):
+            due = line.sent[at] if at < len(line.sent) else f"nothing more of {line}"
+            yield f"{each} stands where {due} was due"
             # Go on behind it, so that one hole is one fault.
-            behind = [number for number, each in enumerate(line.sent) if each.content == content]
-            taken[line] = connection, max([at, *(number + 1 for number in behind)])
+            places = (place for place, message in enumerate(line.sent) if message.content == each.content)
+            taken[line] = max([at, *(place + 1 for place in places)])
 
 
 def described(entry: Entry) -> str:
-    """A message in the journal, for people; different for different contents."""
-    message = entry.message
-    return (
-        f"{message.protocol} {message.direction} {message.kind} {message.topic} {shown(message.body)} "
-        f"id={message.id} to={message.correlation_id} conn={message.connection}"
-    )
+    """A message in the journal, for people; the checksum tells what is not shown."""
+    m = entry.message
+    rest = repr((m.direction, m.id, m.correlation_id, m.status, m.content_type, m.connection, m.time, m.attributes))
+    return f"{m.protocol} {m.kind} {m.topic} {shown(m.body)} {zlib.crc32(rest.encode()):08x}"
 
 
 def shown(body: bytes) -> str:
     """A body for people: short ones whole, longer ones by their beginning, length and checksum."""
-    if len(body) <= 40:
+    if len(body) <= SHORT:
         return repr(body)
-    return f"{body[:30]!r}... ({len(body)} bytes, crc32 {zlib.crc32(body):08x})"
+    return f"{body[:SHORT]!r}... ({len(body)} bytes, crc32 {zlib.crc32(body):08x})"
 
 
 def row_of(entry: Entry) -> Row:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ledger import Ledger, Line, Row, keep_published, row_of, rows_of
+from tests.ledger import Ledger, Line, Row, row_of, rows_of
 from tests.pipeline.batches import ranges, run_batches
 from wireloom.journal import Entry, Journal, Tail, read_all, read_blocks, segments
 from wireloom.model import Direction
@@ -80,7 +80,7 @@ def test_the_first_few_are_named_and_all_are_counted(tmp_path: Path) -> None:
 
 def test_a_message_that_nobody_sent_is_named(ledger: Ledger, tmp_path: Path) -> None:
     write(tmp_path, (1, [b"a1", b"a2"]), (2, [b"b1"]), (3, [b"stranger"]))
-    assert "1 in the journal, but never sent:\n  hsp c2s request load b'stranger'" in failure(ledger, tmp_path)
+    assert "1 in the journal, but never sent:\n  hsp load b'stranger'" in failure(ledger, tmp_path)
 
 
 def test_a_message_twice_that_was_sent_once_is_named(ledger: Ledger, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_protocol_may_send_again_on_the_same_connection(tmp_path: Path) -> Non
 def test_order_on_a_connection_is_the_order_sent(ledger: Ledger, tmp_path: Path) -> None:
     write(tmp_path, (1, [b"a2", b"a1"]), (2, [b"b1"]))
     text = failure(ledger, tmp_path)
-    assert "not in the order sent:\n  hsp c2s request load b'a2'" in text
+    assert "not in the order sent:\n  hsp load b'a2'" in text
     assert "stands where hsp client a connection 1 #0 b'a1'" in text
 
 
@@ -198,9 +198,8 @@ def tables(ledger: Ledger, tmp_path: Path) -> list[Row]:
 
 def test_tables_hold_what_the_journal_holds(ledger: Ledger, tmp_path: Path, tables: list[Row]) -> None:
     assert ledger.check_tables(tmp_path / "journal", tables) == 4
-    entries: list[Entry] = []
-    list(keep_published(read_all(tmp_path / "journal"), entries))
-    assert set(map(row_of, entries)) == set(tables)
+    entries = (each for each in read_all(tmp_path / "journal") if isinstance(each, Entry))
+    assert sorted(map(str, map(row_of, entries))) == sorted(map(str, tables))
 
 
 def test_a_row_that_is_missing_is_named(ledger: Ledger, tmp_path: Path, tables: list[Row]) -> None:
