@@ -31,10 +31,16 @@ ANSWER_SECONDS = 20
 class Client:
     """One client through all its connections."""
 
-    def __init__(self, ledger: Ledger, name: str, protocol: str, window: int) -> None:
+    def __init__(
+        self, ledger: Ledger, name: str, protocol: str, window: int, topic: str = TOPIC, pause: float = 0.0
+    ) -> None:
         self.name = name
         self.protocol = protocol
         self.window = window
+        self.topic = topic
+        """In hsp always TOPIC."""
+        self.pause = pause
+        """Seconds to wait after an answer, not in hsp."""
         self.acknowledged = 0
         self._ledger = ledger
         self._following = 0
@@ -44,7 +50,7 @@ class Client:
     def connected(self) -> Line:
         """A new connection, in the ledger."""
         # wolpertinger repeats lines whose acknowledgement takes long.
-        return self._ledger.line(self.name, self.protocol, TOPIC, repeats=self.protocol == "wolpertinger")
+        return self._ledger.line(self.name, self.protocol, self.topic, repeats=self.protocol == "wolpertinger")
 
     def messages(self) -> Iterator[tuple[int, bytes]]:
         """What to send on a connection: what the last one left unanswered, then new messages for ever."""
@@ -93,8 +99,9 @@ class Client:
         async def publish(peer: wireloom.Peer) -> None:
             for number, content in messages:
                 message = line.send(number, content)
-                await peer.publish(TOPIC, content, ack=True, timeout=ANSWER_SECONDS)
+                await peer.publish(self.topic, content, ack=True, timeout=ANSWER_SECONDS)
                 self.answered(line, message)
+                await asyncio.sleep(self.pause)
 
         async with wireloom.connect(url, reconnect=False) as peer:
             line, messages = self.connected(), self.messages()

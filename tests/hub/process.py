@@ -21,7 +21,8 @@ url = "http://127.0.0.1:0"
 
 def hub_command(folder: Path, extra: str = "", config_folder: Path | None = None) -> list[str]:
     """The command that runs a hub with its data in a folder; its configuration stands there, too, unless told otherwise."""
-    folder.mkdir(parents=True, exist_ok=True)
+    if config_folder is None:
+        folder.mkdir(parents=True, exist_ok=True)
     config = (config_folder or folder) / "hub.toml"
     config.write_text(HSP_AND_HTTP + extra)
     return [sys.executable, "-m", "wireloom", "hub", "--config", str(config), "--data", str(folder)]

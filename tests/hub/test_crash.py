@@ -37,16 +37,16 @@ def kill_under_load(folder: Path, times: int, seed: int) -> Ledger:
     for kill in range(times):
         before = ledger.acknowledged
         hub = HubProcess(folder, CONFIG)
+        load = Load(clients, hub.urls)
+        # From where the run before last ended: what a reader saw of a run it reads again after the recovery.
+        observer = Observer(ledger, journal, since[-2:][0])
         try:
-            load = Load(clients, hub.urls)
-            # From where the run before last ended: what a reader saw of a run it reads again after the recovery.
-            observer = Observer(ledger, journal, since[-2:][0])
             load.wait_for_answers(3)
             time.sleep(chance.random() * 0.3)
         finally:
             said = hub.kill()
-        load.join()
-        observer.stop()
+            load.join()
+            observer.stop()
         assert observer.error is None, (kill, observer.error, said)
         assert ledger.acknowledged > before, (kill, said)
         since.append(observer.last)
