@@ -191,7 +191,7 @@ def test_a_hub_that_acknowledges_before_the_sync_is_caught(tmp_path: Path) -> No
 
 def test_whoever_cannot_mount_is_told_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(pytest.skip.Exception, match="LEFT OUT: power cuts of a real ext4 file system .* needs root"):
+    with pytest.raises(pytest.skip.Exception, match=r"LEFT OUT: power cuts of a real ext4 file system .* needs root"):
         cut_again_and_again(tmp_path, "ordered", 1, seed=1)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
