@@ -14,16 +14,18 @@ does not hold:
 `check_tables` goes on from there: every message of the journal is one row of `messages`, and no other row is there.
 
 Contents identify messages, so no two messages of a test may have the same. Records and continued blocks take packet
-ids, too: they are compared like messages. Journals that lose old segments to retention do not fit here.
+ids, too: they are compared like messages. Before retention removes segments, the test says so (`let_go`). Where a test
+tries several outcomes of one moment, each goes on with a ledger of its own (`fork`).
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +33,17 @@ from typing import NamedTuple
 from wireloom.journal import Entry, Offset, Record, Unreadable, blocks, read_all
 from wireloom.journal.blocks import canonical_json
 from wireloom.model import Kind
+
+LOST = "acknowledged, but not in the journal"
+STRANGE = "in the journal, but never sent"
+TWICE = "in the journal more often than sent"
+CHANGED = "in the journal under another topic or protocol"
+ORDER = "not in the order sent"
+TWO_CONTENTS = "names with two contents"
+UNREADABLE = "bytes that do not decode"
+GONE = "seen by a reader, but gone"
+NO_ROW = "in the journal, but not in the tables"
+NO_ENTRY = "in the tables, but not (or not so often) in the journal"
 
 SHOWN = 5
 """Messages that a failure names; the others are counted."""
@@ -40,6 +53,20 @@ PUBLISH = "$hub/publish/"
 """Before the topic of an acknowledged publish, in protocols that have no other way to ask for one."""
 
 Found = Entry | Record | Unreadable
+
+
+class Imbalance(AssertionError):
+    """What does not hold. `kinds` are the headings above of which there is something to say."""
+
+    def __init__(self, folder: Path, faults: Iterable[tuple[str, list[str]]]) -> None:
+        self.kinds: list[str] = []
+        text = [f"the ledger does not balance with {folder}"]
+        for kind, found in faults:
+            self.kinds.append(kind)
+            text += [f"{len(found)} {kind}:", *(f"  {each}" for each in found[:SHOWN])]
+            if len(found) > SHOWN:
+                text.append(f"  and {len(found) - SHOWN} more")
+        super().__init__("\n".join(text))
 
 
 class Name(NamedTuple):
@@ -149,8 +176,11 @@ class Ledger:
         self._connections = Counter[str]()
         self._names: dict[Name, str] = {}
         """Every name that was ever read, and what it stood for."""
-        self._faults: list[str] = []
-        """Found while reading: names with two contents, bytes that nobody can read."""
+        self._two_contents: list[str] = []
+        self._unreadable: list[str] = []
+        self._may_be_gone: set[Name] = set()
+        self._may_be_missing: set[bytes] = set()
+        """Contents; retention may have taken them, as it may the names."""
 
     def line(self, client: str, protocol: str, topic: str, *, repeats: bool = False) -> Line:
         """A new connection of a client."""
@@ -177,30 +207,32 @@ class Ledger:
             if segment not in origins:
                 origins[segment] = origin(folder / segment)
             if isinstance(each, Unreadable):
-                self._faults.append(f"bytes that do not decode: {each.clause} at {segment}:{each.offset}")
+                self._unreadable.append(f"{each.clause} at {segment}:{each.offset}")
                 continue
             for place, content in named(each):
                 name = Name(*origins[segment], *place)
                 names.add(name)
                 before = self._names.setdefault(name, content)
                 if before != content:
-                    self._faults.append(f"a name with two contents: {name} was {before}, and is {content} in {segment}")
+                    self._two_contents.append(f"{name} was {before}, and is {content} in {segment}")
         return names
 
     def check(self, folder: Path) -> Balance:
-        """Read the journal and compare it with everything known; AssertionError says what does not hold."""
+        """Read the journal and compare it with everything known; Imbalance says what does not hold."""
         published: list[Published] = []
         present = self.note(folder, keep_published(read_all(folder), published))
-        faults = [
-            some("names with two contents or unreadable", self._faults),
-            some("seen by a reader, but gone", (f"{n}: {c}" for n, c in self._names.items() if n not in present)),
+        gone = (name for name in self._names if name not in present and name not in self._may_be_gone)
+        balance(
+            folder,
+            (TWO_CONTENTS, self._two_contents),
+            (UNREADABLE, self._unreadable),
+            (GONE, (f"{name}: {self._names[name]}" for name in gone)),
             *self._compare(published),
-        ]
-        fail_if(faults, folder)
+        )
         sent = sum(len(line.sent) for line in self.lines)
         return Balance(sent, self.acknowledged, len(published), len(self._names))
 
-    def _compare(self, published: list[Published]) -> Iterator[str]:
+    def _compare(self, published: list[Published]) -> Iterator[tuple[str, Iterable[object]]]:
         """Clients against the journal."""
         sendings: dict[bytes, list[Sent]] = {}
         for line in self.lines:
@@ -208,24 +240,32 @@ class Ledger:
                 sendings.setdefault(message.content, []).append(message)
         times = Counter(each.content for each in published)
         known = [each for each in published if each.content in sendings]
-        yield some(
-            "acknowledged, but not in the journal",
-            (message for content, same in sendings.items() if content not in times
-             for message in same if message.acknowledged_at is not None),
-        )  # fmt: skip
-        yield some("in the journal, but never sent", (each for each in published if each.content not in sendings))
-        yield some(
-            "in the journal more often than sent",
-            (f"{times[content]} times: {same[-1]}" for content, same in sendings.items()
-             if times[content] > len(same) and not any(message.line.repeats for message in same)),
-        )  # fmt: skip
-        yield some(
-            "in the journal under another topic or protocol",
-            (f"{sendings[each.content][0]}: {each}" for each in known
-             if not any((each.protocol, each.topic) == (message.line.protocol, message.line.topic)
-                        for message in sendings[each.content])),
-        )  # fmt: skip
-        yield some("not in the order sent", out_of_order(known, sendings))
+        missing = (content for content in sendings if content not in times and content not in self._may_be_missing)
+        yield LOST, (each for content in missing for each in sendings[content] if each.acknowledged_at is not None)
+        yield STRANGE, (each for each in published if each.content not in sendings)
+        often = (content for content, same in sendings.items() if times[content] > len(same))
+        yield (
+            TWICE,
+            (
+                f"{times[content]} times: {sendings[content][-1]}"
+                for content in often
+                if not any(message.line.repeats for message in sendings[content])
+            ),
+        )
+        yield CHANGED, (f"{sendings[each.content][0]}: {each}" for each in known if is_changed(each, sendings))
+        yield ORDER, out_of_order(known, sendings, self._may_be_missing)
+
+    def let_go(self, folder: Path, segments: Iterable[str]) -> None:
+        """Retention is about to remove these segments: what is in them may be missing from now on."""
+        names = set(segments)
+        found = [each for each in read_all(folder) if each.segment in names]
+        published: list[Published] = []
+        self._may_be_gone |= self.note(folder, keep_published(found, published))
+        self._may_be_missing |= {each.content for each in published}
+
+    def fork(self) -> Ledger:
+        """A ledger that knows all that this one does, and goes on by itself."""
+        return copy.deepcopy(self)
 
     def check_tables(self, folder: Path, rows: Iterable[Row]) -> int:
         """Compare the rows of `messages` with the journal; how many there are."""
@@ -239,11 +279,7 @@ class Ledger:
                     left[row] -= 1
                 else:
                     missing.append(row)
-        faults = [
-            some("in the journal, but not in the tables", missing),
-            some("in the tables, but not (or not so often) in the journal", (+left).elements()),
-        ]
-        fail_if(faults, folder)
+        balance(folder, (NO_ROW, missing), (NO_ENTRY, (+left).elements()))
         return total
 
 
@@ -282,7 +318,15 @@ def keep_published(found: Iterable[Found], published: list[Published]) -> Iterat
         yield each
 
 
-def out_of_order(published: Iterable[Published], sendings: dict[bytes, list[Sent]]) -> Iterator[str]:
+def is_changed(published: Published, sendings: dict[bytes, list[Sent]]) -> bool:
+    """Whether it was never sent like that."""
+    said = {(message.line.protocol, message.line.topic) for message in sendings[published.content]}
+    return (published.protocol, published.topic) not in said
+
+
+def out_of_order(
+    published: Iterable[Published], sendings: dict[bytes, list[Sent]], may_be_missing: Set[bytes]
+) -> Iterator[str]:
     """Each connection of the journal must hold the beginning of one line, message by message."""
     lines: dict[str, Line] = {}
     taken: dict[Line, int] = {}
@@ -299,6 +343,8 @@ def out_of_order(published: Iterable[Published], sendings: dict[bytes, list[Sent
             lines[each.connection] = line
             taken[line] = 0
         at = taken[line]
+        while at < len(line.sent) and line.sent[at].content != each.content and line.sent[at].content in may_be_missing:
+            at += 1
         if at < len(line.sent) and line.sent[at].content == each.content:
             taken[line] = at + 1
         elif not (line.repeats and any(message.line is line for message in sendings[each.content])):
@@ -338,17 +384,8 @@ def rows_of(warehouse: Path) -> Iterator[Row]:
         yield Row(connection, direction, kind, topic, bytes(body or b""), Path(file).name, offset)  # type: ignore[arg-type,call-overload]
 
 
-def some(title: str, faults: Iterable[object]) -> str:
-    """The first few faults of a sort and how many there are; empty if there is none."""
-    found = list(faults)
-    if not found:
-        return ""
-    rest = [f"  and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return "\n".join([f"{len(found)} {title}:", *(f"  {each}" for each in found[:SHOWN]), *rest])
-
-
-def fail_if(faults: Iterable[str], folder: Path) -> None:
-    """One AssertionError that says everything, if there is anything to say."""
-    told = [fault for fault in faults if fault]
-    if told:
-        raise AssertionError("\n".join([f"the ledger does not balance with {folder}", *told]))
+def balance(folder: Path, *faults: tuple[str, Iterable[object]]) -> None:
+    """Imbalance, if there is any fault of any kind."""
+    listed = [(kind, [str(each) for each in found]) for kind, found in faults]
+    if any(found for _, found in listed):
+        raise Imbalance(folder, ((kind, found) for kind, found in listed if found))

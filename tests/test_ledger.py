@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ledger import Ledger, Line, Row, row_of, rows_of
+from tests.ledger import GONE, LOST, ORDER, Imbalance, Ledger, Line, Row, row_of, rows_of
 from tests.pipeline.batches import ranges, run_batches
 from wireloom.journal import Entry, Journal, Tail, read_all, read_blocks, segments
 from wireloom.model import Direction
@@ -44,7 +44,7 @@ def ledger() -> Ledger:
 
 
 def failure(ledger: Ledger, folder: Path) -> str:
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(Imbalance) as caught:
         ledger.check(folder)
     return str(caught.value)
 
@@ -143,7 +143,7 @@ def test_a_name_that_stands_for_something_else_after_a_crash_is_named(ledger: Le
         shutil.copy2(file, folder)
     write(folder, (2, [b"b1"]))
     text = failure(ledger, folder)
-    assert re.search(r"a name with two contents: \S+ was .* b'a3' .* and is .* b'b1' ", text), text
+    assert re.search(r"\d names with two contents:\n(?s:.*) was .* b'a3' .*, and is .* b'b1' ", text), text
     assert "acknowledged, but" not in text
 
 
@@ -156,6 +156,29 @@ def test_what_a_reader_has_seen_stays(ledger: Ledger, tmp_path: Path) -> None:
     assert "seen by a reader, but gone:" in text
     assert "b'a3'" in text
     assert "acknowledged, but" not in text
+
+
+def test_what_retention_takes_may_be_missing(ledger: Ledger, tmp_path: Path) -> None:
+    write(tmp_path, (1, [b"a1"]))
+    write(tmp_path, (1, [b"a2", b"a3"]), (2, [b"b1"]))
+    ledger.observe(tmp_path)
+    first = segments(tmp_path)[0]
+    other = ledger.fork()
+    ledger.let_go(tmp_path, [first.name])
+    first.unlink()
+    assert ledger.check(tmp_path).journal == 3
+    with pytest.raises(Imbalance) as caught:
+        other.check(tmp_path)
+    assert caught.value.kinds == [GONE, LOST, ORDER]
+
+
+def test_a_fork_goes_on_by_itself(ledger: Ledger, tmp_path: Path) -> None:
+    write(tmp_path, (1, [b"a1", b"a2"]), (2, [b"b1"]))
+    other = ledger.fork()
+    other.lines[0].acknowledge(other.lines[0].sent[2])
+    ledger.check(tmp_path)
+    with pytest.raises(Imbalance, match=r"#2 b'a3'"):
+        other.check(tmp_path)
 
 
 def test_a_live_journal_is_observed_by_any_reader(ledger: Ledger, tmp_path: Path) -> None:
@@ -183,7 +206,7 @@ def test_bytes_that_do_not_decode_are_named(tmp_path: Path) -> None:
     with Journal.open(tmp_path, sync=False) as journal:
         journal.append("hsp", 1, Direction.C2S, 0, b"\x09\x09", topics=TOPICS)
         journal.commit()
-    assert "bytes that do not decode: hsp.command.unknown" in failure(Ledger(), tmp_path)
+    assert "1 bytes that do not decode:\n  hsp.command.unknown at " in failure(Ledger(), tmp_path)
 
 
 @pytest.fixture
@@ -203,10 +226,10 @@ def test_tables_hold_what_the_journal_holds(ledger: Ledger, tmp_path: Path, tabl
 
 
 def test_a_row_that_is_missing_is_named(ledger: Ledger, tmp_path: Path, tables: list[Row]) -> None:
-    with pytest.raises(AssertionError, match=r"1 in the journal, but not in the tables:\n  c2s request load b'a1' at "):
+    with pytest.raises(Imbalance, match=r"1 in the journal, but not in the tables:\n  c2s request load b'a1' at "):
         ledger.check_tables(tmp_path / "journal", [row for row in tables if row.body != b"a1"])
 
 
 def test_a_row_that_is_there_twice_or_in_no_journal_is_named(ledger: Ledger, tmp_path: Path, tables: list[Row]) -> None:
-    with pytest.raises(AssertionError, match=r"1 in the tables, but not \(or not so often\) in the journal:\n.*b'b1'"):
+    with pytest.raises(Imbalance, match=r"1 in the tables, but not \(or not so often\) in the journal:\n.*b'b1'"):
         ledger.check_tables(tmp_path / "journal", [*tables, *(row for row in tables if row.body == b"b1")])
