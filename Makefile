@@ -47,7 +47,7 @@ soak: $(READY) system ## the slow tests: many kills, long runs
 kill: $(READY) ## kill -9 of a loaded hub, 500 times (KILLS=20 for fewer): the ledger balances
 	$(PYTEST) -m slow -s -o faulthandler_timeout=0 tests/hub/test_crash.py
 
-powerloss: $(READY) ## power cuts: 10,000 simulated disk states and, as root, 50 cuts of a real ext4 (STATES=500 CUTS=10 for fewer)
+powerloss: $(READY) system ## power cuts: 10,000 simulated disk states and, as root, 50 cuts of a real ext4 (STATES=500 CUTS=10 for fewer)
 	$(PYTEST) -s -rs -o faulthandler_timeout=0 tests/powerloss
 
 fuzz: $(READY) ## a million random and mutated inputs per protocol

@@ -40,6 +40,7 @@ TWICE = "in the journal more often than sent"
 CHANGED = "in the journal under another topic or protocol"
 ORDER = "not in the order sent"
 TWO_CONTENTS = "names with two contents"
+TWO_PLACES = "names that stand twice in one reading"
 UNREADABLE = "bytes that do not decode"
 GONE = "seen by a reader, but gone"
 NO_ROW = "in the journal, but not in the tables"
@@ -177,6 +178,7 @@ class Ledger:
         self._names: dict[Name, str] = {}
         """Every name that was ever read, and what it stood for."""
         self._two_contents: list[str] = []
+        self._two_places: list[str] = []
         self._unreadable: list[str] = []
         self._may_be_gone: set[Name] = set()
         self._may_be_missing: set[bytes] = set()
@@ -199,9 +201,9 @@ class Ledger:
         return len(self.note(folder, read_all(folder)))
 
     def note(self, folder: Path, found: Iterable[Found]) -> set[Name]:
-        """Remember the names of what some reader gave, such as a `Tail`."""
+        """Remember the names of what some reader, such as a `Tail`, gave in one reading; these names."""
         origins: dict[str, tuple[str, str]] = {}
-        names = set()
+        names = set[Name]()
         for each in found:
             segment = each.segment
             if segment not in origins:
@@ -211,6 +213,8 @@ class Ledger:
                 continue
             for place, content in named(each):
                 name = Name(*origins[segment], *place)
+                if name in names:
+                    self._two_places.append(f"{name}: {content} in {segment}")
                 names.add(name)
                 before = self._names.setdefault(name, content)
                 if before != content:
@@ -225,6 +229,7 @@ class Ledger:
         balance(
             folder,
             (TWO_CONTENTS, self._two_contents),
+            (TWO_PLACES, self._two_places),
             (UNREADABLE, self._unreadable),
             (GONE, (f"{name}: {self._names[name]}" for name in gone)),
             *self._compare(published),
@@ -244,14 +249,8 @@ class Ledger:
         yield LOST, (each for content in missing for each in sendings[content] if each.acknowledged_at is not None)
         yield STRANGE, (each for each in published if each.content not in sendings)
         often = (content for content, same in sendings.items() if times[content] > len(same))
-        yield (
-            TWICE,
-            (
-                f"{times[content]} times: {sendings[content][-1]}"
-                for content in often
-                if not any(message.line.repeats for message in sendings[content])
-            ),
-        )
+        too_often = (content for content in often if not any(message.line.repeats for message in sendings[content]))
+        yield TWICE, (f"{times[content]} times: {sendings[content][-1]}" for content in too_often)
         yield CHANGED, (f"{sendings[each.content][0]}: {each}" for each in known if is_changed(each, sendings))
         yield ORDER, out_of_order(known, sendings, self._may_be_missing)
 

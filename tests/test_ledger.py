@@ -147,6 +147,16 @@ def test_a_name_that_stands_for_something_else_after_a_crash_is_named(ledger: Le
     assert "acknowledged, but" not in text
 
 
+def test_a_name_in_two_segments_is_named(ledger: Ledger, tmp_path: Path) -> None:
+    write(tmp_path, (1, [b"a1", b"a2"]), (2, [b"b1"]))
+    (segment,) = segments(tmp_path)
+    found = list(read_all(tmp_path))
+    ledger.note(tmp_path, [*found, found[-1]])
+    text = failure(ledger, tmp_path)
+    assert "1 names that stand twice in one reading:" in text
+    assert segment.name in text
+
+
 def test_what_a_reader_has_seen_stays(ledger: Ledger, tmp_path: Path) -> None:
     write(tmp_path, (1, [b"a1", b"a2"]), (2, [b"b1"]))
     write(tmp_path, (1, [b"a3"]))
