@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from wireloom.journal import Entry, Offset, Record, Unreadable, blocks, read_all
 from wireloom.journal.blocks import canonical_json
+from wireloom.journal.disk import LOCAL, READ, Disk, read_range
 from wireloom.model import Kind
 
 LOST = "acknowledged, but not in the journal"
@@ -50,6 +51,8 @@ SHOWN = 5
 """Messages that a failure names; the others are counted."""
 SHORT = 30
 """Bytes of a content that are shown."""
+LARGEST_HEAD = 4096
+"""Bytes that are read to find out what a segment's header says."""
 PUBLISH = "$hub/publish/"
 """Before the topic of an acknowledged publish, in protocols that have no other way to ask for one."""
 
@@ -171,7 +174,9 @@ class Balance(NamedTuple):
 class Ledger:
     """One test's ledger. Lines may be written by many threads; everything else is for one."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: Disk = LOCAL) -> None:
+        self.disk = disk
+        """Where journals are read from; a fork may get another."""
         self.lines: list[Line] = []
         self._began = time.monotonic()
         self._connections = Counter[str]()
@@ -198,7 +203,7 @@ class Ledger:
 
     def observe(self, folder: Path) -> int:
         """Read a journal, also one that is being written, and remember every name; how many there are."""
-        return len(self.note(folder, read_all(folder)))
+        return len(self.note(folder, read_all(folder, disk=self.disk)))
 
     def note(self, folder: Path, found: Iterable[Found]) -> set[Name]:
         """Remember the names of what some reader, such as a `Tail`, gave in one reading; these names."""
@@ -207,7 +212,7 @@ class Ledger:
         for each in found:
             segment = each.segment
             if segment not in origins:
-                origins[segment] = origin(folder / segment)
+                origins[segment] = origin(folder / segment, self.disk)
             if isinstance(each, Unreadable):
                 self._unreadable.append(f"{each.clause} at {segment}:{each.offset}")
                 continue
@@ -224,7 +229,7 @@ class Ledger:
     def check(self, folder: Path) -> Balance:
         """Read the journal and compare it with everything known; Imbalance says what does not hold."""
         published: list[Published] = []
-        present = self.note(folder, keep_published(read_all(folder), published))
+        present = self.note(folder, keep_published(read_all(folder, disk=self.disk), published))
         gone = (name for name in self._names if name not in present and name not in self._may_be_gone)
         balance(
             folder,
@@ -257,21 +262,22 @@ class Ledger:
     def let_go(self, folder: Path, segments: Iterable[str]) -> None:
         """Retention is about to remove these segments: what is in them may be missing from now on."""
         names = set(segments)
-        found = [each for each in read_all(folder) if each.segment in names]
+        found = [each for each in read_all(folder, disk=self.disk) if each.segment in names]
         published: list[Published] = []
         self._may_be_gone |= self.note(folder, keep_published(found, published))
         self._may_be_missing |= {each.content for each in published}
 
     def fork(self) -> Ledger:
         """A ledger that knows all that this one does, and goes on by itself."""
-        return copy.deepcopy(self)
+        shared = {id(self.disk): self.disk}
+        return copy.deepcopy(self, shared)
 
     def check_tables(self, folder: Path, rows: Iterable[Row]) -> int:
         """Compare the rows of `messages` with the journal; how many there are."""
         left = Counter(rows)
         total = left.total()
         missing = []
-        for entry in read_all(folder):
+        for entry in read_all(folder, disk=self.disk):
             if isinstance(entry, Entry):
                 row = row_of(entry)
                 if left[row] > 0:
@@ -282,13 +288,13 @@ class Ledger:
         return total
 
 
-def origin(segment: Path) -> tuple[str, str]:
+def origin(segment: Path, disk: Disk) -> tuple[str, str]:
     """The hub and the epoch that a segment's header names; empty in format 1, which has neither."""
-    head_of = getattr(blocks, "head_of", None)
-    if head_of is None:
-        return "", ""
-    with segment.open("rb") as file:
-        head = head_of(file.read(4096))
+    file = disk.open(segment, READ)
+    try:
+        head = blocks.head_of(read_range(disk, file, 0, LARGEST_HEAD))
+    finally:
+        disk.close(file)
     return head.hub, head.epoch
 
 
