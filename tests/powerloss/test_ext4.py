@@ -111,13 +111,16 @@ class Powerless:
             # A hub that acknowledges now has nothing to keep its word with.
             time.sleep(self.chance.random() * 0.2)
         finally:
-            said = hub.kill()
-            self._said += [line for line in said.splitlines() if "webhook" in line and "damaged" in line]
+            said = self._heard(hub.kill())
             load.join()
             observer.stop()
         assert self.ledger.acknowledged > before, said
         self._since.append(observer.last)
         self.disk.remount()
+
+    def _heard(self, said: str) -> str:
+        self._said += [line for line in said.splitlines() if "webhook" in line and "damaged" in line]
+        return said
 
     def cut_while_starting(self) -> None:
         """Cut while a hub recovers what the cut before has left."""
@@ -136,6 +139,7 @@ class Powerless:
         finally:
             code, said = hub.stop()
         assert code == 0, said
+        self._heard(said)
         return str(balance)
 
     def check_readers(self) -> str:
@@ -150,6 +154,7 @@ class Powerless:
         missing = self.receiver.missing(acknowledged)
         code, said = hub.stop()
         assert code == 0, said
+        self._heard(said)
         told = "\n".join(self._said)
         assert not missing, f"{len(missing)} of {len(acknowledged)} events never posted: {missing[:5]}\n{told}"
         warehouse = self.folder / "warehouse"
