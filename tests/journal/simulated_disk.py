@@ -114,6 +114,17 @@ class Recording:
         return self.steps[number][1].crash_states(random, count)
 
 
+EXTREMES: tuple[tuple[str, Choices], ...] = (
+    ("nothing", Extreme(data=False, names=lambda _at, _count: False)),
+    ("everything", Extreme(data=True, names=lambda _at, _count: True)),
+    ("only names", Extreme(data=False, names=lambda _at, _count: True)),
+    ("only data", Extreme(data=True, names=lambda _at, _count: False)),
+    ("names in reverse", Extreme(data=True, names=lambda at, count: at >= count // 2)),
+    ("last name only", Extreme(data=False, names=lambda at, count: at == count - 1)),
+    ("names and sizes", Extreme(data=False, names=lambda _at, _count: True, size=True)),
+)
+
+
 class SimulatedDisk(Disk):
     """See above. `before` and `after` are called around each operation, `after` only around those that change something."""
 
@@ -171,7 +182,7 @@ class SimulatedDisk(Disk):
     def copy(self) -> SimulatedDisk:
         """A disk in the same state, open files included, without hooks and faults."""
         with self._mutex:
-            other = SimulatedDisk()
+            other = type(self)()
             other._inodes = dict(self._inodes)
             other._changes = list(self._changes)
             other._handles = {
@@ -195,26 +206,24 @@ class SimulatedDisk(Disk):
 
     def crash_states(self, random: Random, count: int) -> Iterator[tuple[str, SimulatedDisk]]:
         """So many states after a power cut with a name for each: first the extreme ones, then any."""
-        extremes: list[tuple[str, Choices]] = [
-            ("nothing", Extreme(data=False, names=lambda _at, _count: False)),
-            ("everything", Extreme(data=True, names=lambda _at, _count: True)),
-            ("only names", Extreme(data=False, names=lambda _at, _count: True)),
-            ("only data", Extreme(data=True, names=lambda _at, _count: False)),
-            ("names in reverse", Extreme(data=True, names=lambda at, count: at >= count // 2)),
-            ("last name only", Extreme(data=False, names=lambda at, count: at == count - 1)),
-            ("names and sizes", Extreme(data=False, names=lambda _at, _count: True, size=True)),
-        ]
         for at in range(count):
-            if at < len(extremes):
-                yield extremes[at][0], self.after_cut(extremes[at][1])
+            if at < len(EXTREMES):
+                yield EXTREMES[at][0], self.after_cut(EXTREMES[at][1])
             else:
                 yield f"random {at}", self.crash(random)
+
+    def any_state(self, random: Random) -> tuple[str, SimulatedDisk]:
+        """One state after a power cut, an extreme one quite often, with its name."""
+        if random.random() < 0.35:
+            name, choices = random.choice(EXTREMES)
+            return name, self.after_cut(choices)
+        return "random", self.crash(random)
 
     def after_cut(self, choices: Choices) -> SimulatedDisk:
         """The disk after a power cut that leaves what `choices` says. Open files and locks are gone."""
         with self._mutex:
             self._owner = object()
-            other = SimulatedDisk()
+            other = type(self)()
             folders = {number: dict(each.durable) for number, each in self._inodes.items() if isinstance(each, Folder)}
             lost = set[tuple[int, str]]()
             wanted = choices.of_names(self._changes) if self._changes else []
@@ -584,8 +593,7 @@ class SimulatedDisk(Disk):
 
     def _find(self, path: Path, *, follow: bool = False, links: int = 0) -> Inode:
         inode = self._inodes[_ROOT]
-        parts = [part for part in path.parts if part != "/"]
-        so_far = Path("/")
+        parts = [part for part in str(path).split("/") if part]
         for at, part in enumerate(parts):
             if not isinstance(inode, Folder):
                 raise _error(errno.ENOTDIR, path)
@@ -596,8 +604,7 @@ class SimulatedDisk(Disk):
             if isinstance(inode, Link) and (follow or at < len(parts) - 1):
                 if links >= _MOST_LINKS:
                     raise _error(errno.ELOOP, path)
-                inode = self._find(so_far / inode.target, follow=True, links=links + 1)
-            so_far /= part
+                inode = self._find(Path("/", *parts[:at]) / inode.target, follow=True, links=links + 1)
         return inode
 
 

@@ -292,6 +292,7 @@ class Extreme(Choices):
 
     def __init__(self, *, data: bool, names: Callable[[int, int], bool], size: bool | None = None) -> None:
         super().__init__(Random(0), lambda _random, _sector: NOTHING)
+        self._garbage = "zeros"
         self._data, self._names, self._size = data, names, data if size is None else size
 
     def of_file(self, file: File) -> Pick:
