@@ -162,7 +162,7 @@ def _decode(
         return empty(MESSAGES)
     events += [_event(block) for block in journal_index.records(data, found.index) if block.record in _EVENTS]
     tables = []
-    maps: dict[int, dict[int, str]] | None = None
+    maps: dict[int, journal_blocks.Stated] | None = None
     keys: dict[int, Keys] = {}
     frames = ~found.index.is_record
     for code, name in enumerate(found.index.protocols):
@@ -170,7 +170,7 @@ def _decode(
         if not len(rows):
             continue
         if maps is None:
-            maps = journal_index.topic_maps_before(data, _end(found.index))
+            maps = journal_index.contexts_before(data, _end(found.index))
             keys = journal_index.keys_before(data, _end(found.index))
         runs, damaged = gather_runs(data, name, found, rows)
         for run in np.flatnonzero(damaged).tolist():
@@ -233,7 +233,7 @@ def _end(index: BlockIndex) -> int:
 def _decode_runs(
     segment: NDArray[np.uint8],
     runs: Runs,
-    maps: dict[int, dict[int, str]],
+    maps: dict[int, journal_blocks.Stated],
     keys: dict[int, Keys],
     file: str,
     rejects: Rejects,

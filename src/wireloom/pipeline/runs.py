@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.journal import index as journal_index
-from wireloom.journal.index import NO_MAP
+from wireloom.journal.blocks import Stated
+from wireloom.journal.index import NO_CONTEXT
 from wireloom.journal.keys import Keys
 from wireloom.pipeline import blocks
 from wireloom.pipeline.steps.view import DIRECTIONS
@@ -77,7 +78,7 @@ def gather_runs(
         index.sequence[heads],
         index.connection[heads],
         index.direction[heads],
-        index.topic_map[heads],
+        index.context[heads],
         index.tags_start[heads],
         piece_at,
         piece_offset,
@@ -115,7 +116,7 @@ class Streams:
 def streams_of(
     segment: NDArray[np.uint8],
     runs: Runs,
-    maps: dict[int, dict[int, str]],
+    maps: dict[int, Stated],
     opened_by: dict[int, Keys],
     given: Sequence[Mapping[str, str]],
 ) -> Streams:
@@ -134,7 +135,7 @@ def streams_of(
         [
             Stream(
                 DIRECTIONS[code],
-                {} if map_id == NO_MAP else maps.get(map_id, {}),
+                {} if map_id == NO_CONTEXT or map_id not in maps else maps[map_id].topics,
                 secrets=(opened_by[each].values,) if each in opened_by else given,
             )
             for code, map_id, each in zip(direction.tolist(), map_ids, ids, strict=True)
