@@ -79,7 +79,7 @@ class Fault:
     times: int | None = 1
     """None: for ever."""
     short: int | None = None
-    """Of a write: this many bytes are written; `error` 0 then says that only so many were."""
+    """Of a write, with `error` 0: only so many bytes are written, and the call says so. An error comes without bytes."""
     hits: int = 0
 
     def strikes(self, call: Call) -> bool:

@@ -304,17 +304,19 @@ class Replay:
     def _fail(self) -> None:
         """Let one of the next calls fail, or a few."""
         random = self.random
-        operation, error, part = random.choice(_FAILURES)
-        self.report.failures[f"{operation} {errno.errorcode.get(error, 'short')}"] += 1
+        operation, error, end = random.choice(_FAILURES)
+        self.report.failures[f"{operation} {errno.errorcode[error]}"] += 1
         self.disk.faults.clear()
-        self.disk.fail(
-            operation,
-            error,
-            lambda call: part in call.path.name and (call.operation != "open" or bool(call.flags & os.O_CREAT)),
-            skip=random.choice((0, 0, 1, 5)),
-            times=random.choice((1, 1, 2)),
-            short=random.randrange(600) if operation == "pwritev" and (not error or random.random() < 0.5) else None,
-        )
+
+        def is_meant(call: Call) -> bool:
+            return call.path.name.endswith(end) and (operation != "open" or bool(call.flags & os.O_CREAT))
+
+        skip, times = random.choice((0, 0, 1, 5)), random.choice((1, 1, 2))
+        if operation == "pwritev" and end == ".pcapng" and random.random() < 0.3:
+            # A part is written; the rest, in the next call, fails.
+            self.disk.fail(operation, 0, is_meant, skip=skip, short=random.randrange(600))
+            skip = 0
+        self.disk.fail(operation, error, is_meant, skip=skip, times=times)
         if random.random() < 0.3:
             # The four faults that lost a message once: a sync, then an unlink.
             self.disk.fail("unlink", errno.EIO, times=random.choice((1, 2)))
@@ -410,11 +412,12 @@ _STEPS = (
 )
 _FAILURES = (
     ("sync", errno.EIO, ".pcapng"),
-    ("sync", errno.EIO, ".json"),
+    ("sync", errno.EIO, ".json.new"),
+    ("pwritev", errno.ENOSPC, ".json.new"),
     ("pwritev", errno.ENOSPC, ".pcapng"),
     ("pwritev", errno.EIO, ".pcapng"),
     ("pwritev", errno.EOPNOTSUPP, ".pcapng"),
-    ("pwritev", 0, ".pcapng"),
+    ("pwritev", errno.EIO, ".committed"),
     ("pwritev", errno.ENOSPC, ".committed"),
     ("unlink", errno.EIO, ""),
     ("open", errno.ENOSPC, ".pcapng"),
