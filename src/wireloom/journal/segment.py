@@ -255,7 +255,14 @@ class OpenSegment:
         """
         at = start
         while at < end:
-            data = self.read(at, min(end, at + max(size, _SMALLEST_PIECE)))
+            stop = min(end, at + max(size, _SMALLEST_PIECE))
+            try:
+                data = self.read(at, stop)
+            except JournalError:
+                # Whole blocks before the place that cannot be read can be.
+                data = self.read(at, self._fault(at, stop))
+                if not whole_blocks(data):
+                    raise
             whole = whole_blocks(data)
             if whole == 0 and at + len(data) < end:
                 # The first block is larger than the piece, or there is not even its head: read just that block.
