@@ -20,7 +20,7 @@ from wireloom.model import JournalError
 
 FOLDER = Path("/data/journal")
 STATE = Path("/data/cursor.json")
-STRICT = False
+STRICT = True
 
 LOST, UNSEEN, TWICE, ORDER, TWO_CONTENTS = "acknowledged, but gone", "seen, but gone", "twice", "order", "two contents"
 FAULT, READERS, STATE_LOST, STUCK = "fault", "readers disagree", "state lost", "cannot go on"

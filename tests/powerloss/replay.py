@@ -343,14 +343,22 @@ class Replay:
                 self.lineage.read(self.disk)
             count = int(self.rate) + (self.random.random() < self.rate % 1)
             for _ in range(count):
-                name, crashed = self.disk.any_state(self.random)
+                name, crashed = self._state(self.disk)
                 self._where = f"cut behind {call}: {name}"
-                self._examine(crashed, self.lineage.fork(), name == "everything")
+                self._examine(crashed, self.lineage.fork(), everything=name in _ALL)
 
-    def _examine(self, disk: SimulatedDisk, lineage: Lineage, everything: bool, depth: int = 0) -> None:
+    def _state(self, disk: SimulatedDisk) -> tuple[str, SimulatedDisk]:
+        """What may be left: of the disk after a power cut, or of all that the kernel has after a kill."""
+        if self.random.random() < 0.15:
+            killed = disk.copy()
+            killed.kill()
+            return "killed", killed
+        return disk.any_state(self.random)
+
+    def _examine(self, disk: SimulatedDisk, lineage: Lineage, *, everything: bool, depth: int = 0) -> None:
         """Open the journal on a disk after a power cut, and hold it to its word."""
         assert isinstance(disk, WatchedDisk)
-        random, where = self.random, self._where
+        random = self.random
         self.report.states += 1
         self.report.inside_recovery += depth > 0
         lineage.check_state(disk)
@@ -360,17 +368,12 @@ class Replay:
             # A reader comes before the hub does.
             lineage.read(disk)
             if inside:
-                name, crashed = disk.any_state(random)
-                self._where = f"{where}; then read, and cut: {name}"
-                self._examine(crashed, lineage.fork(), False, depth + 1)
+                self._cut_again(disk, lineage, "read", everything=False, depth=depth)
 
         def behind(call: Call) -> None:
             if random.random() < 0.1:
                 disk.after = None
-                name, crashed = disk.any_state(random)
-                self._where = f"{where}; then cut behind {call}: {name}"
-                self._examine(crashed, lineage.fork(), everything and name == "everything", depth + 1)
-                self._where = where
+                self._cut_again(disk, lineage, f"behind {call}", everything=everything, depth=depth)
                 disk.after = behind
 
         disk.after = behind if inside else None
@@ -389,6 +392,14 @@ class Replay:
         after = lineage.check(disk, random) if random.random() < 0.3 else lineage.read(disk)
         if len(after) <= len(found):
             raise Violation(STUCK, "nothing was added to the journal")
+        if inside and random.random() < 0.5:
+            self._cut_again(disk, lineage, "went on", everything=everything, depth=depth)
+
+    def _cut_again(self, disk: SimulatedDisk, lineage: Lineage, when: str, *, everything: bool, depth: int) -> None:
+        name, crashed = self._state(disk)
+        where, self._where = self._where, f"{self._where}; {when}, then {name}"
+        self._examine(crashed, lineage.fork(), everything=everything and name in _ALL, depth=depth + 1)
+        self._where = where
 
     def _go_on(self, journal: Journal, disk: WatchedDisk, lineage: Lineage) -> None:
         """The journal takes messages again."""
@@ -406,6 +417,8 @@ class Replay:
         lineage.acknowledged[number] = len(lineage.sent[number])
 
 
+_ALL = ("everything", "killed")
+"""States in which nothing is lost."""
 _STEPS = (
     ("append", "commit", "small commits", "record", "refuse", "save", "read", "prune", "restart", "kill", "fail"),
     (25, 25, 2, 5, 4, 6, 6, 8, 2, 2, 6),
