@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from wireloom.journal import Journal, Tail, read_blocks, read_messages, segments
+from wireloom.journal import Journal, Offset, Tail, parse_since, read_blocks, read_messages, segments
 from wireloom.journal.disk import LocalDisk
 from wireloom.journal.identity import FORMAT_1, STEP, Ancestor, load_identity
 from wireloom.journal.segment import OpenSegment, committed_path
@@ -264,6 +264,27 @@ def test_an_epoch_that_is_no_ancestor_is_refused(tmp_path):
         assert copy.identity.end_of(ancestor.epoch) == ancestor.end
         with pytest.raises(ConfigError, match="epoch 0123456789abcdef is none of this journal"):
             copy.identity.end_of("0123456789abcdef")
+
+
+def test_an_offset_with_an_epoch_is_taken_only_by_the_journals_it_is_of(tmp_path):
+    with Journal.open(tmp_path / "a") as journal:
+        for number in range(3):
+            append(journal, number)
+    places = [f"{journal.epoch}:{entry.place}" for entry in read_messages(tmp_path / "a")]
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with Journal.open(tmp_path / "a") as original, Journal.open(tmp_path / "b") as copy:
+        for each in (original, copy):
+            ticket = append(each, 3)
+            each.commit()
+            assert parse_since(places[1], identity=each.identity) == Offset.parse(places[1].partition(":")[2])
+        later = f"{original.epoch}:{original.packet_id(ticket)}.0"
+        assert parse_since(later, identity=original.identity)
+        with pytest.raises(ConfigError, match="is of a time that this journal does not hold"):
+            parse_since(later, identity=copy.identity)
+        with pytest.raises(ConfigError, match="is none of this journal"):
+            parse_since(f"{copy.epoch}:1.0", identity=original.identity)
+    with pytest.raises(ConfigError, match="is none of this journal"):
+        parse_since(places[0])
 
 
 def test_segments_sort_by_packet_id_whatever_the_clock_says(tmp_path):
