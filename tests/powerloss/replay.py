@@ -119,9 +119,10 @@ class Replay:
     def run(self, steps: int, rate: float) -> Report:
         """So many steps; behind each file operation so many states, on average."""
         self.rate = rate
-        # Small journals have the same states as large ones, and are read faster.
-        writing._FEW, writing._PAGES_AHEAD = 3, 2
         self.disk.after = self._behind
+        padding = writing._FEW, writing._PAGES_AHEAD
+        # Small journals have the same states as large ones, and are read faster: so padding begins early, too.
+        writing._FEW, writing._PAGES_AHEAD = 3, 2
         try:
             make_folders(self.disk, FOLDER.parent)
             self._open()
@@ -131,6 +132,7 @@ class Replay:
         except Violation as violation:
             raise Violation(violation.kind, f"{violation.text} [{self.report}; {self._where}]") from violation
         finally:
+            writing._FEW, writing._PAGES_AHEAD = padding
             self._let_tail_go()
         return self.report
 
@@ -305,6 +307,8 @@ class Replay:
         """Let one of the next calls fail, or a few."""
         random = self.random
         operation, error, end = random.choice(_FAILURES)
+        if not self.sync and (operation, end) in _BEFORE_THE_NEXT:
+            return
         self.report.failures[f"{operation} {errno.errorcode[error]}"] += 1
         self.disk.faults.clear()
 
@@ -439,6 +443,9 @@ _FAILURES = (
     ("sync_folder", errno.EIO, ""),
     ("rename", errno.EIO, ""),
 )
+
+_BEFORE_THE_NEXT = {("sync", ".pcapng"), ("truncate", ".pcapng")}
+"""Where commits are not synced, a segment is synced before the next begins. If that fails, a power cut may leave a hole."""
 
 
 def open_journal(disk: SimulatedDisk, sync: bool, clock: Clock, random: Random) -> Journal:
