@@ -22,7 +22,7 @@ from wireloom.hub.logs import about
 from wireloom.hub.outbox import Outbox
 from wireloom.hub.published import DENIED, TAKEN, excluding, published
 from wireloom.hub.screen import Screened, screen, screen_all
-from wireloom.journal.blocks import Context
+from wireloom.journal.blocks import Context, Principal
 from wireloom.journal.keys import Keys
 from wireloom.model import Kind, Message, WireloomError, type_of_json
 from wireloom.peers.driver import Driver
@@ -68,6 +68,7 @@ class Connection(Outbox):
         "_numbers",
         "_outbound",
         "_pieces",
+        "_principal",
         "_proved",
         "_recorded",
         "_sends_as",
@@ -106,6 +107,8 @@ class Connection(Outbox):
         self._numbers: Mapping[int, str] | None = None
         self._topic_map: Context | None = None
         self._keys: Keys | None = None
+        self._principal: Principal | None = None
+        """Who the peer was proved to be, as the journal states it in each of its segments; None if nobody was."""
         kind = type(self.session)
         self._is_open_book = kind.secrets is Session.secrets and kind.recordable is Session.recordable
         """Whether the protocol neither encrypts nor sends credentials: then the journal keeps all as it is."""
@@ -205,6 +208,9 @@ class Connection(Outbox):
         hub, pipe = self.hub, self._pipe
         self._proved = self.session.identities
         self.identities = (*self._shown, *(pipe.identities if pipe is not None else ()), *self._proved)
+        known = self._principal
+        if self.identities and (known is None or known.name != self.principal):
+            self._principal = Principal(self.id, self.principal)
         self.grants = self.grants_of()
         payer = self.principal if self.identities else self.address
         self._bucket = None
@@ -241,7 +247,6 @@ class Connection(Outbox):
         else:
             self._shown = (f"token:{holder}",)
             self.authorise()
-            hub.journal.record("principal", {"principal": self.principal}, self.id, protocol=self.name)
             log.info("%r is %s", self, self.principal, extra=about("login.accepted", self))
         return outcome
 
@@ -393,6 +398,7 @@ class Connection(Outbox):
             destination=self.local or None,
             topics=topics,
             keys=None if self._is_open_book else self._keys_in_force(),
+            principal=self._principal,
         )
 
     def _topics(self) -> Context | None:
@@ -549,6 +555,7 @@ class Connection(Outbox):
             inbound=False,
             topics=self._topics(),
             keys=None if self._is_open_book else self._keys_in_force(),
+            principal=self._principal,
         )
         self._recorded[self._sends_as] += count
 
