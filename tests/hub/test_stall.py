@@ -12,6 +12,7 @@ import uvloop
 
 from tests.hub.running import ALL, HSP, ack, data_ack, eventually, hub_on, journaled, open_to, stream_to, url_of
 from tests.slow_disk import SlowDisk
+from wireloom.hub import hub as hub_module
 from wireloom.journal.verify import verify
 from wireloom.model import Kind
 
@@ -164,3 +165,32 @@ async def test_a_disk_that_hangs_is_given_up_in_time(
         await journal_closed()
     async with hub_on(tmp_path) as hub:
         assert hub.commit.healthy
+
+
+async def test_nobody_looks_at_the_segment_while_the_thread_has_it(
+    tmp_path: Path, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Amid a change of segments it would seem to be gone."""
+    monkeypatch.setattr(hub_module, "_TICK", 0.01)
+    async with hub_on(tmp_path, HSP) as hub:
+        looks: list[bool] = []
+        check = hub.journal.check
+
+        def noted() -> None:
+            looks.append(disk.entered.is_set())
+            check()
+
+        monkeypatch.setattr(hub.journal, "check", noted)
+        await eventually(lambda: bool(looks))
+        reader, writer = await stream_to(hub)
+        await eventually(lambda: len(hub.connections) == 1)
+        disk.stall()
+        writer.write(b"".join(data_ack(number, b"x" * 4000) for number in range(100)))
+        await asyncio.to_thread(disk.entered.wait, 30)
+        seen = len(looks)
+        await asyncio.sleep(0.2)
+        assert len(looks) == seen
+        disk.go_on()
+        await reader.readexactly(500)
+        await eventually(lambda: len(looks) > seen)
+        writer.close()

@@ -227,7 +227,7 @@ async def test_last_values_are_found_after_writes_that_failed(tmp_path: Path, mo
                     assert json.loads((await anext(events)).body)["n"] == 2
 
 
-async def test_an_open_segment_that_is_deleted_is_noticed(tmp_path: Path) -> None:
+async def test_an_open_segment_that_is_deleted_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with hub_on(tmp_path, HUB) as hub:
         await publish(hub, range(3))
         # Nobody says anything any more: the hub looks by itself.
@@ -236,6 +236,7 @@ async def test_an_open_segment_that_is_deleted_is_noticed(tmp_path: Path) -> Non
         for each in segments(tmp_path / "journal"):
             each.unlink()
         await eventually(lambda: bool(records(tmp_path, "removed")))
+        assert "was deleted by somebody" in caplog.text
         await publish(hub, range(3, 6))
         async with wireloom.connect(url_of(hub, "yamp")) as peer:
             async with peer.subscribe("alerts/#", since="start") as events, asyncio.timeout(30):

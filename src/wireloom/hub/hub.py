@@ -140,6 +140,7 @@ class Hub:
             )
         self.commit = GroupCommit(self.journal, self._loop, high_water=self._high_water)
         self.commit.on_told = self.write_out
+        self.commit.on_failed = self._disk.look
         self.retention = Retention(settings, self.config.journal_folder, self.metrics)
         self.last_values.start()
         self._gauges()
@@ -391,7 +392,8 @@ class Hub:
         while True:
             await asyncio.sleep(_TICK)
             self.router.exchanges.expire(self.now())
-            self.journal.check()
+            if not self.commit.is_writing:  # a commit looks by itself
+                self.journal.check()
             self._disk.look(self.commit.last_error)
             self.retention.tick(self._loop)
             self.watch.tick(self.now())

@@ -66,6 +66,8 @@ class GroupCommit:
         """Done with the next commit; there while somebody waits for it."""
         self.on_told: Callable[[], None] | None = None
         """Called when all who waited for a commit have been told."""
+        self.on_failed: Callable[[str], None] | None = None
+        """Called with what the disk said when an attempt failed."""
         self._loop = loop
         self.high_water = high_water
         self._waiting: list[tuple[int, int, Callable[[], None]]] = []
@@ -109,6 +111,11 @@ class GroupCommit:
     def healthy(self) -> bool:
         """Whether the last attempt to commit succeeded."""
         return self.last_error is None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the thread is at a commit: the journal's files are its own until it is done."""
+        return self._syncing
 
     @property
     def seconds(self) -> float:
@@ -272,6 +279,8 @@ class GroupCommit:
             self.journal.settle(batch)
         except JournalError as error:
             self.last_error = str(error)
+            if self.on_failed is not None:
+                self.on_failed(self.last_error)
             if self._later is not None:
                 self._later.cancel()
             self._later = self._loop.call_later(RETRY, self._deadline)

@@ -23,7 +23,7 @@ _RESET = struct.pack("ii", 1, 0)
 class TCPPipe(Pipe, asyncio.Protocol):
     """One TCP connection: asyncio's callbacks on one side, the owner's on the other."""
 
-    _early = b""
+    _read_early = b""
     """What was read although the owner had paused reading; at most one read, see `_pause_from_start`."""
 
     def __init__(self, owner: Owner, options: Options) -> None:
@@ -62,7 +62,7 @@ class TCPPipe(Pipe, asyncio.Protocol):
             if self._reading:
                 usual(data)
             else:
-                self._early += data
+                self._read_early += data
                 transport.pause_reading()
 
         def pause() -> None:
@@ -148,9 +148,9 @@ class TCPPipe(Pipe, asyncio.Protocol):
         if self._reading:
             return
         self._reading = True
-        if self._early:
-            early, self._early = self._early, b""
-            self._owner.received(early)
+        if self._read_early:
+            held, self._read_early = self._read_early, b""
+            self._owner.received(held)
         # The owner may have paused again.
         if self._reading and not self._open.is_closing():
             self._open.resume_reading()
