@@ -9,9 +9,9 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeVar
 
-from wireloom.model import ConfigError
+from wireloom.model import ConfigError, type_of_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,9 @@ class Settings:
     Traceback (most recent call last):
     wireloom.model.ConfigError: unknown setting 'max_paylod'; known: max_payload
     """
+
+    agreed_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields that decide how recorded bytes are read, and that a journal may state: see `Session.agreed`."""
 
     @property
     def contacts(self) -> Sequence[str]:
@@ -53,6 +56,23 @@ class Settings:
 def _hints(kind: type[Settings]) -> dict[str, Any]:
     """The types of a class's fields; looking them up takes longer than everything else about settings."""
     return typing.get_type_hints(kind)
+
+
+_AnySettings = TypeVar("_AnySettings", bound=Settings)
+
+
+def apply_agreed(settings: _AnySettings, agreed: Mapping[str, type_of_json]) -> _AnySettings:
+    """The settings with which to read a connection that agreed on something; the rest, and all limits, stay.
+
+    `agreed` may come from a journal of a later version: names that are none of `agreed_fields` are ignored. A value
+    that a field cannot have raises ConfigError.
+    """
+    known = {name: agreed[name] for name in settings.agreed_fields if name in agreed} if agreed else None
+    if not known:
+        return settings
+    hints = _hints(type(settings))  # type: ignore[arg-type]
+    values: dict[str, Any] = {name: _coerce(name, value, hints[name]) for name, value in known.items()}
+    return dataclasses.replace(settings, **values)
 
 
 _BOOLEANS = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}

@@ -9,10 +9,11 @@ The tables in `states.py` say what each message does in each state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import cast
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, ProtocolViolation, WireloomError
-from wireloom.protocols.contract import LOGIN, Asker, Role, Run, Session, request_of
+from wireloom.protocols.contract import LOGIN, NOTHING_AGREED, Asker, Role, Run, Session, request_of
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.extensions import MAX_ID
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
@@ -37,6 +38,7 @@ from wireloom.protocols.stretches import Stretches
 _HELLO = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
 _PASSED_ON = Message(Kind.REQUEST)
 """Stands for requests of others: those who passed them on know more about them."""
+_EXCLUSIVE: Mapping[str, str | bool] = MappingProxyType({"size_mode": str(SizeMode.EXCLUSIVE)})
 _BYE, _PING, _PONG = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
 
 
@@ -242,6 +244,10 @@ class EmpTalk(Session):
         if self._buffer and self.state is not CLOSED:
             self.count("stream.cut")
         self._leave("close")
+
+    def agreed(self) -> Mapping[str, str | bool]:
+        """The size mode where it is not the usual one."""
+        return NOTHING_AGREED if self._plain else _EXCLUSIVE
 
     def topic_numbers(self) -> Mapping[int, str]:
         """The size mode where it is not the usual one: later readers do not know the settings."""

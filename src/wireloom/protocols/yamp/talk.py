@@ -13,6 +13,7 @@ tables in `states.py` say which frames each role takes in each state; what the o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from wireloom.model import (
@@ -25,7 +26,7 @@ from wireloom.model import (
     ProtocolViolation,
     WireloomError,
 )
-from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Role, Run, Session, SessionState, request_of
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN, NOTHING_AGREED, Role, Run, Session, SessionState, request_of
 from wireloom.protocols.owing import OwedReads
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 _OPEN, _CLOSED = SessionState.OPEN, SessionState.CLOSED
 PUBLISH = HUB_PREFIX + "publish/"
+_AGREED: Mapping[str, Mapping[str, str | bool]] = {
+    name: MappingProxyType({"serializer": name}) for name in formats.CONTENT_TYPES if name != formats.DEFAULT
+}
 
 
 class YampTalk(Session):
@@ -50,6 +54,7 @@ class YampTalk(Session):
         super().__init__(role)
         self.settings = settings
         self._numbers: Mapping[int, str] = {}
+        self._agreed = NOTHING_AGREED
         self.serializer: str | None = None
         """What the handshake agreed on; an empty serializer counts as json."""
         if role is Role.CLIENT:
@@ -234,6 +239,7 @@ class YampTalk(Session):
         else:
             self._say(theirs)
         self.serializer = serializer
+        self._agreed = _AGREED.get(serializer, NOTHING_AGREED)
         self._numbers = {} if serializer == formats.DEFAULT else {SERIALIZER: serializer}
         self.content_type = formats.content_type(serializer)
         self.state = SessionState.OPEN
@@ -486,6 +492,10 @@ class YampTalk(Session):
         else:
             self._closing_reason = reason
             self.state = SessionState.CLOSING
+
+    def agreed(self) -> Mapping[str, str | bool]:
+        """The serializer where it is not the usual one: later readers do not see the handshake."""
+        return self._agreed
 
     def topic_numbers(self) -> Mapping[int, str]:
         """The agreed serializer where it is not the usual one: later readers do not see the handshake."""
