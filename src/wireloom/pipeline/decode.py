@@ -8,12 +8,12 @@ follows, and it must not matter which runs happen to be decoded together.
 from __future__ import annotations
 
 import dataclasses
-import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 
 from wireloom.journal import blocks as journal_blocks
 from wireloom.journal import index as journal_index
-from wireloom.journal.index import BlockIndex
+from wireloom.journal.disk import LOCAL, Disk
+from wireloom.journal.index import NO_MAP
 from wireloom.journal.keys import Keys, keys_for
 from wireloom.journal.segment import committed_length
 from wireloom.model import ConfigError, JournalError
 from wireloom.pipeline import blocks, ledger
 from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.planning import Range
+from wireloom.pipeline.reading import SegmentBytes
 from wireloom.pipeline.rejects import Rejects
 from wireloom.pipeline.rows import empty, message_rows
 from wireloom.pipeline.runs import Runs, Streams, gather_runs, select, streams_of
@@ -41,6 +43,8 @@ from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans
 from wireloom.protocols.contract import CUT, Settings
 from wireloom.protocols.conversation import Rule, Severity
 from wireloom.protocols.registry import protocol, protocols
+
+_Stated = TypeVar("_Stated")
 
 UNKNOWN_PROTOCOL = "protocol.unknown"
 
@@ -84,19 +88,20 @@ def auditor(name: str, trust: str) -> Auditor | None:
     return decoder.auditor(settings)
 
 
-def decode_range(part: Range, trust: str = "", keys: str = "") -> DecodedRange:
-    """The messages and rejects of one range; `trust` is a trust file for those who sign, `keys` a key file."""
+def decode_range(part: Range, trust: str = "", keys: str = "", disk: Disk = LOCAL) -> DecodedRange:
+    """The messages and rejects of one range; `trust` is a trust file for those who sign, `keys` a key file.
+
+    Bytes that cannot be read are rejects, too, and the rest is decoded.
+    """
     path = Path(part.file)
     limit = committed_length(path)
     rejects = Rejects(part.file)
     if limit == 0:
         return DecodedRange(empty(MESSAGES), rejects.table())
     audited = Audited(trust)
-    with path.open("rb") as file:
-        # Unmapped when the last array that looks at it is gone.
-        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     events: list[Event] = []
-    messages = _decode(data, part, min(limit, len(data)), rejects, events, audited, keys)
+    with SegmentBytes(path, limit, disk) as segment:
+        messages = _decode(segment, part, rejects, events, audited, keys)
     return DecodedRange(messages, rejects.table(), events, audited.findings(), audited.packets())
 
 
@@ -141,21 +146,21 @@ class Audited:
 
 
 def _decode(
-    data: NDArray[np.uint8],
+    segment: SegmentBytes,
     part: Range,
-    limit: int,
     rejects: Rejects,
     events: list[Event],
     audited: Audited,
     key_file: str,
 ) -> pa.Table:
-    try:
-        first = journal_blocks.check_head(data.data[:limit])
-    except journal_blocks.BlockFault as fault:
-        raise JournalError(f"{part.file}: no journal segment: {fault}; name the folder of a journal") from None
-    found = blocks.find_runs(data, part, limit)
-    for damage in found.damages:
-        rejects.add_damage(data, damage, _block_time_us(data, first, limit))
+    first = _first_block(segment, part)
+    found = blocks.find_runs(segment, part)
+    damages = found.damages + segment.unreadable_between(part.start, part.end)
+    for damage in sorted(damages, key=lambda each: each.offset):
+        segment.fill(damage.offset + KEPT_BYTES)
+        at = found.resumed if first is None else first
+        rejects.add_damage(segment.data, damage, 0 if at is None else _block_time_us(segment.data, at, segment.limit))
+    data = segment.data
     if part.refused:
         rejects.add_refused(data, found.index)
         audited.refused(rejects.table())
@@ -170,11 +175,16 @@ def _decode(
         if not len(rows):
             continue
         if maps is None:
-            maps = journal_index.topic_maps_before(data, _end(found.index))
-            keys = journal_index.keys_before(data, _end(found.index))
+            maps = _stated(data, found, journal_index.topic_maps_before)
+            keys = _stated(data, found, journal_index.keys_before)
         runs, damaged = gather_runs(data, name, found, rows)
         for run in np.flatnonzero(damaged).tolist():
             rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, "wrong hash")
+        lost = _without_context(runs, maps)
+        for run in np.flatnonzero(lost & ~damaged).tolist():
+            detail = "what its numbers mean is not stated in what is left of the segment"
+            rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, detail)
+        damaged |= lost
         runs = select(runs, np.flatnonzero(~damaged)) if damaged.any() else runs
         if not len(runs.start):
             continue
@@ -225,9 +235,32 @@ def _block_time_us(data: NDArray[np.uint8], at: int, limit: int) -> int:
     return int(high << 32 | low) // 1000
 
 
-def _end(index: BlockIndex) -> int:
-    """Where the last block of an index ends."""
-    return int(index.offset[-1] + index.size[-1])
+def _without_context(runs: Runs, maps: Mapping[int, object]) -> NDArray[np.bool_]:
+    """Which runs name something that is not stated: without it they may mean anything."""
+    lost = [each for each in np.unique(runs.topic_map).tolist() if each != NO_MAP and each not in maps]
+    return np.isin(runs.topic_map, lost)
+
+
+def _first_block(segment: SegmentBytes, part: Range) -> int | None:
+    """Where the first block after the head begins; None if the head cannot be read, JournalError if there is none."""
+    segment.fill(part.end)
+    try:
+        return journal_blocks.check_head(segment.data.data[: segment.filled])
+    except journal_blocks.BlockFault as fault:
+        if segment.unreadable and segment.unreadable[0].offset <= fault.offset:
+            return None
+        raise JournalError(f"{part.file}: no journal segment: {fault}; name the folder of a journal") from None
+
+
+def _stated(
+    data: NDArray[np.uint8], found: blocks.Found, before: Callable[[NDArray[np.uint8], int], dict[int, _Stated]]
+) -> dict[int, _Stated]:
+    """What a segment states up to the end of the blocks that were found, before and after damage."""
+    end = int(found.index.offset[-1] + found.index.size[-1])
+    stated = before(data, end)
+    if found.resumed is not None and found.resumed < end:
+        stated |= before(data[found.resumed :], end - found.resumed)
+    return stated
 
 
 def _decode_runs(
