@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wireloom.journal import blocks
-from wireloom.journal.blocks import BlockFault, TopicMap
+from wireloom.journal.blocks import BlockFault, Context
 from wireloom.model import Direction, JournalError
 
 ADDRESSES = st.one_of(
@@ -29,16 +29,17 @@ ADDRESSES = st.one_of(
     connection=st.integers(0, 2**64 - 1),
     direction=st.sampled_from(Direction),
     sequence=st.integers(0, 10**18 - 1),
-    topic_map=st.none() | st.integers(0, 2**32 - 1),
+    context=st.none() | st.integers(0, 2**32 - 1),
+    word=st.sampled_from(["ctx", "map"]),
     more=st.booleans(),
     inbound=st.booleans(),
 )
 def test_what_is_encoded_is_parsed_again(
-    packet_id, time_ns, protocol, ends, payload, connection, direction, sequence, topic_map, more, inbound
+    packet_id, time_ns, protocol, ends, payload, connection, direction, sequence, context, word, more, inbound
 ):
     tags = blocks.encode_tags(protocol, *ends, datagram=direction is Direction.DGRAM)
     comment = f"conn={connection:016x} dir={direction} seq={sequence}"
-    comment += "" if topic_map is None else f" map={topic_map:08x}"
+    comment += "" if context is None else f" {word}={context:08x}"
     comment += " more" if more else ""
     raw = blocks.encode_packet(
         packet_id, time_ns, tags, zlib.crc32(tags), payload, comment.encode(), 1 if inbound else 2
@@ -58,11 +59,11 @@ def test_what_is_encoded_is_parsed_again(
         connection=connection,
         direction=direction,
         sequence=sequence,
-        topic_map=topic_map,
+        context=context,
         more=more,
     )
-    assert blocks.packet_id_of(raw) == packet_id
-    assert blocks.comment_of(raw) == comment.encode()
+    assert blocks.packet_id_at(raw, 0) == packet_id
+    assert blocks.comment_at(raw, 0) == comment.encode()
 
 
 def test_layout_of_a_block_is_the_documented_one():
@@ -109,7 +110,7 @@ def test_a_flipped_bit_in_the_packet_data_is_found():
 def test_a_damaged_block_gives_a_fault_or_a_block_and_nothing_else(position, flip):
     tags = blocks.encode_tags("hsp", "1.2.3.4:80", "5.6.7.8:90")
     comment = b"conn=0000000000000001 dir=c2s seq=1 map=00000001 more"
-    raw = bytearray(blocks.segment_head("1"))
+    raw = bytearray(blocks.segment_head("1", "north", "0123456789abcdef", 0, 41))
     raw += blocks.encode_packet(1, 2, tags, zlib.crc32(tags), b"payload!", comment, 1)
     raw += blocks.encode_packet(2, 2, tags, zlib.crc32(tags), b"", b'record=closed {"a":1}', 1)
     raw[position % len(raw)] ^= flip
@@ -119,22 +120,30 @@ def test_a_damaged_block_gives_a_fault_or_a_block_and_nothing_else(position, fli
         assert 0 <= fault.offset < len(raw)
 
 
-def test_a_map_id_is_the_crc_of_canonical_json():
-    topics = {10: "ü", 9: "b/c"}
-    assert TopicMap(topics).id == zlib.crc32('{"10":"ü","9":"b/c"}'.encode())
-    assert TopicMap({9: "b/c", 10: "ü"}).id == TopicMap(topics).id
+def test_contexts_have_different_ids_whatever_a_peer_chooses():
+    # Two maps of topics with the same CRC-32 are found in a second.
+    same = [Context({1: "a"}), Context({1: "a"}), Context({1: "a"}, {"profile": False})]
+    assert len({each.id for each in same}) == 3
 
 
-def test_a_map_too_large_for_one_comment_is_stated_in_several():
+def test_the_head_says_whose_segment_it_is():
+    raw = blocks.segment_head("1", "näh", "0123456789abcdef", 7, 41)
+    assert blocks.head_of(raw) == blocks.Head(2, "näh", "0123456789abcdef", 7, 41, len(raw))
+    assert len(blocks.segment_head("1", "näh", "0123456789abcdef", 7, 2**63)) == len(raw)
+    with pytest.raises(BlockFault, match="does not say whose segment"):
+        blocks.head_of(raw.replace(b'"after"', b'"aftxr"'))
+
+
+def test_a_context_too_large_for_one_comment_is_stated_in_several():
     topics = {number: f"a/rather/long/topic/name/{number:06d}" for number in range(20_000)}
-    large = TopicMap(topics)
+    large = Context(topics, {"profile": False})
     assert len(large.records) > 1
     tags = blocks.encode_tags("journal")
     raw = b"".join(
         blocks.encode_packet(number, 0, tags, zlib.crc32(tags), b"", record, 1)
         for number, record in enumerate(large.records)
     )
-    assert blocks.topic_maps(blocks.blocks(raw, 0, len(raw))) == {large.id: topics}
+    assert blocks.contexts(blocks.blocks(raw, 0, len(raw))) == {large.id: (topics, {"profile": False})}
 
 
 def test_a_record_with_a_very_long_text_is_cut_not_lost():

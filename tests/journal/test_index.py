@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wireloom.journal import Journal, blocks, index, segments
-from wireloom.journal.blocks import Block, BlockFault, TopicMap
+from wireloom.journal.blocks import Block, BlockFault, Context
 from wireloom.model import Direction
 
 from .conftest import TOPICS, data
@@ -45,12 +45,18 @@ def record_block(draw: st.DrawFn) -> tuple[bytes, bytes, bytes]:
 @st.composite
 def topics_block(draw: st.DrawFn) -> tuple[bytes, bytes, bytes]:
     topics = draw(st.dictionaries(st.integers(0, 65535), st.text(max_size=8), max_size=3))
-    return blocks.encode_tags("journal"), b"", TopicMap(topics).records[0]
+    settings = draw(st.dictionaries(st.text(max_size=4), st.booleans(), max_size=2))
+    comment = Context(topics, settings).records[0]
+    if draw(st.booleans()):
+        comment = blocks.record_comment(
+            "topics", {"map": "0000002a", "topics": {str(key): topics[key] for key in topics}}
+        )
+    return blocks.encode_tags("journal"), b"", comment
 
 
 @st.composite
 def segment(draw: st.DrawFn) -> bytes:
-    raw = blocks.segment_head("1")
+    raw = blocks.segment_head("1", "", "", 0, 0)
     for tags, payload, comment in draw(st.lists(frames_block() | record_block() | topics_block(), max_size=8)):
         packet_id, time_ns = draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 2**63 - 1))
         raw += blocks.encode_packet(packet_id, time_ns, tags, zlib.crc32(tags), payload, comment, 1)
@@ -88,7 +94,7 @@ def compare(raw: bytes, check_hash: bool = True) -> None:
         assert raw[fast.payload_start[row] : fast.payload_end[row]] == block.payload
         assert fast.payload_start[row] == block.payload_offset
         assert fast.protocols[fast.protocol[row]] == block.protocol
-        assert fast.topic_map[row] == (-1 if block.topic_map is None else block.topic_map)
+        assert fast.context[row] == (-1 if block.context is None else block.context)
         assert bool(fast.more[row]) == block.more
         assert bool(fast.is_record[row]) == (block.record is not None)
         assert fast.tags_start[row] == block.offset + 28
@@ -97,8 +103,8 @@ def compare(raw: bytes, check_hash: bool = True) -> None:
             assert DIRECTIONS[fast.direction[row]] == block.direction
     if fault is None:
         assert index.records(array, fast) == [block for block in slow if block.record is not None]
-        assert index.topic_maps(array, fast) == blocks.topic_maps(slow)
-        assert index.topic_maps_before(array, len(raw)) == blocks.topic_maps(slow)
+        assert index.contexts(array, fast) == blocks.contexts(slow)
+        assert index.contexts_before(array, len(raw)) == blocks.contexts(slow)
 
 
 @settings(deadline=None, max_examples=80)
@@ -152,10 +158,10 @@ def test_a_range_from_the_middle_gets_its_maps_from_before(long_segment):
     part = index.index_blocks(long_segment, start, len(long_segment))
     assert len(part) == len(whole) - 300
     assert part.offset[0] == start
-    assert index.topic_maps(long_segment, part) == {}
-    maps = index.topic_maps_before(long_segment, start)
-    assert maps[int(part.topic_map[0])] == {7: "later"}
-    assert index.topic_maps_before(long_segment, int(whole.offset[50])) == {TopicMap(TOPICS).id: TOPICS}
+    assert index.contexts(long_segment, part) == {}
+    maps = index.contexts_before(long_segment, start)
+    assert maps[int(part.context[0])] == ({7: "later"}, {})
+    assert index.contexts_before(long_segment, int(whole.offset[50])) == {int(whole.context[50]): (TOPICS, {})}
 
 
 def test_a_writable_and_a_mapped_array_give_the_same(long_segment):

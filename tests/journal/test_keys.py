@@ -85,7 +85,7 @@ def test_keys_are_stated_again_after_a_failed_write(tmp_path: Path, monkeypatch:
         def fail(*_: object) -> int:
             raise OSError(28, "no space")
 
-        broken.setattr(os, "pwrite", fail)
+        broken.setattr(os, "pwritev", fail)
         for number in range(1, 30):
             append(journal, (ONE, TWO)[number % 2], number)
         with pytest.raises(JournalError):

@@ -79,10 +79,10 @@ def test_a_file_that_is_no_journal_is_called_so(tmp_path, content):
 
 def test_a_capture_of_another_program_is_called_no_journal(tmp_path, folder):
     (segment,) = segments(folder)
-    other = segment.read_bytes().replace(b"wireloom journal 1", b"a capture of mine!")
+    other = segment.read_bytes().replace(b"wireloom journal 2", b"a capture of mine!")
     path = tmp_path / "capture.pcapng"
     path.write_bytes(other)
-    with pytest.raises(JournalError, match="without the comment 'wireloom journal 1'"):
+    with pytest.raises(JournalError, match="without a comment 'wireloom journal 2'"):
         list(read_blocks(path))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from wireloom.journal import Journal, read_blocks, read_messages, segments
+from wireloom.journal.blocks import check_head
 from wireloom.journal.recovery import recover
 from wireloom.journal.segment import committed_path, is_sealed
 from wireloom.journal.verify import verify
@@ -61,7 +62,7 @@ def test_a_tail_torn_at_every_byte_of_the_last_block_is_cut(crashed, tmp_path):
         found = recover(torn)
         kept = (torn / segment.name).read_bytes()
         assert kept == (whole if length == size else whole[:committed])
-        assert found.next_packet_id == (5 if length == size else 4)
+        assert found.last_packet_id == (4 if length == size else 3)
         assert [cut.cut_bytes for cut in found.cuts] == ([length - committed] if committed < length < size else [])
         shutil.rmtree(torn)
 
@@ -202,7 +203,7 @@ def test_a_committed_length_that_is_empty_or_too_large_is_not_believed(crashed):
 def test_a_segment_that_holds_nothing_yet_disappears(tmp_path):
     Journal.open(tmp_path).close()
     (segment,) = segments(tmp_path)
-    head = segment.read_bytes()[:108]
+    head = segment.read_bytes()[: check_head(segment.read_bytes())]
     for content in (b"", head[:50], head):
         name = "00000000000000000003-20300101T000000.000000Z.pcapng"
         (tmp_path / name).write_bytes(content)
@@ -210,7 +211,7 @@ def test_a_segment_that_holds_nothing_yet_disappears(tmp_path):
         found = recover(tmp_path)
         assert segments(tmp_path) == [segment]
         assert not list(tmp_path.glob("*.committed"))
-        assert found.next_packet_id == 3
+        assert found.last_packet_id == 2
 
 
 def test_a_committed_length_without_a_segment_is_removed(tmp_path):
@@ -273,4 +274,4 @@ def test_a_writer_killed_under_load_loses_nothing_it_committed(tmp_path, attempt
         last = bodies[runs[-2] :]
         assert last == list(range(len(last)))
         assert len(last) >= committed
-    assert ids(tmp_path) == list(range(1, len(ids(tmp_path)) + 1))
+    assert ids(tmp_path) == sorted(set(ids(tmp_path)))

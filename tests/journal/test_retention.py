@@ -22,14 +22,13 @@ BEGIN = 1_800_000_000 * 1_000_000_000
 @pytest.fixture
 def days(tmp_path: Path) -> Path:
     """Ten days, a segment a day, written without a break; then the segment being written."""
-    journal = Journal.open(tmp_path, segment_bytes=1)
-    journal.commit()
-    segments(tmp_path)[0].unlink()  # `started` has the time of today
+    journal = Journal.open(tmp_path, segment_bytes=1, now_ns=lambda: BEGIN)
     for day in range(11):
         journal.append(
             "hsp", 1, Direction.C2S, day, data(f"{day} " + "x" * 5000), topics=TOPICS, time_ns=BEGIN + day * DAY
         )
         journal.commit()
+    segments(tmp_path)[0].unlink()  # `started`
     assert len(segments(tmp_path)) == 11
     return tmp_path
 
@@ -44,10 +43,10 @@ def leave_cursor(folder: Path, name: str, segment: Path, position: int) -> None:
 
 
 def test_by_age_a_segment_goes_when_all_of_it_is_too_old(days: Path) -> None:
-    gone = prune(days, Keep(days=3), BEGIN + 10 * DAY + 1)
+    gone = prune(days, Keep(days=3), BEGIN + 9 * DAY + 1)
     assert [each.why for each in gone] == ["older than 3 days"] * 7
     assert kept(days) == [7, 8, 9, 10]
-    assert prune(days, Keep(days=3), BEGIN + 10 * DAY + 1) == []
+    assert prune(days, Keep(days=3), BEGIN + 9 * DAY + 1) == []
     assert list(verify(days)) == []
 
 
@@ -67,13 +66,13 @@ def test_nothing_goes_past_a_cursor_and_the_slowest_counts(days: Path) -> None:
     known = segments(days)
     leave_cursor(days, "fast", known[8], 100)
     leave_cursor(days, "slow", known[4], known[4].stat().st_size - 1)
-    found = prune(days, Keep(days=1), BEGIN + 10 * DAY + 1)
+    found = prune(days, Keep(days=1), BEGIN + 9 * DAY + 1)
     assert [each.kept_for for each in found] == [None] * 4 + ["slow"] * 5
     assert kept(days) == list(range(4, 11))
     leave_cursor(days, "slow", known[4], known[4].stat().st_size)
-    prune(days, Keep(days=1), BEGIN + 10 * DAY + 1)
+    prune(days, Keep(days=1), BEGIN + 9 * DAY + 1)
     assert kept(days) == list(range(5, 11))
-    prune(days, Keep(days=1, past_cursors=True), BEGIN + 10 * DAY + 1)
+    prune(days, Keep(days=1, past_cursors=True), BEGIN + 9 * DAY + 1)
     assert kept(days) == [9, 10]
 
 
@@ -120,7 +119,7 @@ def test_the_newest_segment_that_holds_something_stays_while_the_next_is_only_ju
     for _ in range(3):
         with Journal.open(tmp_path) as journal:
             last = journal.last_ticket
-    begun = tmp_path / segment_name(last + 2, BEGIN)
+    begun = tmp_path / segment_name(last + 2, "0" * 16)
     begun.touch()
     committed_path(begun).write_text(f"{0:020d}\n")
     prune(tmp_path, Keep(size=1), BEGIN)

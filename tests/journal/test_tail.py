@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from wireloom.journal import Journal, Offset, Tail, committed_length, parse_since, segments
+from wireloom.journal.disk import LocalDisk
 from wireloom.journal.reader import Entry, read_all
 from wireloom.model import ConfigError, Direction
 
@@ -149,23 +149,22 @@ def test_segments_removed_just_before_they_are_opened_are_passed_over(
         # Found by a look that was taken before retention came.
         looks = [known, known[1:]]
         monkeypatch.setattr(
-            "wireloom.journal.tail.segments", lambda _, looks=looks: looks.pop(0) if looks else known[3:]
+            "wireloom.journal.tail.segments", lambda *_, looks=looks: looks.pop(0) if looks else known[3:]
         )
         assert numbers(read_on(tail))[-len(kept) :] == kept
     assert begun.missed == 1
 
 
-def test_a_segment_removed_once_it_is_open_is_read(long_journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_removed_once_it_is_open_is_read(long_journal: Path) -> None:
     first, *rest = segments(long_journal)
-    open_segment = os.open
 
-    def open_and_remove(path: Path, flags: int) -> int:
-        descriptor = open_segment(path, flags)
-        first.unlink(missing_ok=True)
-        return descriptor
+    class Removing(LocalDisk):
+        def open(self, path: Path, flags: int) -> int:
+            file = super().open(path, flags)
+            first.unlink(missing_ok=True)
+            return file
 
-    monkeypatch.setattr("wireloom.journal.tail.os.open", open_and_remove)
-    tail = Tail(long_journal, Offset(2, 1 << 30))
+    tail = Tail(long_journal, Offset(2, 1 << 30), disk=Removing())
     found = numbers(read_on(tail))
     assert found == list(range(found[0], 200))
     assert len(found) > len(numbers([each for path in rest for each in read_all(path)]))

@@ -117,10 +117,10 @@ def test_each_segment_states_the_maps_it_uses_before_they_are_used(tmp_path):
     for segment in segments(tmp_path):
         stated = []
         for block in read_blocks(segment):
-            if block.record == "topics":
-                stated.append(int(block.details["map"], 16))
-            elif block.topic_map is not None:
-                assert block.topic_map in stated
+            if block.record == "context":
+                stated.append(int(block.details["ctx"], 16))
+            elif block.context is not None:
+                assert block.context in stated
         assert len(stated) == len(set(stated))
 
 
@@ -202,7 +202,7 @@ def test_connection_ids_are_never_repeated_even_when_the_clock_goes_back(tmp_pat
 
 def test_started_and_stopped_frame_every_run_of_the_writer(folder):
     names = [block.record for block in all_blocks(folder) if block.record]
-    assert names == ["started", "opened", "topics", "refused", "closed", "stopped"]
+    assert names == ["started", "opened", "context", "refused", "closed", "stopped"]
 
 
 def test_without_sync_everything_is_still_written_and_readable(tmp_path, fill):

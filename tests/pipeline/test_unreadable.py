@@ -104,7 +104,7 @@ def test_any_page_may_be_lost(tmp_path: Path, page: int, size: int) -> None:
     assert unreadable(rejects) == [(page * PAGE, 2 * PAGE)]
     lost = sorted(set(range(43)) - set(numbers))
     if page == 0:
-        assert lost == list(range(43)), "what the numbers mean was stated there"
+        assert lost == list(range(43)), "the context was stated there"
         assert len([row for row in rejects if "not stated" in str(row["detail"])]) > 20
     else:
         # One more: after damage nobody can tell whether a run's first block is lost.

@@ -22,7 +22,7 @@ from wireloom.hub.logs import about
 from wireloom.hub.outbox import Outbox
 from wireloom.hub.published import DENIED, published
 from wireloom.hub.screen import Screened, screen, screen_all
-from wireloom.journal.blocks import TopicMap
+from wireloom.journal.blocks import Context
 from wireloom.journal.keys import Keys
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
@@ -41,9 +41,9 @@ _DENIED_TOLD = 64
 
 
 @functools.lru_cache(maxsize=256)
-def _topic_map(numbers: tuple[tuple[int, str], ...]) -> TopicMap:
+def _topic_map(numbers: tuple[tuple[int, str], ...]) -> Context:
     """One for all connections with the same numbers."""
-    return TopicMap(dict(numbers))
+    return Context(dict(numbers))
 
 
 class Connection(Outbox):
@@ -95,7 +95,7 @@ class Connection(Outbox):
         self._pieces = _NO_PIECES
         """Of messages whose last piece is still to be sent: of what is said, and of what is delivered."""
         self._numbers: Mapping[int, str] | None = None
-        self._topic_map: TopicMap | None = None
+        self._topic_map: Context | None = None
         self._keys: Keys | None = None
         kind = type(self.session)
         self._is_open_book = kind.secrets is Session.secrets and kind.recordable is Session.recordable
@@ -348,7 +348,7 @@ class Connection(Outbox):
         return ticket
 
     def _record(
-        self, data: bytes | memoryview, count: int, topics: TopicMap | None, denied: Sequence[str | None]
+        self, data: bytes | memoryview, count: int, topics: Context | None, denied: Sequence[str | None]
     ) -> int:
         """Append what the peer said to the journal; returns the ticket.
 
@@ -370,7 +370,7 @@ class Connection(Outbox):
             keys=None if self._is_open_book else self._keys_in_force(),
         )
 
-    def _topics(self) -> TopicMap | None:
+    def _topics(self) -> Context | None:
         """The numbers in force, as the journal writes them; made once for each change."""
         numbers = self.session.topic_numbers()
         if numbers is not self._numbers:

@@ -1,6 +1,6 @@
 """The durable log of everything that was said: pcapng segments, group commit, readers, recovery."""
 
-from wireloom.journal.blocks import Block, TopicMap
+from wireloom.journal.blocks import Block, Context
 from wireloom.journal.commit import GroupCommit
 from wireloom.journal.reader import (
     Entry,
@@ -18,6 +18,7 @@ from wireloom.journal.writer import Journal
 
 __all__ = [
     "Block",
+    "Context",
     "Cursor",
     "Entry",
     "Expired",
@@ -27,7 +28,6 @@ __all__ = [
     "Offset",
     "Record",
     "Tail",
-    "TopicMap",
     "Unreadable",
     "committed_length",
     "cursors",

@@ -8,6 +8,7 @@ Header Block, one Interface Description Block, then Enhanced Packet Blocks of li
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import json
 import re
 import struct
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from wireloom.model import Direction, JournalError, type_of_json
 
@@ -25,8 +26,10 @@ try:
 except ImportError:
     from zlib import crc32
 
-FORMAT = "wireloom journal 1"
-"""The comment of the Section Header Block: what the file is, and the version of its format."""
+FORMATS = {b"wireloom journal 1": 1, b"wireloom journal 2": 2}
+"""The first comment of the Section Header Block: what the file is, and the version of its format."""
+FORMAT = b"wireloom journal 2"
+"""The one that is written."""
 
 SECTION_HEADER, INTERFACE_DESCRIPTION, ENHANCED_PACKET = 0x0A0D0D0A, 1, 6
 PADDING = 0x8000574C
@@ -62,10 +65,13 @@ _PACKET_ID_AT = 24
 _PADDING = (b"", b"\0", b"\0\0", b"\0\0\0")
 _OPTIONS_END = tuple(padding + b"\0\0\0\0" for padding in _PADDING)
 
-_FRAMES = re.compile(rb"conn=([0-9a-f]{16}) dir=(c2s|s2c|dgram) seq=([0-9]{1,18})(?: map=([0-9a-f]{8}))?( more)?")
+_FRAMES = re.compile(
+    rb"conn=([0-9a-f]{16}) dir=(c2s|s2c|dgram) seq=([0-9]{1,18})(?: (?:ctx|map)=([0-9a-f]{8}))?( more)?"
+)
 _RECORD = re.compile(rb"record=([a-z]{1,32})(?: conn=([0-9a-f]{16}))? (\{.*\})", re.DOTALL)
 _DIRECTIONS = {direction.value.encode(): direction for direction in Direction}
 _NO_DETAILS: Mapping[str, type_of_json] = MappingProxyType({})
+_NO_SETTINGS: Mapping[str, str | bool] = MappingProxyType({})
 
 Buffer = bytes | bytearray | memoryview
 
@@ -111,7 +117,7 @@ class Block:
     connection: int | None = None
     direction: Direction | None = None
     sequence: int = 0
-    topic_map: int | None = None
+    context: int | None = None
     more: bool = False
     record: str | None = None
     details: Mapping[str, type_of_json] = field(default_factory=lambda: _NO_DETAILS)
@@ -120,15 +126,35 @@ class Block:
 # --- writing ---------------------------------------------------------------------------------------
 
 
-def segment_head(version: str) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the beginning of a segment says of it. Format 1 says nothing but that."""
+
+    format: int
+    hub: str = ""
+    """The id of the hub that wrote it."""
+    epoch: str = ""
+    """The journal it belongs to; 16 hex digits."""
+    generation: int = 0
+    """Which start of that hub, where several machines may run one hub id; 0 where only one may."""
+    after: int | None = None
+    """The last packet id before this segment that counts; None where nobody said so."""
+    size: int = 0
+    """Bytes of the head: where the first block stands."""
+
+
+def segment_head(version: str, hub: str, epoch: str, generation: int, after: int) -> bytes:
     """The Section Header Block and the Interface Description Block every segment begins with.
 
-    >>> head = segment_head("1.0")
-    >>> head[:4].hex(), len(head) % 4
-    ('0a0d0d0a', 0)
+    Its size does not depend on `after`, which is known late.
+
+    >>> head_of(segment_head("1.0", "north", "00c0ffee00c0ffee", 3, 41))
+    Head(format=2, hub='north', epoch='00c0ffee00c0ffee', generation=3, after=41, size=212)
     """
+    said: dict[str, type_of_json] = {"after": f"{after:020d}", "epoch": epoch, "generation": generation, "hub": hub}
     section = struct.pack("<IHHq", _BYTE_ORDER, 1, 0, -1)
-    section += _option(OPTION_COMMENT, FORMAT.encode()) + _option(4, f"wireloom {version}".encode())
+    section += _option(OPTION_COMMENT, FORMAT) + _option(OPTION_COMMENT, canonical_json(said))
+    section += _option(4, f"wireloom {version}".encode())
     interface = struct.pack("<HHI", LINK_TYPE_UPPER_PDU, 0, SNAP_LENGTH) + _option(9, b"\x09")
     return block(SECTION_HEADER, section + _option(OPTION_END, b"")) + block(
         INTERFACE_DESCRIPTION, interface + _option(OPTION_END, b"")
@@ -227,7 +253,7 @@ class Envelope:
     tags: bytes
     tags_crc: int
     comment: bytes
-    """Its beginning: what follows is the sequence, and the topics."""
+    """Its beginning: what follows is the sequence, and the context."""
     flags: int
     size: int
     """Bytes of a block without its payload, or a few more or less."""
@@ -241,10 +267,10 @@ class Envelope:
         size = packet_size(tags, b"", comment) + 8
         return cls(ends, tags, crc32(tags), comment, INBOUND if inbound else OUTBOUND, size)
 
-    def comment_for(self, sequence: int, topics: TopicMap | None) -> bytes:
+    def comment_for(self, sequence: int, context: Context | None) -> bytes:
         """The comment of a block."""
         comment = b"%b%d" % (self.comment, sequence)
-        return comment if topics is None else comment + topics.word
+        return comment if context is None else comment + context.word
 
 
 def encode_packet(
@@ -307,19 +333,31 @@ def renumber(data: bytearray, packet_id: int, at: int = 0) -> None:
     struct.pack_into("<Q", data, _options_at(data, at) + _PACKET_ID_AT, packet_id)
 
 
-def packet_id_of(block: Buffer) -> int:
-    """The packet id of a block made by `encode_packet`."""
-    return int.from_bytes(block[_options_at(block) + _PACKET_ID_AT :][:8], "little")
+def time_at(data: Buffer, at: int) -> int:
+    """The time of the packet block that begins at `at`, in nanoseconds since 1970."""
+    _, _, _, high, low, _, _ = _PACKET.unpack_from(data, at)
+    return int(high) << 32 | int(low)
 
 
-def comment_of(block: Buffer) -> bytes:
-    """The comment of a block made by `encode_packet`."""
-    start = _options_at(block) + _OPTIONS.size
-    length = _OPTION.unpack_from(block, start - _OPTION.size)[1]
-    return bytes(block[start : start + length])
+def captured_at(data: Buffer, at: int) -> int:
+    """The captured length of the packet block that begins at `at`: bytes of its tags and its payload."""
+    return int(_PACKET.unpack_from(data, at)[5])
 
 
-def _options_at(data: Buffer, at: int = 0) -> int:
+def packet_id_at(data: Buffer, at: int) -> int:
+    """The packet id of the block made by `encode_packet` that begins at `at`."""
+    start = _options_at(data, at) + _PACKET_ID_AT
+    return int.from_bytes(data[start : start + 8], "little")
+
+
+def comment_at(data: Buffer, at: int) -> bytes:
+    """The comment of the block made by `encode_packet` that begins at `at`."""
+    start = _options_at(data, at) + _OPTIONS.size
+    length = _OPTION.unpack_from(data, start - _OPTION.size)[1]
+    return bytes(data[start : start + length])
+
+
+def _options_at(data: Buffer, at: int) -> int:
     captured: int = _PACKET.unpack_from(data, at)[5]
     return at + _PACKET.size + captured + (-captured & 3)
 
@@ -352,32 +390,43 @@ def canonical_json(value: Mapping[str, type_of_json]) -> bytes:
     return text.encode(errors="replace")
 
 
-class TopicMap:
-    """Which numbers stand for which topics, with its id and the records that state it. Never changes.
+_CONTEXT_IDS = itertools.count(1)
 
-    A map too large for one comment is stated in several records, which readers unite.
 
-    >>> TopicMap({1: "a/b"}).records[0].decode()
-    'record=topics {"map":"a714ed57","topics":{"1":"a/b"}}'
+class Context:
+    """What a reader must know to decode some connections, with its id and the records that state it. Never changes.
+
+    `topics` are the numbers that stand for topics; `settings` are settings of the protocol that the peers agreed on.
+    A context too large for one comment is stated in several records, which readers unite. Ids are counted, not computed
+    from the content: a peer that chooses topics must not be able to choose an id that is taken.
+
+    >>> Context({1: "a/b"}, {"profile": False}).records[0].decode()
+    'record=context {"ctx":"...","settings":{"profile":false},"topics":{"1":"a/b"}}'
     """
 
-    __slots__ = ("id", "records", "topics", "word")
+    __slots__ = ("id", "records", "settings", "topics", "word")
 
-    def __init__(self, topics: Mapping[int, str]) -> None:
+    def __init__(
+        self, topics: Mapping[int, str] = MappingProxyType({}), settings: Mapping[str, str | bool] = _NO_SETTINGS
+    ) -> None:
         self.topics = dict(topics)
+        self.settings = dict(settings)
         named: dict[str, type_of_json] = {str(number): topic for number, topic in self.topics.items()}
-        self.id = crc32(canonical_json(named))
-        self.word = b" map=%08x" % self.id
-        self.records = [record_comment("topics", {"map": f"{self.id:08x}", "topics": part}) for part in _parts(named)]
+        chosen: dict[str, type_of_json] = {"settings": {**self.settings}} if self.settings else {}
+        self.id = next(_CONTEXT_IDS) & 0xFFFFFFFF
+        self.word = b" ctx=%08x" % self.id
+        self.records = [
+            record_comment("context", {"ctx": f"{self.id:08x}", **chosen, "topics": part}) for part in _parts(named)
+        ]
 
 
 def _parts(topics: dict[str, type_of_json]) -> Iterator[dict[str, type_of_json]]:
-    """The map in pieces that fit a comment; an empty map is one empty piece."""
+    """The topics in pieces that fit a comment; no topics are one empty piece."""
     part: dict[str, type_of_json] = {}
     size = 0
     for number, topic in topics.items():
         entry = len(canonical_json({number: topic}))
-        if part and size + entry > MAX_COMMENT - 100:
+        if part and size + entry > MAX_COMMENT - 1000:
             yield part
             part, size = {}, 0
         part[number] = topic
@@ -385,11 +434,27 @@ def _parts(topics: dict[str, type_of_json]) -> Iterator[dict[str, type_of_json]]
     yield part
 
 
+class Principal:
+    """Who a connection was proved to be, with the record that states it. Never changes."""
+
+    __slots__ = ("connection", "name", "record")
+
+    def __init__(self, connection: int, name: str) -> None:
+        self.connection = connection
+        self.name = name
+        self.record = record_comment("principal", {"principal": name}, connection)
+
+
 # --- reading ---------------------------------------------------------------------------------------
 
 
 def check_head(data: Buffer) -> int:
     """Where the first block after the two head blocks begins; BlockFault when this is no segment."""
+    return head_of(data).size
+
+
+def head_of(data: Buffer) -> Head:
+    """What the beginning of a segment says; BlockFault when this is no segment."""
     if len(data) < 4 or _WORD.unpack_from(data)[0] != SECTION_HEADER:
         raise BlockFault(0, "no pcapng section header")
     if len(data) < 28:
@@ -398,14 +463,23 @@ def check_head(data: Buffer) -> int:
         raise BlockFault(0, "section header of another byte order")
     _, size = block_at(data, 0, len(data))
     comments = [value for code, value in options(data, 24, size - 4) if code == OPTION_COMMENT]
-    if FORMAT.encode() not in comments:
-        raise BlockFault(0, f"section header without the comment {FORMAT!r}")
+    version = FORMATS.get(comments[0]) if comments else None
+    if version is None:
+        raise BlockFault(0, f"section header without a comment {FORMAT.decode()!r}, or that of an earlier format")
     block_type, interface = block_at(data, size, len(data))
     if block_type != INTERFACE_DESCRIPTION or interface < 20:
         raise BlockFault(size, "no interface description")
     if _OPTION.unpack_from(data, size + 8)[0] != LINK_TYPE_UPPER_PDU:
         raise BlockFault(size, f"link type is not {LINK_TYPE_UPPER_PDU}")
-    return size + interface
+    end = size + interface
+    if version == 1:
+        return Head(1, size=end)
+    try:
+        said = json.loads(comments[1])
+        after, generation = int(said["after"]), int(said["generation"])
+        return Head(version, str(said["hub"]), str(said["epoch"]), generation, after, end)
+    except (IndexError, ValueError, KeyError, TypeError):
+        raise BlockFault(0, "section header that does not say whose segment this is") from None
 
 
 def block_at(data: Buffer, offset: int, end: int) -> tuple[int, int]:
@@ -480,22 +554,22 @@ def parse_packet(data: Buffer, offset: int, size: int, *, check_hash: bool = Tru
         *(flags & 3 == INBOUND, payload, body + tags_size),
     )
     if frames := _FRAMES.fullmatch(comment):
-        connection, direction, sequence, topic_map, more = frames.groups()
+        connection, direction, sequence, context, more = frames.groups()
         return Block(
             *common,
             connection=int(connection, 16),
             direction=_DIRECTIONS[direction],
             sequence=int(sequence),
-            topic_map=None if topic_map is None else int(topic_map, 16),
+            context=None if context is None else int(context, 16),
             more=more is not None,
         )
     if record := _RECORD.fullmatch(comment):
         name, connection, details = record.groups()
         try:
             parsed = json.loads(details)
-            if name == b"topics":
-                _read_topics(parsed)
-        except (ValueError, KeyError, AttributeError, RecursionError):
+            if name in _CONTEXT_RECORDS:
+                _read_context(parsed)
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise BlockFault(offset, WRONG_DETAILS) from None
         return Block(
             *common,
@@ -563,21 +637,38 @@ def _read_tags(tags: bytes) -> tuple[str, str | None, str | None]:
     return protocol, source, destination
 
 
-def topic_maps(found: Iterable[Block]) -> dict[int, dict[int, str]]:
-    """The topic maps stated by the `topics` records among some blocks."""
-    maps: dict[int, dict[int, str]] = {}
+_CONTEXT_RECORDS = {b"context", b"topics"}
+"""`topics` is what format 1 calls it; then there are no settings."""
+
+
+class Stated(NamedTuple):
+    """A context as a reader knows it."""
+
+    topics: dict[int, str]
+    settings: dict[str, type_of_json]
+
+
+def contexts(found: Iterable[Block]) -> dict[int, Stated]:
+    """The contexts stated by the records among some blocks, by their id."""
+    known: dict[int, Stated] = {}
     for block in found:
-        add_topics(maps, block)
-    return maps
+        add_context(known, block)
+    return known
 
 
-def add_topics(maps: dict[int, dict[int, str]], block: Block) -> None:
-    """Take in what a `topics` record states; other blocks change nothing."""
-    if block.record == "topics":
-        number, topics = _read_topics(block.details)
-        maps.setdefault(number, {}).update(topics)
+def add_context(known: dict[int, Stated], block: Block) -> int | None:
+    """Take in what a record states; returns the context's id. Other blocks change nothing."""
+    if block.record is None or block.record.encode() not in _CONTEXT_RECORDS:
+        return None
+    number, topics, settings = _read_context(block.details)
+    stated = known.setdefault(number, Stated({}, {}))
+    stated.topics.update(topics)
+    stated.settings.update(settings)
+    return number
 
 
-def _read_topics(details: Mapping[str, Any]) -> tuple[int, dict[int, str]]:
-    topics = {int(number): str(topic) for number, topic in details["topics"].items()}
-    return int(str(details["map"]), 16), topics
+def _read_context(details: Mapping[str, Any]) -> tuple[int, dict[int, str], dict[str, type_of_json]]:
+    topics = {int(number): str(topic) for number, topic in details.get("topics", {}).items()}
+    settings = {str(name): value for name, value in details.get("settings", {}).items()}
+    number = details["ctx"] if "ctx" in details else details["map"]
+    return int(str(number), 16), topics, settings

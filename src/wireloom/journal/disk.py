@@ -1,7 +1,7 @@
 """The disk, as everything that keeps state sees it: a small interface, and the operating system behind it.
 
-Segments, committed lengths, recovery, readers, retention, cursors and last values touch files through a `Disk` and in no
-other way. So tests can run all of them on a disk that fails, is slow, or loses its power between two calls.
+Segments, committed lengths, recovery, readers, retention, cursors and last values touch files through a `Disk` and in
+no other way. So tests can run all of them on a disk that fails, is slow, or loses its power between two calls.
 
 Two rules hold for every implementation. A name is created, replaced or removed for good only once its folder was synced
 (`sync_folder`). Bytes are there for good only once their file was synced (`sync`).
@@ -30,6 +30,7 @@ NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 _PIECE = 8 * 1024 * 1024
 """Bytes that one call reads at most."""
+_SECTOR = 4096
 _MOST_BUFFERS = 1024
 """Buffers that one call writes at most."""
 
@@ -143,15 +144,15 @@ class LocalDisk(Disk):
 
     def unlink(self, path: Path) -> None:
         """Remove a name."""
-        os.unlink(path)
+        path.unlink()
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename."""
-        os.replace(old, new)
+        old.replace(new)
 
     def make_folder(self, path: Path) -> None:
         """Create a folder."""
-        os.mkdir(path, 0o700)
+        path.mkdir(0o700)
 
     def sync_folder(self, path: Path) -> None:
         """Sync the names in it."""
@@ -163,7 +164,8 @@ class LocalDisk(Disk):
 
     def list(self, path: Path) -> list[str]:
         """Read the names in it."""
-        return os.listdir(path)
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries]
 
     def lock(self, path: Path, *, shared: bool = False) -> int:
         """Lock by `flock`."""
@@ -195,6 +197,31 @@ def read_range(disk: Disk, file: int, start: int, end: int) -> bytes:
         pieces.append(piece)
         start += len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def read_around(disk: Disk, file: int, start: int, end: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """The bytes of an open file between two places, and which parts of them cannot be read: zeros stand there."""
+    try:
+        return read_range(disk, file, start, end), []
+    except OSError:
+        pieces: list[bytes] = []
+        faults: list[tuple[int, int]] = []
+        end = min(end, disk.status(file).size)
+        while start < end:
+            stop = min(end, start + _SECTOR - start % _SECTOR)
+            try:
+                piece = disk.pread(file, stop - start, start)
+            except OSError:
+                piece = bytes(stop - start)
+                if faults and faults[-1][1] == start:
+                    faults[-1] = faults[-1][0], stop
+                else:
+                    faults.append((start, stop))
+            if not piece:
+                break
+            pieces.append(piece)
+            start += len(piece)
+        return b"".join(pieces), faults
 
 
 def write_all(disk: Disk, file: int, buffers: Sequence[Buffer], at: int, flags: int = 0) -> bool:

@@ -19,7 +19,7 @@ from wireloom.kernels import allocating, kernel
 
 C2S, S2C, DGRAM = 0, 1, 2
 """The direction codes of a `BlockIndex`."""
-NO_MAP = -1
+NO_CONTEXT = -1
 
 _FAULTS = (
     "",
@@ -45,7 +45,7 @@ class BlockIndex:
     """A row a packet block, in order; offsets count from the beginning of the data.
 
     `protocol` is an index into `protocols`, `direction` one of C2S, S2C, DGRAM (0 for records),
-    `connection` 0 where a record concerns none, `topic_map` NO_MAP where no number stands for a topic.
+    `connection` 0 where a record concerns none, `context` NO_CONTEXT where a block names none.
     `end` says how far the data was understood, and `fault` why not further.
     """
 
@@ -59,7 +59,7 @@ class BlockIndex:
     payload_start: NDArray[np.int64]
     payload_end: NDArray[np.int64]
     protocol: NDArray[np.int16]
-    topic_map: NDArray[np.int64]
+    context: NDArray[np.int64]
     more: NDArray[np.bool_]
     is_record: NDArray[np.bool_]
     tags_start: NDArray[np.int64]
@@ -81,7 +81,7 @@ def index_blocks(data: NDArray[np.uint8], start: int, end: int, *, check_hash: b
     end = min(end, len(data))
     count = _count(data, start, end)
     wide = np.empty((8, count), np.int64)
-    offset, size, packet_id, time_ns, sequence, payload_start, payload_end, topic_map = wide
+    offset, size, packet_id, time_ns, sequence, payload_start, payload_end, context = wide
     tags_start = np.empty(count, np.int64)
     connection = np.empty(count, np.uint64)
     protocol = np.empty(count, np.int16)
@@ -89,7 +89,7 @@ def index_blocks(data: NDArray[np.uint8], start: int, end: int, *, check_hash: b
     names = np.zeros((_MAX_NAMES, 2), np.int64)
     found, name_count, position, fault = _scan(
         *(data, start, end, check_hash, _CRC_TABLES, _PREFIX),
-        *(offset, size, packet_id, time_ns, sequence, payload_start, payload_end, topic_map),
+        *(offset, size, packet_id, time_ns, sequence, payload_start, payload_end, context),
         *(tags_start, connection, protocol, small, names),
     )
     return BlockIndex(
@@ -103,7 +103,7 @@ def index_blocks(data: NDArray[np.uint8], start: int, end: int, *, check_hash: b
         payload_start=payload_start[:found],
         payload_end=payload_end[:found],
         protocol=protocol[:found],
-        topic_map=topic_map[:found],
+        context=context[:found],
         more=small[1, :found].view(np.bool_),
         is_record=small[2, :found].view(np.bool_),
         tags_start=tags_start[:found],
@@ -128,18 +128,18 @@ def records(data: NDArray[np.uint8], index: BlockIndex) -> list[Block]:
     return list(_parse(data, index.offset[rows], index.size[rows]))
 
 
-def topic_maps(data: NDArray[np.uint8], index: BlockIndex) -> dict[int, dict[int, str]]:
-    """The topic maps stated by the records of an index, by their id."""
-    return blocks.topic_maps(records(data, index))
+def contexts(data: NDArray[np.uint8], index: BlockIndex) -> dict[int, blocks.Stated]:
+    """The contexts stated by the records of an index, by their id."""
+    return blocks.contexts(records(data, index))
 
 
-def topic_maps_before(data: NDArray[np.uint8], start: int) -> dict[int, dict[int, str]]:
-    """The topic maps stated from the segment's beginning up to `start`: hops from block to block."""
+def contexts_before(data: NDArray[np.uint8], start: int) -> dict[int, blocks.Stated]:
+    """The contexts stated from the segment's beginning up to `start`: hops from block to block."""
     data = _read_only(data)
     count = _count(data, 0, start)
     places = np.empty((2, count), np.int64)
-    found = _topic_records(data, start, places, _TOPICS)
-    return blocks.topic_maps(_parse(data, places[0, :found], places[1, :found]))
+    found = _context_records(data, start, places, _CONTEXT, _TOPICS)
+    return blocks.contexts(_parse(data, places[0, :found], places[1, :found]))
 
 
 def keys_before(data: NDArray[np.uint8], start: int) -> dict[int, Keys]:
@@ -153,9 +153,9 @@ def keys_before(data: NDArray[np.uint8], start: int) -> dict[int, Keys]:
 
 def warm() -> None:
     """Compile or load the kernels, so that the first call does not pay for it."""
-    head = np.frombuffer(blocks.segment_head("0"), np.uint8)
+    head = np.frombuffer(blocks.segment_head("0", "", "", 0, 0), np.uint8)
     index_blocks(head, 0, len(head))
-    topic_maps_before(head, len(head))
+    contexts_before(head, len(head))
     keys_before(head, len(head))
 
 
@@ -172,7 +172,9 @@ def _parse(data: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.
         yield blocks.parse_packet(view, at, length, check_hash=False)
 
 
+_CONTEXT = np.frombuffer(b"record=context ", np.uint8)
 _TOPICS = np.frombuffer(b"record=topics ", np.uint8)
+"""What format 1 calls it."""
 
 
 def _crc_tables() -> NDArray[np.uint32]:
@@ -291,7 +293,7 @@ def _blocks_of(data, end, places, wanted):  # type: ignore[no-untyped-def]
 
 
 @allocating
-def _topic_records(data, end, places, topics):  # type: ignore[no-untyped-def]
+def _context_records(data, end, places, context, topics):  # type: ignore[no-untyped-def]
     found, offset = 0, 0
     while offset < end:
         block_type, size, fault = _block_at(data, offset, end)
@@ -304,7 +306,10 @@ def _topic_records(data, end, places, topics):  # type: ignore[no-untyped-def]
             at += 4
             if code == 0 or length > stop - at:
                 break
-            if code == 1 and length > len(topics) and np.all(data[at : at + len(topics)] == topics):
+            if code == 1 and (
+                (length > len(context) and np.all(data[at : at + len(context)] == context))
+                or (length > len(topics) and np.all(data[at : at + len(topics)] == topics))
+            ):
                 places[0, found] = offset
                 places[1, found] = size
                 found += 1
@@ -328,7 +333,7 @@ def _is(data, at, end, text):  # type: ignore[no-untyped-def]
 @allocating
 def _frames_comment(data, at, end):  # type: ignore[no-untyped-def]
     """Connection, direction, sequence, map, more, and whether the comment is of that form."""
-    nothing = np.uint64(0), 0, np.int64(0), np.int64(NO_MAP), False, False
+    nothing = np.uint64(0), 0, np.int64(0), np.int64(NO_CONTEXT), False, False
     if end - at < 31 or not _is(data, at, end, "conn="):
         return nothing
     connection, good = _hex(data, at + 5, 16)
@@ -355,17 +360,17 @@ def _frames_comment(data, at, end):  # type: ignore[no-untyped-def]
             return nothing
     if digits == 0:
         return nothing
-    topic_map = np.int64(NO_MAP)
-    if end - at >= 13 and _is(data, at, end, " map="):
+    context = np.int64(NO_CONTEXT)
+    if end - at >= 13 and (_is(data, at, end, " ctx=") or _is(data, at, end, " map=")):
         number, good = _hex(data, at + 5, 8)
         if not good:
             return nothing
-        topic_map = np.int64(number)
+        context = np.int64(number)
         at += 13
     more = _is(data, at, end, " more")
     if more:
         at += 5
-    return connection, direction, sequence, topic_map, more, at == end
+    return connection, direction, sequence, context, more, at == end
 
 
 @allocating
@@ -414,7 +419,7 @@ def _name_code(data, at, length, names, count, latest):  # type: ignore[no-untyp
 @allocating
 def _scan(  # type: ignore[no-untyped-def]
     data, start, end, check_hash, tables, prefix,
-    offsets, sizes, packet_ids, times, sequences, payload_starts, payload_ends, topic_maps,
+    offsets, sizes, packet_ids, times, sequences, payload_starts, payload_ends, contexts,
     tags_starts, connections, protocols, small, names,
 ):  # fmt: skip
     row, name_count, latest = 0, 0, 0
@@ -481,13 +486,13 @@ def _scan(  # type: ignore[no-untyped-def]
         latest, name_count = _name_code(data, name, name_length, names, name_count, latest)
         if latest < 0:
             return row, name_count, offset, _MANY
-        connection, direction, sequence, topic_map, more, good = _frames_comment(data, comment, comment_end)
+        connection, direction, sequence, context, more, good = _frames_comment(data, comment, comment_end)
         record = False
         if not good:
             connection, record = _record_comment(data, comment, comment_end)
             if not record:
                 return row, name_count, offset, _COMMENT
-            direction, sequence, topic_map, more = C2S, np.int64(0), np.int64(NO_MAP), False
+            direction, sequence, context, more = C2S, np.int64(0), np.int64(NO_CONTEXT), False
         offsets[row] = offset
         sizes[row] = size
         packet_ids[row] = packet_id
@@ -495,7 +500,7 @@ def _scan(  # type: ignore[no-untyped-def]
         sequences[row] = sequence
         payload_starts[row] = at
         payload_ends[row] = stop
-        topic_maps[row] = topic_map
+        contexts[row] = context
         tags_starts[row] = body
         connections[row] = connection
         protocols[row] = latest

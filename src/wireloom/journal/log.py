@@ -2,7 +2,7 @@
 
 A `SegmentLog` lives on one thread, except for `store`, which only touches files and may run on another
 while further blocks are added. Nothing leaves memory before it is committed: after a failed write or sync
-the segment ends, and what was in doubt begins a new one.
+the segment ends, and what was in doubt begins a new one, under packet ids that nobody had before.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from __future__ import annotations
 import errno
 import time
 import zlib
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from wireloom.journal import blocks
 from wireloom.journal.blocks import encode_packet, packet_around, packet_size
+from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.keys import Keys
-from wireloom.journal.segment import SegmentFile, segment_name
+from wireloom.journal.segment import is_segment, segment_name
+from wireloom.journal.writing import SegmentFile
 from wireloom.model import JournalError
 
 LARGE = 16 * 1024
@@ -30,24 +33,44 @@ PART = 2 * 1024 * 1024
 MOST_UNWRITTEN = 64
 """Blocks that wait to be encoded."""
 
-_Unwritten = tuple[int, int, blocks.Envelope, int, bytes, blocks.TopicMap | None]
-"""Packet id, time, envelope, sequence, payload, topics: what a block is made of."""
+_Unwritten = tuple[int, int, blocks.Envelope, int, bytes, blocks.Context | None]
+"""Packet id, time, envelope, sequence, payload, context: what a block is made of."""
+
+HeadOf = Callable[[int], bytes]
+"""Makes the head of a segment, given the last packet id before it that counts. Its size is always the same."""
+Reserve = Callable[[int], int]
+"""Reserves packet ids below a number durably; returns the number below which they are reserved now."""
+
+
+def one_thread() -> Executor:
+    """What seals segments beside the one that is written."""
+    return ThreadPoolExecutor(1, thread_name_prefix="journal-seal")
+
+
+@dataclass(slots=True)
+class Statements:
+    """What has been stated in a segment so far, so that each segment can be understood by itself."""
+
+    contexts: dict[int, blocks.Context] = field(default_factory=dict)
+    """By their id."""
+    keys: dict[int, Keys] = field(default_factory=dict)
+    """Of encrypted connections, by connection."""
+    principals: dict[int, blocks.Principal] = field(default_factory=dict)
+    """Of connections that proved who they are, by connection."""
 
 
 @dataclass(slots=True)
 class Part:
-    """Blocks for one segment; `begins` names it when they are its first.
+    """Blocks for one segment, numbered one after the other."""
 
-    `maps` are the topic maps stated in that segment so far, in this part or before it; `keys` those of encrypted
-    connections, by connection.
-    """
-
-    maps: dict[int, blocks.TopicMap]
-    keys: dict[int, Keys]
-    begins: str | None = None
+    stated: Statements
+    """In that segment, in this part or before it."""
+    begins: int | None = None
+    """The packet id of the first of them, if a segment begins with it. Its head is not in `data`."""
     data: bytearray = field(default_factory=bytearray)
     """What comes last."""
     last_ticket: int = 0
+    last_packet_id: int = 0
     earlier: list[blocks.Buffer] = field(default_factory=list)
     """What comes before it, in pieces; large payloads are pieces of their own."""
     size: int = 0
@@ -69,9 +92,9 @@ class Part:
         if not self.unwritten:
             return 0
         packets, estimate = [], 0
-        for number, time_ns, envelope, sequence, payload, topics in self.unwritten:
+        for number, time_ns, envelope, sequence, payload, context in self.unwritten:
             estimate += envelope.size + len(payload)
-            comment = envelope.comment_for(sequence, topics)
+            comment = envelope.comment_for(sequence, context)
             packets.append(
                 encode_packet(number, time_ns, envelope.tags, envelope.tags_crc, payload, comment, envelope.flags)
             )
@@ -108,26 +131,35 @@ class Batch:
     parts: list[Part]
     durable: int
     error: OSError | None = None
+    ids_used: bool = False
+    """After an error: whether blocks may be on disk under the packet ids of what is left."""
 
 
 class SegmentLog:
     """The segments of one folder, written one after the other.
 
-    A ticket stands for a block: tickets up to `durable` are on disk. It equals the block's packet id
-    until a failed write makes topic records necessary that nobody asked for.
+    A ticket stands for a block: tickets up to `durable` are on disk. Tickets are counted without a gap; packet ids
+    leave one where blocks had to be written again (see `packet_id`).
     """
 
     def __init__(
         self,
         folder: Path,
-        version: str,
+        epoch: str,
+        head_of: HeadOf,
+        reserve: Reserve,
         *,
+        last_packet_id: int,
         next_packet_id: int,
         segment_bytes: int,
         sync: bool,
         quota: int | None = None,
+        disk: Disk = LOCAL,
+        now_ns: Callable[[], int] = time.time_ns,
+        sealer: Callable[[], Executor] = one_thread,
     ) -> None:
         self.folder = folder
+        self.epoch = epoch
         self.segment_bytes = segment_bytes
         self.sync = sync
         self.quota = quota
@@ -135,14 +167,24 @@ class SegmentLog:
         self.ticket = self.durable = next_packet_id - 1
         self.pending_bytes = 0
         self.dropped_segments = 0
-        self._head = blocks.segment_head(version)
+        self._disk = disk
+        self._head_of = head_of
+        self._head_size = len(head_of(0))
+        self._reserve = reserve
+        self._reserved = next_packet_id
+        """Packet ids below this may be written."""
+        self._stored = last_packet_id
+        """The last packet id that counts: that is stored."""
+        self._shifts: list[tuple[int, int]] = []
+        """From which ticket on packet ids are how much larger than tickets."""
         self._parts: list[Part] = []
-        self._maps: dict[int, blocks.TopicMap] = {}
-        self._keys: dict[int, Keys] = {}
+        self._stated = Statements()
         self._planned = 0
         """Bytes of the segment that blocks go to now, counting what is still in memory; 0: none begun."""
         self._file: SegmentFile | None = None
-        self._sealer: ThreadPoolExecutor | None = None
+        self._now_ns = now_ns
+        self._new_sealer = sealer
+        self._sealer: Executor | None = None
         self._sealing: Future[None] | None = None
         """Of the segment before, where what is written is not synced at once: sealing must sync all of it."""
 
@@ -151,45 +193,62 @@ class SegmentLog:
         """Whether blocks wait for a `take`."""
         return bool(self._parts)
 
-    def prepare(self, topic_map: blocks.TopicMap | None, time_ns: int, keys: Keys | None = None) -> None:
-        """Call before the blocks of a run: begins a segment if it is time, states map and keys where they are new."""
+    def packet_id(self, ticket: int) -> int:
+        """The packet id of the block that got this ticket.
+
+        Of one that is not durable it may still change.
+        """
+        at = bisect_left(self._shifts, (ticket + 1,)) - 1
+        return ticket if at < 0 else ticket + self._shifts[at][1]
+
+    def prepare(
+        self,
+        context: blocks.Context | None,
+        time_ns: int,
+        keys: Keys | None = None,
+        principal: blocks.Principal | None = None,
+    ) -> None:
+        """Call before the blocks of a run: begins a segment if it is time, and states in it what is not stated yet."""
         self.encode()
         if not 0 < self._planned <= self.segment_bytes:
-            self._begin(time_ns)
+            self._begin()
         elif self._parts and self._parts[-1].size >= PART:
             self._continue()
-        if keys is not None and self._keys.get(keys.connection) is not keys:
-            self._keys[keys.connection] = keys
+        stated = self._stated
+        if keys is not None and stated.keys.get(keys.connection) is not keys:
+            stated.keys[keys.connection] = keys
             self._append(keys.block)
-        if topic_map is not None and topic_map.id not in self._maps:
-            self._maps[topic_map.id] = topic_map
-            for record in topic_map.records:
-                self.add(time_ns, RECORD_TAGS, RECORD_TAGS_CRC, b"", record, blocks.INBOUND)
+        if principal is not None and stated.principals.get(principal.connection) is not principal:
+            stated.principals[principal.connection] = principal
+            self._add_record(principal.record, time_ns)
+        if context is not None and context.id not in stated.contexts:
+            stated.contexts[context.id] = context
+            for record in context.records:
+                self._add_record(record, time_ns)
 
-    def takes_later(self, topic_map: blocks.TopicMap | None, keys: Keys | None) -> bool:
+    def _add_record(self, comment: bytes, time_ns: int) -> None:
+        self.add(time_ns, RECORD_TAGS, RECORD_TAGS_CRC, b"", comment, blocks.INBOUND)
+
+    def takes_later(
+        self, context: blocks.Context | None, keys: Keys | None, principal: blocks.Principal | None
+    ) -> bool:
         """Whether a small block can be left to `encode`: no segment begins, and nothing has to be stated before it."""
-        parts = self._parts
+        parts, stated = self._parts, self._stated
         return (
             0 < self._planned <= self.segment_bytes
-            and (keys is None or self._keys.get(keys.connection) is keys)
-            and (topic_map is None or topic_map.id in self._maps)
+            and (context is None or context.id in stated.contexts)
+            and (keys is None or stated.keys.get(keys.connection) is keys)
+            and (principal is None or stated.principals.get(principal.connection) is principal)
             and (not parts or (parts[-1].size < PART and len(parts[-1].unwritten) < MOST_UNWRITTEN))
         )
 
     def add_later(
-        self, time_ns: int, envelope: blocks.Envelope, sequence: int, payload: bytes, topics: blocks.TopicMap | None
+        self, time_ns: int, envelope: blocks.Envelope, sequence: int, payload: bytes, context: blocks.Context | None
     ) -> int:
         """Append one block that is encoded later; returns its ticket."""
         part = self._parts[-1] if self._parts else self._continue()
-        part.unwritten.append((self.next_packet_id, time_ns, envelope, sequence, payload, topics))
-        size = envelope.size + len(payload)
-        self.next_packet_id += 1
-        self.ticket += 1
-        part.last_ticket = self.ticket
-        part.size += size
-        self._planned += size
-        self.pending_bytes += size
-        return self.ticket
+        part.unwritten.append((self.next_packet_id, time_ns, envelope, sequence, payload, context))
+        return self._count(part, envelope.size + len(payload), is_unwritten=True)
 
     def add(self, time_ns: int, tags: bytes, tags_crc: int, payload: blocks.Buffer, comment: bytes, flags: int) -> int:
         """Append one block to what waits; returns its ticket."""
@@ -201,9 +260,16 @@ class SegmentLog:
         else:
             head, tail = packet_around(*packet)
             part.add_around(head, payload, tail)
+        return self._count(part, size)
+
+    def _count(self, part: Part, size: int, *, is_unwritten: bool = False) -> int:
+        """One more block, of so many bytes, has the next packet id and the next ticket."""
+        part.last_packet_id = self.next_packet_id
         self.next_packet_id += 1
         self.ticket += 1
         part.last_ticket = self.ticket
+        if is_unwritten:
+            part.size += size
         self._planned += size
         self.pending_bytes += size
         return self.ticket
@@ -214,15 +280,13 @@ class SegmentLog:
         self._planned += len(block)
         self.pending_bytes += len(block)
 
-    def _begin(self, time_ns: int) -> None:
-        self._maps, self._keys = {}, {}
-        name = segment_name(self.next_packet_id, time_ns)
-        self._parts.append(Part(self._maps, self._keys, name, bytearray(self._head), self.ticket))
-        self._planned = len(self._head)
-        self.pending_bytes += len(self._head)
+    def _begin(self) -> None:
+        self._stated = Statements()
+        self._parts.append(Part(self._stated, self.next_packet_id, last_ticket=self.ticket))
+        self._planned = self._head_size
 
     def _continue(self) -> Part:
-        part = Part(self._maps, self._keys)
+        part = Part(self._stated)
         self._parts.append(part)
         return part
 
@@ -245,20 +309,26 @@ class SegmentLog:
         try:
             while batch.parts:
                 part = batch.parts[0]
+                if part.last_packet_id >= self._reserved:
+                    self._reserved = self._reserve(part.last_packet_id + 1)
+                batch.ids_used = True
+                pieces, size = part.pieces, part.size
                 if part.begins is not None:
                     self._next_file(part.begins)
+                    pieces, size = [self._head_of(self._stored), *pieces], size + self._head_size
                 if self._file is None:
                     raise OSError(errno.EBADF, "the segment has ended")
-                self._file.store(part.pieces, part.size)
-                batch.durable = part.last_ticket
+                self._file.store(pieces, size)
+                batch.durable, self._stored = part.last_ticket, part.last_packet_id
+                batch.ids_used = False
                 del batch.parts[0]
         except OSError as error:
             batch.error = error
-            if self._file is not None:
+            if self._file is not None and batch.ids_used:
                 self._file.abandon()
                 self._file = None
 
-    def _next_file(self, name: str) -> None:
+    def _next_file(self, first_packet_id: int) -> None:
         if self._file is not None:
             if self.sync or self.quota is not None:
                 self._file.seal()
@@ -267,13 +337,14 @@ class SegmentLog:
             self._file = None
         if self.quota is not None:
             self._drop_oldest(self.quota)
-        self._file = SegmentFile(self.folder, name, sync=self.sync)
+        path = self.folder / segment_name(first_packet_id, self.epoch)
+        self._file = SegmentFile(path, self._disk, sync=self.sync)
 
     def _seal_later(self, file: SegmentFile) -> None:
         """Seal a segment while others write the next; one at a time. Raises what went wrong with the one before."""
         self._wait_for_seal()
         if self._sealer is None:
-            self._sealer = ThreadPoolExecutor(1, thread_name_prefix="journal-seal")
+            self._sealer = self._new_sealer()
         self._sealing = self._sealer.submit(_seal, file)
 
     def _wait_for_seal(self) -> None:
@@ -283,14 +354,26 @@ class SegmentLog:
 
     def _drop_oldest(self, quota: int) -> None:
         """Make room for one more segment within the quota."""
-        sizes = [(path, path.stat().st_size) for path in sorted(self.folder.glob("*.pcapng"))]
+        paths = sorted(self.folder / name for name in self._disk.list(self.folder))
+        sizes = [(path, self._disk.look(path).size) for path in paths if is_segment(path)]
         total = sum(size for _, size in sizes) + self.segment_bytes
         for path, size in sizes:
             if total <= quota:
                 break
-            path.unlink()
+            self._disk.unlink(path)
+            self._disk.sync_folder(self.folder)
             self.dropped_segments += 1
             total -= size
+
+    def check(self) -> OSError | None:
+        """What somebody did to the segment that is being written; None if it is as it should be."""
+        file = self._file
+        try:
+            if file is not None:
+                file.check(names=True)
+        except OSError as error:
+            return error
+        return None
 
     def settle(self, batch: Batch) -> int:
         """After `store`: the last ticket that is durable. After a failure, what is left waits again."""
@@ -298,11 +381,8 @@ class SegmentLog:
         if batch.error is not None:
             self.encode()
             self._parts = batch.parts + self._parts
-            if self._parts[0].begins is None:
+            if batch.ids_used:
                 self._begin_again()
-            else:
-                # A fresh name: what the failure left behind may be in the way of the old one.
-                self._parts[0].begins = segment_name(int(self._parts[0].begins[:20]), time.time_ns())
         self.pending_bytes = sum([part.size for part in self._parts])
         if batch.error is not None:
             raise JournalError(_failure(self.folder, batch.error)) from batch.error
@@ -311,59 +391,60 @@ class SegmentLog:
     def forget(self, batch: Batch) -> int:
         """After a failed `store`: drop everything that waits; returns how many bytes that was."""
         lost = sum(part.size for part in batch.parts + self._parts)
-        self.next_packet_id -= self.ticket - batch.durable
-        self.ticket = self.durable = batch.durable
+        self.durable = self.ticket
         self._parts, self._planned, self.pending_bytes = [], 0, 0
         return lost
 
     def _begin_again(self) -> None:
-        """Give blocks whose segment has ended a segment of their own.
+        """Give blocks whose segment has ended a segment of their own, under fresh packet ids.
 
-        The topic maps they name and the keys they need are stated again before them. Maps have packet ids, so the
-        blocks, and whatever waits behind them, move up to later ones.
+        Nobody knows which of them the disk has. So the old ids are not used again: the next segment says in its head
+        after which packet id it goes on, and what stands between that one and its own first does not count.
+
+        Contexts and principals that the blocks name, and the keys they need, are stated again before them. All blocks
+        that wait move up by the same number, so that a ticket still tells the packet id.
         """
-        ended = self._parts[0].maps
-        count = next((at for at, part in enumerate(self._parts) if part.begins), len(self._parts))
-        homeless, later = self._parts[:count], self._parts[count:]
-        waiting = [block for part in homeless for block in _packets(part.joined())]
-        first_id = blocks.packet_id_of(waiting[0])
-        comments = [blocks.comment_of(block) for block in waiting]
-        kept = [
-            block for block, comment in zip(waiting, comments, strict=True) if not comment.startswith(b"record=topics ")
-        ]
-        maps = {
-            number: topic_map
-            for number, topic_map in ended.items()
-            if any(topic_map.word in comment for comment in comments)
-        }
-        needed = {comment[5:21] for comment in comments if comment.startswith(b"conn=")}
-        keys = {number: each for number, each in self._parts[0].keys.items() if b"%016x" % number in needed}
-        now = time.time_ns()
-        part = Part(maps, keys, segment_name(first_id, now), bytearray(self._head), homeless[-1].last_ticket)
-        part.add(b"".join(each.block for each in keys.values()))
-        packet_id = first_id
-        for topic_map in maps.values():
-            for record in topic_map.records:
-                part.add(
-                    blocks.encode_packet(packet_id, now, RECORD_TAGS, RECORD_TAGS_CRC, b"", record, blocks.INBOUND)
-                )
-                packet_id += 1
-        for block in kept:
-            blocks.renumber(block, packet_id)
-            part.add(block)
-            packet_id += 1
-        if later:
-            for other in later:
-                if other.begins is not None:
-                    other.begins = f"{packet_id:020d}{other.begins[20:]}"
-                for at in _packet_offsets(other.joined()):
-                    blocks.renumber(other.data, packet_id, at)
-                    packet_id += 1
-        else:
-            self._maps, self._keys = maps, keys
-            self._planned = part.size
-        self.next_packet_id = packet_id
-        self._parts = [part, *later]
+        parts, first_ticket = self._parts, self.durable + 1
+        before: list[bytes] = []
+        is_homeless = parts[0].begins is None
+        if is_homeless:
+            count = next((at for at, part in enumerate(parts) if part.begins is not None), len(parts))
+            stated, keys, before = _needed(parts[:count])
+            joined = bytearray().join([*(each.block for each in keys), *(part.joined() for part in parts[:count])])
+            merged = Part(stated, parts[0].last_packet_id, joined, parts[count - 1].last_ticket)
+            merged.last_packet_id = parts[count - 1].last_packet_id
+            if count == len(parts):
+                self._stated = stated
+            parts = self._parts = [merged, *parts[count:]]
+        following = self.next_packet_id
+        now = self._now_ns()
+        head = b"".join(
+            blocks.encode_packet(following + at, now, RECORD_TAGS, RECORD_TAGS_CRC, b"", record, blocks.INBOUND)
+            for at, record in enumerate(before)
+        )
+        # Records that were stated again after an earlier failure have packet ids and no tickets.
+        shift = following + len(before) - (self.packet_id(first_ticket) if is_homeless else parts[0].begins or 0)
+        for part in parts:
+            data = part.joined()
+            for at in _packet_offsets(data):
+                blocks.renumber(data, blocks.packet_id_at(data, at) + shift, at)
+            part.last_packet_id += shift
+            if part.begins is not None:
+                part.begins += shift
+        first = parts[0]
+        first.begins = following
+        first.data = bytearray(head) + first.joined()
+        first.size = len(first.data)
+        self.next_packet_id += shift
+        if len(parts) == 1 or all(part.begins is None for part in parts[1:]):
+            self._planned = self._head_size + sum(part.size for part in parts)
+        self._shift_from(first_ticket, shift)
+
+    def _shift_from(self, ticket: int, shift: int) -> None:
+        shift += self._shifts[-1][1] if self._shifts else 0
+        if self._shifts and self._shifts[-1][0] == ticket:
+            self._shifts.pop()
+        self._shifts.append((ticket, shift))
 
     def close(self) -> None:
         """Seal the segment being written. What waits in memory must have been stored before."""
@@ -381,6 +462,12 @@ class SegmentLog:
             if self._sealer is not None:
                 self._sealer.shutdown()
 
+    def abandon(self) -> None:
+        """Let go of the segment being written as it is: recovery seals it."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
 
 def _seal(file: SegmentFile) -> None:
     try:
@@ -395,9 +482,27 @@ def _is_constant(payload: blocks.Buffer) -> bool:
     return isinstance(payload, bytes) or (isinstance(payload, memoryview) and isinstance(payload.obj, bytes))
 
 
-def _packets(data: bytearray) -> Iterator[bytearray]:
-    for offset in _packet_offsets(data):
-        yield data[offset : offset + blocks.block_at(data, offset, len(data))[1]]
+def _needed(parts: list[Part]) -> tuple[Statements, list[Keys], list[bytes]]:
+    """What blocks of an ended segment need to be understood: as statements, as keys, and as records."""
+    known, needed = parts[0].stated, Statements()
+    for part in parts:
+        data = part.joined()
+        for at in _packet_offsets(data):
+            comment = blocks.comment_at(data, at)
+            if not comment.startswith(b"conn="):
+                continue
+            connection = int(comment[5:21], 16)
+            if connection in known.keys:
+                needed.keys[connection] = known.keys[connection]
+            if connection in known.principals:
+                needed.principals[connection] = known.principals[connection]
+            word = comment.find(b" ctx=")
+            if word >= 0:
+                number = int(comment[word + 5 : word + 13], 16)
+                needed.contexts[number] = known.contexts[number]
+    records = [each.record for each in needed.principals.values()]
+    records += [record for each in needed.contexts.values() for record in each.records]
+    return needed, list(needed.keys.values()), records
 
 
 def _packet_offsets(data: bytearray) -> Iterator[int]:

@@ -7,19 +7,20 @@ for millions. Only committed bytes are read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from wireloom.journal import blocks
 from wireloom.journal.blocks import Block
+from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.keys import Keys, keys_in
-from wireloom.journal.recovery import mapped
-from wireloom.journal.segment import committed_length, is_sealed, segments
+from wireloom.journal.segment import OpenSegment, committed_length, is_sealed, segments
 from wireloom.model import ConfigError, Direction, JournalError, Message, ProtocolViolation
 from wireloom.protocols.contract import Decoder, Settings
 from wireloom.protocols.registry import protocol as find_protocol
+from wireloom.protocols.settings import apply_agreed
 
 
 class Offset(NamedTuple):
@@ -82,58 +83,83 @@ class Record:
     block: Block
 
 
-def read_blocks(path: Path | str, start: int = 0, end: int | None = None) -> Iterator[Block]:
+def read_blocks(path: Path | str, start: int = 0, end: int | None = None, disk: Disk = LOCAL) -> Iterator[Block]:
     """The packet blocks of one segment from byte `start` (where a block begins) to `end`.
 
     `end` is the committed length unless told otherwise. A file that is no segment, and damage, raise
     JournalError.
     """
-    segment = Path(path)
-    sealed = is_sealed(segment)
-    limit = committed_length(segment) if end is None else end
-    if limit == 0 and end is None and sealed:
-        raise JournalError(f"{segment}: no journal segment: the file is empty")
-    if limit == 0:
-        return
+    for block, _ in _blocks_and_keys(Path(path), start, end, disk):
+        if block is not None:
+            yield block
+
+
+def _blocks_and_keys(path: Path, start: int, end: int | None, disk: Disk) -> Iterator[tuple[Block | None, list[Keys]]]:
+    """The packet blocks of a segment; before those of each piece, the keys that are stated in it."""
     try:
-        with mapped(segment) as data:
-            limit = min(limit, len(data))
-            try:
-                first = blocks.check_head(data[:limit])
-            except blocks.BlockFault as fault:
-                raise JournalError(
-                    f"{segment}: no journal segment: {fault}; name a file or folder that `wireloom hub` wrote"
-                ) from None
-            yield from blocks.blocks(data, max(first, start), limit)
+        with OpenSegment(path, disk) as segment:
+            sealed = is_sealed(path, disk)
+            limit = min(committed_length(path, disk) if end is None else end, segment.size)
+            if limit == 0 and end is None and sealed:
+                raise JournalError(f"{path}: no journal segment: the file is empty")
+            if limit == 0:
+                return
+            for base, data in segment.pieces(max(check_segment(segment), start), limit):
+                yield None, list(keys_in(data, 0, len(data)))
+                for block in blocks_in(data, base):
+                    yield block, []
+    except blocks.BlockFault as fault:
+        raise JournalError(f"{path}: {fault}; `wireloom journal verify {path.parent}` lists every fault") from None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise JournalError(f"{path}: cannot read the segment: {error.strerror}") from None
+
+
+def check_segment(segment: OpenSegment) -> int:
+    """Where the first block of a segment stands; JournalError if it is none."""
+    try:
+        return segment.head().size
     except blocks.BlockFault as fault:
         raise JournalError(
-            f"{segment}: {fault}; `wireloom journal verify {segment.parent}` lists every fault"
+            f"{segment.path}: no journal segment: {fault}; name a file or folder that `wireloom hub` wrote"
         ) from None
-    except OSError as error:
-        raise JournalError(f"{segment}: cannot read the segment: {error.strerror}") from None
 
 
-def read_messages(folder: Path | str, settings: Mapping[str, Settings] | None = None) -> Iterator[Entry]:
+def blocks_in(data: bytes, base: int) -> Iterator[Block]:
+    """The packet blocks in a piece of a segment that begins at `base`. BlockFault says where in the segment."""
+    try:
+        for block in blocks.blocks(data, 0, len(data)):
+            yield replace(block, offset=base + block.offset, payload_offset=base + block.payload_offset)
+    except blocks.BlockFault as fault:
+        raise blocks.BlockFault(base + fault.offset, fault.reason) from None
+
+
+def read_messages(
+    folder: Path | str, settings: Mapping[str, Settings] | None = None, disk: Disk = LOCAL
+) -> Iterator[Entry]:
     """Every message of a journal in order, with time, connection and direction set."""
-    return (found for found in read_all(folder, settings) if isinstance(found, Entry))
+    return (found for found in read_all(folder, settings, disk) if isinstance(found, Entry))
 
 
 def read_all(
-    folder: Path | str, settings: Mapping[str, Settings] | None = None
+    folder: Path | str, settings: Mapping[str, Settings] | None = None, disk: Disk = LOCAL
 ) -> Iterator[Entry | Unreadable | Record]:
     """Everything in a journal in order: messages, records, and bytes that do not decode."""
     decoding = Decoding(settings)
-    for segment in segments(folder):
+    for segment in segments(folder, disk):
         decoding.begin(segment.name)
         try:
-            decoding.learn_from(segment)
+            for block, keys in _blocks_and_keys(segment, 0, None, disk):
+                decoding.learn(keys)
+                if block is not None:
+                    yield from decoding.take(block)
         except FileNotFoundError:
             # Retention took it meanwhile.
             continue
-        for block in read_blocks(segment):
-            yield from decoding.take(block)
 
 
+_NOTHING_STATED = blocks.Stated({}, {})
 _MAX_STREAMS = 4096
 """Decoders kept at a time; the journal of a crashed hub never says that a connection was closed."""
 
@@ -150,7 +176,7 @@ class Decoding:
     def begin(self, segment: str) -> None:
         """The blocks that follow are of another segment."""
         self._segment = segment
-        self._maps: dict[int, dict[int, str]] = {}
+        self._contexts: dict[int, blocks.Stated] = {}
         self._blocks: list[Block] = []
 
     def take(self, block: Block) -> Iterator[Entry | Unreadable | Record]:
@@ -162,7 +188,7 @@ class Decoding:
         self._blocks.append(block)
         if not block.more:
             run, self._blocks = self._blocks, []
-            yield from self._run(self._segment, run, self._maps)
+            yield from self._run(self._segment, run)
 
     def skip(self, block: Block) -> None:
         """Pass over a block whose messages nobody wants; what later blocks need of it is kept."""
@@ -173,13 +199,13 @@ class Decoding:
         self._streams.pop((block.protocol, block.connection, block.direction), None)
 
     def _note(self, block: Block) -> None:
-        blocks.add_topics(self._maps, block)
+        blocks.add_context(self._contexts, block)
         if block.record == "closed":
             self._forget(block.connection)
 
-    def learn(self, data: blocks.Buffer, start: int, end: int) -> None:
+    def learn(self, keys: Iterable[Keys]) -> None:
         """Take the keys stated in a part of a segment, before its blocks or instead of them."""
-        for each in keys_in(data, start, end):
+        for each in keys:
             self._keys.pop(each.connection, None)
             self._keys[each.connection] = each
             for key, (decoder, _) in self._streams.items():
@@ -188,27 +214,20 @@ class Decoding:
         while len(self._keys) > _MAX_STREAMS:
             del self._keys[next(iter(self._keys))]
 
-    def learn_from(self, segment: Path, start: int = 0) -> None:
-        """Take the keys of a segment from a place on."""
-        with mapped(segment) as data:
-            self.learn(data, start, min(committed_length(segment), len(data)))
-
     def _forget(self, connection: int | None) -> None:
         self._keys.pop(connection, None)
         for key in [key for key in self._streams if key[1] == connection]:
             del self._streams[key]
 
-    def _run(
-        self, segment: str, run: list[Block], maps: Mapping[int, Mapping[int, str]]
-    ) -> Iterator[Entry | Unreadable]:
+    def _run(self, segment: str, run: list[Block]) -> Iterator[Entry | Unreadable]:
         first = run[0]
         key = (first.protocol, first.connection, first.direction)
-        decoder, topic_map = self._streams.get(key, (None, None))
-        if decoder is None or topic_map != first.topic_map:
+        decoder, context = self._streams.get(key, (None, None))
+        if decoder is None or context != first.context:
             if len(self._streams) >= _MAX_STREAMS:
                 del self._streams[next(iter(self._streams))]
-            decoder = self._decoder(first, {} if first.topic_map is None else maps.get(first.topic_map, {}))
-            self._streams[key] = decoder, first.topic_map
+            decoder = self._decoder(first)
+            self._streams[key] = decoder, first.context
         base, index = decoder.offset, 0
         decoder.feed(b"".join(block.payload for block in run))
         while True:
@@ -249,11 +268,15 @@ class Decoding:
                 continue
             return
 
-    def _decoder(self, block: Block, topics: Mapping[int, str]) -> Decoder:
+    def _decoder(self, block: Block) -> Decoder:
         protocol = find_protocol(block.protocol)
+        topics, agreed = self._contexts.get(block.context or 0, _NOTHING_STATED)
         if block.protocol not in self._settings:
             self._settings[block.protocol] = protocol.lenient()
-        decoder = protocol.decoder(block.direction or Direction.C2S, self._settings[block.protocol], topics)
+        settings = self._settings[block.protocol]
+        if agreed:
+            settings = apply_agreed(settings, agreed)
+        decoder = protocol.decoder(block.direction or Direction.C2S, settings, topics)
         keys = self._keys.get(block.connection)
         if keys is not None:
             decoder.unlock((keys.values,))

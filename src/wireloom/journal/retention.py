@@ -1,18 +1,23 @@
 """Retention: sealed segments that are too old or too many are removed, but not before every pipeline has read them.
 
 A pipeline leaves a file in `cursors/` that says how far it has read (see "Retention" in
-docs/reference/journal-format.md). The newest segment always stays: packet ids go on from it.
+docs/reference/journal-format.md). The newest segment always stays.
+
+How old a segment is, its own last block says. But the age also depends on the clock, which may be wrong. So a hub
+removes only a share of its journal for its age at a time (`share`), and somebody has time to notice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wireloom.journal.segment import is_sealed, segment_time, segments, stated_length, sync_folder
+from wireloom.journal.disk import LOCAL, Disk
+from wireloom.journal.segment import is_sealed, last_block, segment_time, segments, stated_length
+from wireloom.journal.state import StateDamaged, load_state
 from wireloom.model import JournalError
 
 CURSORS = "cursors"
@@ -27,6 +32,8 @@ class Keep:
     size: int = 0
     past_cursors: bool = False
     """Whether segments go although a pipeline has not read them."""
+    share: float = 1.0
+    """At most this share of the segments goes at a time because of `days`, but one may always go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,51 +55,64 @@ class Expired:
     kept_for: str | None = None
 
 
-def cursors(folder: Path | str) -> list[Cursor]:
-    """Who reads a journal and how far each is; an unreadable cursor counts as one that has read nothing."""
+def cursors(folder: Path | str, disk: Disk = LOCAL) -> list[Cursor]:
+    """Who reads a journal and how far each is; a damaged cursor counts as one that has read nothing."""
     found = []
-    for path in sorted((Path(folder) / CURSORS).glob("*.json")):
+    place = Path(folder) / CURSORS
+    try:
+        names = sorted(name for name in disk.list(place) if name.endswith(".json") and not name.startswith("."))
+    except OSError:
+        return []
+    for name in names:
+        reader = name.removesuffix(".json")
         try:
-            value = json.loads(path.read_text())
-            found.append(Cursor(path.stem, str(value["segment"]), int(value["position"])))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, KeyError, TypeError):
-            found.append(Cursor(path.stem, "", 0))
+            value = load_state(place / name, disk)
+            if value is not None:
+                found.append(Cursor(reader, str(value["segment"]), int(str(value["position"]))))
+        except (StateDamaged, ValueError, KeyError):
+            found.append(Cursor(reader, "", 0))
     return found
 
 
-def expired(folder: Path | str, keep: Keep, now_ns: int) -> list[Expired]:
+def expired(folder: Path | str, keep: Keep, now_ns: int, disk: Disk = LOCAL) -> list[Expired]:
     """The segments that `keep` lets go, oldest first; those that a pipeline still needs say so."""
-    # One that is only just begun disappears in a crash: then packet ids go on from the one before it.
-    sizes = [(path, _size(path)) for path in segments(folder) if stated_length(path) != 0]
+    # One that is only just begun disappears in a crash, and the one before it must still be there.
+    sizes = [(path, _size(path, disk)) for path in segments(folder, disk) if stated_length(path, disk) != 0]
     total = sum(size for _, size in sizes)
-    readers = [] if keep.past_cursors else sorted(cursors(folder), key=lambda each: (each.segment, each.position))
-    found = []
-    for (path, size), (following, _) in itertools.pairwise(sizes):
-        age = now_ns - segment_time(following)
-        if keep.days and age > keep.days * _DAY_NS:
-            why = f"older than {keep.days:g} days"
-        elif keep.size and total > keep.size:
+    readers = [] if keep.past_cursors else sorted(cursors(folder, disk), key=lambda each: (each.segment, each.position))
+    found: list[Expired] = []
+    most = max(int(len(sizes) * keep.share), 1)
+    for (path, size), _ in itertools.pairwise(sizes):
+        if keep.size and total > keep.size:
             why = f"more than {keep.size} bytes"
+        elif keep.days and len(found) < most and now_ns - _last_time(path, disk) > keep.days * _DAY_NS:
+            why = f"older than {keep.days:g} days"
         else:
             break
-        if not is_sealed(path):
+        if not is_sealed(path, disk):
             break
         total -= size
         found.append(Expired(path, size, why, _needed_by(path.name, size, readers)))
     return found
 
 
-def prune(folder: Path | str, keep: Keep, now_ns: int, *, dry_run: bool = False) -> list[Expired]:
+def _last_time(path: Path, disk: Disk) -> int:
+    """The time of the last block of a segment; of the first where the last is damaged."""
+    last = last_block(path, disk)
+    return segment_time(path, disk) if last is None else last.time_ns
+
+
+def prune(folder: Path | str, keep: Keep, now_ns: int, *, dry_run: bool = False, disk: Disk = LOCAL) -> list[Expired]:
     """Remove what `expired` names and no cursor needs; returns all of it, removed or kept."""
-    found = expired(folder, keep, now_ns)
+    found = expired(folder, keep, now_ns, disk)
     gone = [each for each in found if each.kept_for is None]
     if gone and not dry_run:
         try:
             for each in gone:
-                each.path.unlink(missing_ok=True)
-            sync_folder(Path(folder))
+                with contextlib.suppress(FileNotFoundError):
+                    disk.unlink(each.path)
+                # One by one: a power cut must not leave an older segment and take a younger one.
+                disk.sync_folder(Path(folder))
         except OSError as error:
             raise JournalError(
                 f"{folder}: cannot remove segments: {error.strerror}; let this user write there"
@@ -107,8 +127,8 @@ def _needed_by(name: str, size: int, readers: Sequence[Cursor]) -> str | None:
     return None
 
 
-def _size(path: Path) -> int:
+def _size(path: Path, disk: Disk) -> int:
     try:
-        return path.stat().st_size
+        return disk.look(path).size
     except OSError:
         return 0

@@ -1,46 +1,48 @@
-"""The files of a journal: names, the committed length beside a segment, and the one segment being written.
+"""The segments of a journal: their names, what may be read of them, and their bytes, without a memory map.
 
-Implements "The folder" and the order of "Committing and recovery" in docs/reference/journal-format.md.
-A segment without a committed-length file is sealed; so that file comes first and goes last.
+Implements "The folder" of docs/reference/journal-format.md. A segment without a committed-length file is sealed.
+Memory maps are not used: an unreadable sector would end the process (SIGBUS) instead of raising an error.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import errno
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from wireloom.journal import blocks
+from wireloom.journal.disk import LOCAL, READ, Disk, read_range
+from wireloom.journal.sound import sound_length
 from wireloom.model import JournalError
 
 LOCK = "lock"
 REFUSED = "refused"
 COMMITTED = ".committed"
-_NAME = re.compile(r"(\d{20})-\d{8}T\d{6}\.\d{6}Z\.pcapng")
-_OWNER_ONLY = 0o600
-_SMALL, _FEW = 16 * 1024, 32
-"""Bytes of a small commit, and how many of them in a row come before padding is worth its place."""
-_PAGES_AHEAD = 64
-"""Of padding, written at once."""
-_MOST_PIECES = 1024
-"""That one call writes."""
-_SYNCED = getattr(os, "RWF_DSYNC", 0)
-"""Has a write return when the disk has it: one call less, where there is one, but no faster if the file grows."""
+SYNCED, UNSYNCED = b"\n", b"?\n"
+"""How a committed length ends: whether the disk had it all when it was written."""
+_LENGTH = re.compile(rb"[0-9]{20}\??\n")
+PIECE = 1024 * 1024
+"""Bytes of a segment that are read at a time."""
+_SMALLEST_PIECE = 4096
+"""Never read less: a segment's head must fit."""
+_SECTOR = 4096
+_NAME = re.compile(r"(\d{20})-(\d{8}T\d{6}\.\d{6}Z|[0-9a-f]{16})\.pcapng")
+"""With the time in format 1, with the epoch since."""
 
 
-def segment_name(packet_id: int, time_ns: int) -> str:
+def segment_name(packet_id: int, epoch: str) -> str:
     """The name of the segment whose first packet block has this id.
 
-    >>> segment_name(7, 1_500_000_000)
-    '00000000000000000007-19700101T000001.500000Z.pcapng'
+    >>> segment_name(7, "00c0ffee00c0ffee")
+    '00000000000000000007-00c0ffee00c0ffee.pcapng'
     """
-    seconds, rest = divmod(time_ns, 1_000_000_000)
-    moment = datetime.fromtimestamp(seconds, UTC)
-    return f"{packet_id:020d}-{moment:%Y%m%dT%H%M%S}.{rest // 1000:06d}Z.pcapng"
+    return f"{packet_id:020d}-{epoch}.pcapng"
 
 
 def first_packet_id(segment: Path) -> int:
@@ -49,16 +51,10 @@ def first_packet_id(segment: Path) -> int:
     return 0 if match is None else int(match[1])
 
 
-def segment_time(segment: Path) -> int:
-    """The time in a segment's name, in nanoseconds since 1970: when its first block was appended; 0 for other names.
-
-    >>> segment_time(Path(segment_name(7, 1_500_000_000)))
-    1500000000
-    """
-    if _NAME.fullmatch(segment.name) is None:
-        return 0
-    moment = datetime.strptime(segment.name[21:43], "%Y%m%dT%H%M%S.%f").replace(tzinfo=UTC)
-    return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
+def epoch_in(segment: Path) -> str:
+    """The epoch in a segment's name; empty where it has none."""
+    match = _NAME.fullmatch(segment.name)
+    return "" if match is None or match[2].endswith("Z") else match[2]
 
 
 def is_segment(path: Path) -> bool:
@@ -66,19 +62,22 @@ def is_segment(path: Path) -> bool:
     return _NAME.fullmatch(path.name) is not None
 
 
-def segments(folder: Path | str) -> list[Path]:
-    """The segments of a journal in order of time; a single file stands for itself."""
+def segments(folder: Path | str, disk: Disk = LOCAL) -> list[Path]:
+    """The segments of a journal in order of their packet ids; a single file stands for itself."""
     path = Path(folder)
-    if path.is_file():
-        return [path]
     try:
-        names = [entry.name for entry in os.scandir(path)]
+        names = disk.list(path)
+    except NotADirectoryError:
+        return [path]
     except OSError as error:
         raise JournalError(f"{path}: no journal here: {error.strerror}; name the folder the hub writes") from None
     found = sorted(name for name in names if _NAME.fullmatch(name))
-    if not found and names and LOCK not in names:
+    if not found and names and LOCK not in names and path.name != REFUSED:
         raise JournalError(f"{path}: no journal here: no segment among {len(names)} files; name the hub's folder")
     return [path / name for name in found]
+
+
+# --- what may be read -------------------------------------------------------------------------------
 
 
 def committed_path(segment: Path) -> Path:
@@ -86,163 +85,258 @@ def committed_path(segment: Path) -> Path:
     return segment.with_name(segment.name + COMMITTED)
 
 
-def is_sealed(segment: Path) -> bool:
+def is_sealed(segment: Path, disk: Disk = LOCAL) -> bool:
     """Whether a segment will never change again."""
-    return not committed_path(segment).exists()
-
-
-def committed_length(segment: Path | str) -> int:
-    """How many bytes of a segment may be read: all of a sealed one, else what is known to be safe."""
-    path = Path(segment)
-    stated = stated_length(path)
     try:
-        size = path.stat().st_size
+        disk.look(committed_path(segment))
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def committed_length(segment: Path | str, disk: Disk = LOCAL) -> int:
+    """How many bytes of a segment may be read: all of a sealed one, else what is known to be safe.
+
+    The committed-length file is not synced: after a power cut it may say too little. So where nobody writes the
+    journal, the whole blocks behind it count, too. They are synced first: what was read once must not be gone later.
+    """
+    path = Path(segment)
+    stated = stated_length(path, disk)
+    try:
+        size = disk.look(path).size
+        if stated is None:
+            return size
+        if stated < size and not has_writer(path.parent, disk):
+            return _sound_and_synced(path, stated, disk)
     except OSError as error:
         raise JournalError(f"{path}: cannot read the segment: {error.strerror}") from None
-    return size if stated is None else min(stated, size)
+    return min(stated, size)
 
 
-def bytes_after(folder: Path | str, segment: str, position: int) -> int:
+def _sound_and_synced(path: Path, stated: int, disk: Disk) -> int:
+    following = next((each for each in segments(path.parent, disk) if each.name > path.name), None)
+    last = None if following is None else last_id_before(following, disk)
+    with OpenSegment(path, disk) as segment:
+        # A disk that cannot be written to loses nothing either.
+        with contextlib.suppress(OSError):
+            segment.sync()
+        data = segment.read(0, segment.size)
+        return sound_length(data, stated, first=first_packet_id(path), epoch=epoch_in(path), last=last)[0]
+
+
+def has_writer(folder: Path, disk: Disk = LOCAL) -> bool:
+    """Whether a process writes a journal now; in doubt, yes."""
+    try:
+        disk.close(disk.lock(folder / LOCK, shared=True))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def stated_length(segment: Path, disk: Disk = LOCAL) -> int | None:
+    """What the committed-length file says; None when there is none, 0 when it says nothing, or nonsense."""
+    text = committed_text(segment, disk)
+    return None if text is None else int(text[:20]) if _LENGTH.fullmatch(text) else 0
+
+
+def synced_length(segment: Path, disk: Disk = LOCAL) -> int:
+    """How many bytes of a segment were synced, as far as the committed-length file tells: recovery keeps them."""
+    text = committed_text(segment, disk) or b""
+    return int(text) if _LENGTH.fullmatch(text) and text[20:] == SYNCED else 0
+
+
+def has_wrong_length(segment: Path, disk: Disk = LOCAL) -> bool:
+    """Whether there is a committed-length file with something else in it."""
+    text = committed_text(segment, disk)
+    return bool(text) and _LENGTH.fullmatch(text or b"") is None
+
+
+def committed_text(segment: Path, disk: Disk = LOCAL) -> bytes | None:
+    """The content of the committed-length file; None when there is none."""
+    try:
+        file = disk.open(committed_path(segment), READ)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JournalError(f"{committed_path(segment)}: cannot be read: {error.strerror}") from None
+    try:
+        text = disk.pread(file, 64, 0)
+        # The writer overwrites it in place: two equal reads cannot be a mixture of old and new digits.
+        while (again := disk.pread(file, 64, 0)) != text:
+            text = again
+    except OSError as error:
+        raise JournalError(f"{committed_path(segment)}: cannot be read: {error.strerror}") from None
+    finally:
+        disk.close(file)
+    return text
+
+
+def bytes_after(folder: Path | str, segment: str, position: int, disk: Disk = LOCAL) -> int:
     """Committed bytes of a journal after a place in it: how far somebody who has read up to there is behind."""
     total = -position if position else 0
-    for path in segments(folder):
+    for path in segments(folder, disk):
         if path.name >= segment:
             with contextlib.suppress(JournalError):
                 # One that retention takes away meanwhile is nothing to catch up with.
-                total += committed_length(path)
+                total += committed_length(path, disk)
     return max(total, 0)
 
 
-def stated_length(segment: Path) -> int | None:
-    """What the committed-length file says; None when there is none, 0 when it says nothing yet."""
-    committed = committed_path(segment)
-    try:
-        text = committed.read_bytes()
-        # The writer overwrites it in place: two equal reads cannot be a mixture of old and new digits.
-        while (again := committed.read_bytes()) != text:
-            text = again
-    except FileNotFoundError:
-        return None
-    return int(text) if len(text) == 21 and text[:20].isdigit() else 0
+# --- what is in it ----------------------------------------------------------------------------------
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names created or removed in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+class OpenSegment:
+    """A segment open for reading. It can be read to its end even if it is removed meanwhile."""
 
-
-class SegmentFile:
-    """The segment being written. Every method may raise OSError; after that only `abandon` is left.
-
-    A sync of a file that has grown takes longer than one of a file that has not: the file system must store the new
-    size, too. So where one small commit follows the other, the file grows in steps ahead of them, by padding.
-    """
-
-    def __init__(self, folder: Path, name: str, *, sync: bool) -> None:
-        self.path = folder / name
-        self.committed = 0
-        self.sync = sync
-        self._small = 0
-        """Small commits in a row."""
-        self._padded = 0
-        """Where the padding ends; 0 while there is none."""
-        flags = os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_RDWR
-        self._length = os.open(committed_path(self.path), flags, _OWNER_ONLY)
-        self._data = -1
+    def __init__(self, path: Path, disk: Disk = LOCAL) -> None:
+        """FileNotFoundError if it is not there; JournalError if it cannot be opened otherwise."""
+        self.path = path
+        self._disk = disk
         try:
-            self._state_length(0)
-            self._data = os.open(self.path, flags, _OWNER_ONLY)
-            if sync:
-                sync_folder(folder)
-        except OSError:
-            self.abandon()
+            self._file = disk.open(path, READ)
+        except FileNotFoundError:
+            self._file = -1
             raise
+        except OSError as error:
+            self._file = -1
+            raise JournalError(f"{path}: cannot read the segment: {error.strerror}") from None
 
-    def store(self, pieces: Sequence[blocks.Buffer], size: int) -> None:
-        """Write, sync, then state the new length."""
-        end = self.committed + size
-        padding = self._padding(end, size) if self.sync else b""
-        is_synced = False
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            self._disk.close(file)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._disk.status(self._file).size
+
+    def sync(self) -> None:
+        """Return when the disk has it."""
+        self._disk.sync(self._file)
+
+    def read(self, start: int, end: int) -> bytes:
+        """The bytes between two places, or fewer at the end; JournalError names the place that cannot be read."""
         try:
-            if padding:
-                is_synced = self._write((*pieces, padding), _SYNCED)
-            else:
-                self._write(pieces)
-        except OSError:
-            if not padding:
-                raise
-            # There may be no room for padding, but some for what is to be kept.
-            self._small, self._padded = -sys.maxsize, 0
-            os.ftruncate(self._data, self.committed)
-            self._write(pieces)
-        if self.sync and not is_synced:
-            os.fdatasync(self._data)
-        self._state_length(end)
-        self.committed = end
+            return read_range(self._disk, self._file, start, end)
+        except OSError as error:
+            raise JournalError(
+                f"{self.path}: cannot read the segment at byte {self._fault(start, end)}: {error.strerror}; "
+                "check that disk"
+            ) from None
 
-    def _padding(self, end: int, size: int) -> bytes:
-        """What is written behind a commit: up to the next page of padding, and more of it where it is used up."""
-        self._small = self._small + 1 if size <= _SMALL else min(self._small, 0)
-        often = self._small > _FEW
-        if not often and end >= self._padded:
-            return b""
-        padding = blocks.filler(end)
-        if end + len(padding) > self._padded:
-            if often:
-                padding += blocks.PAGE_OF_PADDING * _PAGES_AHEAD
-            self._padded = end + len(padding)
-        return padding
-
-    def _write(self, pieces: Sequence[blocks.Buffer], flags: int = 0) -> bool:
-        """Write behind what is committed; True if the flags held for all of it."""
-        at, at_once = self.committed, bool(flags)
-        for start in range(0, len(pieces), _MOST_PIECES):
-            some = pieces[start : start + _MOST_PIECES]
-            size = sum(map(len, some))
-            written = os.pwritev(self._data, some, at, flags)
-            if written < size:
-                at_once = False
-                rest = memoryview(b"".join(some))
-                while written < size:
-                    written += os.pwrite(self._data, rest[written:], at + written)
-            at += size
-        return at_once
-
-    def _state_length(self, length: int) -> None:
-        os.pwrite(self._length, b"%020d\n" % length, 0)
-
-    def seal(self) -> None:
-        """The segment will not change any more."""
-        if self._padded > self.committed:
-            os.ftruncate(self._data, self.committed)
-        if not self.sync or self._padded:
-            os.fdatasync(self._data)
-        self._close()
-        committed_path(self.path).unlink()
-        sync_folder(self.path.parent)
-
-    def abandon(self) -> None:
-        """After a failure: cut off what was not committed, and seal the rest if that much works.
-
-        If it does not, the committed-length file stays and keeps readers away from the tail until the
-        next writer's recovery.
-        """
+    def _fault(self, start: int, end: int) -> int:
+        """The first place that cannot be read, to a sector."""
+        at = start
         with contextlib.suppress(OSError):
-            if self.committed == 0:
-                self.path.unlink(missing_ok=True)
-            elif self._data >= 0:
-                os.ftruncate(self._data, self.committed)
-                os.fdatasync(self._data)
-            committed_path(self.path).unlink(missing_ok=True)
-        self._close()
+            while at < end and self._disk.pread(self._file, min(_SECTOR - at % _SECTOR, end - at), at):
+                at += _SECTOR - at % _SECTOR
+        return at
 
-    def _close(self) -> None:
-        for descriptor in (self._data, self._length):
-            if descriptor >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
-        self._data = self._length = -1
+    def head(self) -> blocks.Head:
+        """What its beginning says; BlockFault if it is no segment."""
+        return blocks.head_of(self.read(0, _SMALLEST_PIECE))
+
+    def pieces(self, start: int, end: int, size: int = PIECE) -> Iterator[tuple[int, bytes]]:
+        """Whole blocks from `start`, where one begins, to `end`: the place of each piece and its bytes.
+
+        The last piece ends where a block is cut off or its length makes no sense, or at `end`.
+        """
+        at = start
+        while at < end:
+            data = self.read(at, min(end, at + max(size, _SMALLEST_PIECE)))
+            whole = whole_blocks(data)
+            if whole == 0 and at + len(data) < end:
+                # The first block is larger than the piece, or there is not even its head: read just that block.
+                wanted = max(int.from_bytes(data[4:8], "little"), 12)
+                data = self.read(at, min(end, at + wanted))
+                whole = len(data)
+            elif at + len(data) >= end:
+                whole = len(data)
+            if not data:
+                return
+            yield at, data[:whole]
+            at += whole
+
+
+def whole_blocks(data: bytes) -> int:
+    """How many bytes of complete blocks there are, going by their lengths alone."""
+    at = 0
+    while len(data) - at >= 12:
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        if size < 12 or size > len(data) - at:
+            break
+        at += size
+    return at
+
+
+def last_id_before(segment: Path, disk: Disk = LOCAL) -> int | None:
+    """The last packet id before a segment that counts, as its head says; None if that does not tell.
+
+    A segment of format 1 that came after a failed write began with what was in doubt, under the same ids.
+    """
+    try:
+        with OpenSegment(segment, disk) as opened:
+            head = opened.head()
+    except (OSError, JournalError):
+        return None
+    return first_packet_id(segment) - 1 if head.after is None else head.after
+
+
+def segment_time(segment: Path, disk: Disk = LOCAL) -> int:
+    """When a segment's first block was appended, in nanoseconds since 1970; 0 where it does not tell."""
+    match = _NAME.fullmatch(segment.name)
+    if match is not None and match[2].endswith("Z"):
+        moment = datetime.strptime(match[2], "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC)
+        return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
+    try:
+        return _first_time(segment, disk)
+    except (OSError, JournalError, blocks.BlockFault, StopIteration):
+        return 0
+
+
+@lru_cache(maxsize=4096)
+def _first_time(segment: Path, disk: Disk) -> int:
+    """The time of the first packet block; remembered, for it never changes once it is there."""
+    with OpenSegment(segment, disk) as opened:
+        end = min(opened.size, 4 * PIECE)
+        head = opened.head()
+        for base, data in opened.pieces(head.size, end, _SMALLEST_PIECE):
+            at = 0
+            while at < len(data):
+                kind, size = blocks.block_at(data, at, len(data))
+                if kind == blocks.ENHANCED_PACKET:
+                    return blocks.time_at(data, at)
+                if kind == blocks.PADDING:
+                    break
+                at += size
+            if base + len(data) >= end:
+                break
+    raise JournalError(f"{segment}: no packet block", errno.ENODATA)
+
+
+def last_block(segment: Path, disk: Disk = LOCAL) -> blocks.Block | None:
+    """The last packet block of a sealed segment; None if there is none or the end is damaged."""
+    try:
+        with OpenSegment(segment, disk) as opened:
+            end = opened.size
+            size = int.from_bytes(opened.read(max(end - 4, 0), end), "little")
+            if end < 12 or not 12 <= size <= end:
+                return None
+            data = opened.read(end - size, end)
+        if blocks.block_at(data, 0, len(data))[0] != blocks.ENHANCED_PACKET:
+            return None
+        return blocks.parse_packet(data, 0, size)
+    except (blocks.BlockFault, JournalError):
+        return None

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from wireloom.journal.blocks import canonical_json, crc32
+from wireloom.journal.blocks import canonical_json
 from wireloom.journal.disk import LOCAL, READ, Disk, read_range, write_all
 from wireloom.model import JournalError, type_of_json
 
@@ -26,7 +27,7 @@ class StateDamaged(JournalError):
 
 def save_state(path: Path, value: Mapping[str, type_of_json], disk: Disk = LOCAL) -> None:
     """Replace a state file. When this returns, the new content survives a power cut; if it raises, the old does."""
-    text = canonical_json({**value, _CHECKSUM: f"{crc32(canonical_json(value)):08x}"}) + b"\n"
+    text = canonical_json({**value, _CHECKSUM: f"{zlib.crc32(canonical_json(value)):08x}"}) + b"\n"
     draft = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         disk.unlink(draft)
@@ -61,6 +62,6 @@ def load_state(path: Path, disk: Disk = LOCAL) -> dict[str, type_of_json] | None
     except (ValueError, RecursionError) as error:
         raise StateDamaged(f"{path}: is damaged: {error}") from None
     stated = value.pop(_CHECKSUM, None)
-    if stated is not None and stated != f"{crc32(canonical_json(value)):08x}":
+    if stated is not None and stated != f"{zlib.crc32(canonical_json(value)):08x}":
         raise StateDamaged(f"{path}: is damaged: its checksum is wrong")
     return value

@@ -9,30 +9,33 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import struct
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from wireloom.journal import blocks
+from wireloom.journal.disk import LOCAL, Disk
+from wireloom.journal.keys import keys_in
 from wireloom.journal.log import RECORD_TAGS
-from wireloom.journal.reader import Decoding, Entry, Offset, Record, Unreadable
-from wireloom.journal.recovery import mapped
-from wireloom.journal.segment import bytes_after, committed_length, first_packet_id, segment_time, segments
+from wireloom.journal.reader import Decoding, Entry, Offset, Record, Unreadable, blocks_in, check_segment
+from wireloom.journal.segment import (
+    OpenSegment,
+    bytes_after,
+    committed_length,
+    first_packet_id,
+    last_id_before,
+    segment_time,
+    segments,
+)
 from wireloom.model import ConfigError, JournalError, parse_iso_time
 from wireloom.protocols.contract import Settings
 
 PIECE = 256 * 1024
 """Bytes read at a time."""
-_SMALLEST = 4096
-"""Never read less: a segment's head must fit."""
 _RECORDS_BEFORE = 16
 """That are looked at."""
-_HEADER = struct.Struct("<II4xIIII")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Since = Offset | int
@@ -73,25 +76,32 @@ class Tail:
     (['started'], [])
     """
 
-    def __init__(self, folder: Path | str, since: Since = 0, *, settings: Mapping[str, Settings] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        since: Since = 0,
+        *,
+        settings: Mapping[str, Settings] | None = None,
+        disk: Disk = LOCAL,
+    ) -> None:
         self.folder = Path(folder)
+        self._disk = disk
         self.missed = 0
         """Segments that were removed before they were read."""
         self._after = since if isinstance(since, Offset) else None
         self._from_ns = since if isinstance(since, int) else 0
         self._decoding = Decoding(settings or {})
-        self._path: Path | None = None
-        self._file = -1
+        self._segment: OpenSegment | None = None
         self._position = 0
         self._next_packet_id = 0
         self._before: list[Record] = []
         """Records right before the run to begin in: they may say something about it."""
 
     @classmethod
-    def at_end(cls, folder: Path | str, *, settings: Mapping[str, Settings] | None = None) -> Self:
+    def at_end(cls, folder: Path | str, *, settings: Mapping[str, Settings] | None = None, disk: Disk = LOCAL) -> Self:
         """A tail that gives only what is committed from now on."""
-        tail = cls(folder, settings=settings)
-        found = segments(folder)
+        tail = cls(folder, settings=settings, disk=disk)
+        found = segments(folder, disk)
         if found:
             tail._open(found[-1])
             tail._hop_to(tail._end())
@@ -100,17 +110,16 @@ class Tail:
     @property
     def position(self) -> tuple[str, int]:
         """The segment being read, empty before the first, and the byte in it."""
-        return ("" if self._path is None else self._path.name, self._position)
+        return ("" if self._segment is None else self._segment.path.name, self._position)
 
     def behind(self) -> int:
         """Committed bytes that were not read yet."""
-        return bytes_after(self.folder, *self.position)
+        return bytes_after(self.folder, *self.position, self._disk)
 
     def close(self) -> None:
         """Let go of the segment."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        if self._segment is not None:
+            self._segment.close()
 
     def __del__(self) -> None:
         self.close()
@@ -118,7 +127,7 @@ class Tail:
     def read(self, limit: int = PIECE) -> list[Found]:
         """What comes next, at most about `limit` bytes of it; nothing when all that is committed was read."""
         while True:
-            if self._path is None:
+            if self._segment is None:
                 try:
                     if not self._begin():
                         return []
@@ -141,7 +150,7 @@ class Tail:
                         self._open(following)
                     except FileNotFoundError:
                         continue
-                    if self._next_packet_id and first_packet_id(following) > self._next_packet_id:
+                    if self._next_packet_id and self._is_missing(following):
                         self.missed += 1
 
     def _read_on(self, limit: int) -> list[Found] | None:
@@ -152,9 +161,14 @@ class Tail:
         found = [each for block in self._blocks(end, limit) for each in self._decoding.take(block)]
         return self._drop_before(found) if self._after is not None or self._from_ns else found
 
+    def _is_missing(self, following: Path) -> bool:
+        """Whether something that counts stood between what was read last and a segment."""
+        last = last_id_before(following, self._disk)
+        return last is not None and last >= self._next_packet_id
+
     def _begin(self) -> bool:
         """Find the segment and the block to begin with; False while there is no segment at all."""
-        found = segments(self.folder)
+        found = segments(self.folder, self._disk)
         if not found:
             return False
         if self._after is not None:
@@ -169,107 +183,95 @@ class Tail:
         else:
             path = self._segment_at(found, self._from_ns)
             self._open(path)
-            if segment_time(path) <= self._from_ns:
+            if segment_time(path, self._disk) <= self._from_ns:
                 self._hop_to(self._end(), time_ns=self._from_ns)
         return True
 
     def _segment_at(self, found: list[Path], time_ns: int) -> Path:
         """The first segment that may hold blocks of that time or later."""
         for path, following in itertools.pairwise(found):
+            earlier, later = (segment_time(each, self._disk) for each in (path, following))
             # Where the clock was set back, nobody knows how late the blocks before are.
-            if segment_time(following) > time_ns or segment_time(following) < segment_time(path):
+            if later > time_ns or later < earlier:
                 return path
         return found[-1]
 
+    @property
+    def _opened(self) -> OpenSegment:
+        assert self._segment is not None
+        return self._segment
+
     def _following(self) -> Path | None:
         """The segment after the current one, if there is one."""
-        assert self._path is not None
-        return next((each for each in segments(self.folder) if each.name > self._path.name), None)
+        name = self._opened.path.name
+        return next((each for each in segments(self.folder, self._disk) if each.name > name), None)
 
     def _end(self) -> int:
-        assert self._path is not None
         try:
-            return committed_length(self._path)
+            return committed_length(self._opened.path, self._disk)
         except JournalError:
             # Removed while it was being read: it was sealed then, and is still open here.
-            if self._path.exists():
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.look(self._opened.path)
                 raise
-            return os.fstat(self._file).st_size
+            return self._opened.size
 
     def _open(self, path: Path) -> None:
         """Go to a segment; FileNotFoundError, and nothing has changed, if it was removed meanwhile."""
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise JournalError(f"{path}: cannot read the segment: {error.strerror}") from None
+        opened = OpenSegment(path, self._disk)
         self.close()
-        self._file = file
-        self._path = path
+        self._segment = opened
         self._position = 0
         self._decoding.begin(path.name)
 
     def _hop_to(self, end: int, *, packet_id: int | None = None, time_ns: int | None = None) -> None:
-        """Go to the first block with that packet id or time (or to the end), noting topic maps and keys on the way."""
-        assert self._path is not None
-        with mapped(self._file) as data:
-            end = min(end, len(data))
-            if end == 0:
-                return
-            position = self._check_head(data[:end])
-            number = first_packet_id(self._path)
-            passed = deque[tuple[int, int]](maxlen=_RECORDS_BEFORE)
-            while end - position >= _HEADER.size:
-                kind, size, high, low, captured, _ = _HEADER.unpack_from(data, position)
-                if size < 12 or size > end - position:
+        """Go to the first block with that packet id or time (or to the end), noting what is stated on the way."""
+        segment = self._opened
+        if min(end, segment.size) == 0:
+            return
+        self._position = check_segment(segment)
+        number = first_packet_id(segment.path)
+        passed = deque[tuple[bytes, int, int]](maxlen=_RECORDS_BEFORE)
+        with contextlib.suppress(blocks.BlockFault):
+            for base, data in segment.pieces(self._position, end):
+                at, found = 0, False
+                while at < len(data):
+                    kind, size = blocks.block_at(data, at, len(data))
+                    if kind == blocks.ENHANCED_PACKET:
+                        found = number == packet_id or (time_ns is not None and blocks.time_at(data, at) >= time_ns)
+                        if found:
+                            break
+                        if blocks.captured_at(data, at) == len(RECORD_TAGS):
+                            self._decoding.skip(blocks.parse_packet(data, at, size))
+                        passed.append((data, at, size))
+                        number += 1
+                    at += size
+                    self._position = base + at
+                self._decoding.learn(keys_in(data, 0, at))
+                if found:
                     break
-                if kind == blocks.ENHANCED_PACKET:
-                    if number == packet_id or (time_ns is not None and high << 32 | low >= time_ns):
-                        break
-                    if captured == len(RECORD_TAGS):
-                        self._decoding.skip(blocks.parse_packet(data, position, size))
-                    passed.append((position, size))
-                    number += 1
-                position += size
-            self._decoding.learn(data, 0, position)
-            self._position = position
-            self._next_packet_id = number
-            # A damaged one says nothing, and whoever begins here does not ask for it.
-            with contextlib.suppress(blocks.BlockFault):
-                while passed and (block := blocks.parse_packet(data, *passed.pop())).record is not None:
-                    self._before.insert(0, Record(self._path.name, block))
-
-    def _check_head(self, data: blocks.Buffer) -> int:
-        try:
-            return blocks.check_head(data)
-        except blocks.BlockFault as fault:
-            raise JournalError(
-                f"{self._path}: no journal segment: {fault}; name a file or folder that `wireloom hub` wrote"
-            ) from None
+        self._next_packet_id = number
+        # A damaged one says nothing, and whoever begins here does not ask for it.
+        with contextlib.suppress(blocks.BlockFault):
+            while passed and (block := blocks.parse_packet(*passed.pop())).record is not None:
+                self._before.insert(0, Record(segment.path.name, block))
 
     def _blocks(self, end: int, limit: int) -> Iterator[blocks.Block]:
         """The blocks of the next piece; at least one."""
-        base = self._position
-        data = os.pread(self._file, min(end - base, max(limit, _SMALLEST)), base)
-        whole = _whole_blocks(data)
-        if whole == 0 and len(data) < end - base:
-            # The first block is larger than the piece, or there is not even its head: read just that block.
-            size = int.from_bytes(os.pread(self._file, 4, base + 4), "little")
-            data = os.pread(self._file, min(max(size, 12), end - base), base)
-        elif base + len(data) < end:
-            data = data[:whole]
-        start = self._check_head(data) if base == 0 else 0
-        self._decoding.learn(data, start, len(data))
+        segment = self._opened
+        start = self._position or check_segment(segment)
+        base, data = next(segment.pieces(start, end, limit), (start, b""))
+        if not data:
+            raise JournalError(f"{segment.path}: ends at byte {start}, before its committed length")
+        self._decoding.learn(keys_in(data, 0, len(data)))
         try:
-            for block in blocks.blocks(data, start, len(data)):
+            for block in blocks_in(data, base):
                 self._next_packet_id = block.packet_id + 1
-                yield replace(block, offset=base + block.offset, payload_offset=base + block.payload_offset)
-                self._position = base + block.offset + block.size
+                yield block
+                self._position = block.offset + block.size
         except blocks.BlockFault as fault:
-            where = blocks.BlockFault(base + fault.offset, fault.reason)
             raise JournalError(
-                f"{self._path}: {where}; `wireloom journal verify {self.folder}` lists every fault"
+                f"{segment.path}: {fault}; `wireloom journal verify {self.folder}` lists every fault"
             ) from None
         self._position = base + len(data)
 
@@ -285,14 +287,3 @@ class Tail:
                 self._after, self._from_ns, self._before = None, 0, []
                 return [*before, *found[at:]]
         return []
-
-
-def _whole_blocks(data: bytes) -> int:
-    """How many bytes of complete blocks there are, going by their lengths alone."""
-    at = 0
-    while len(data) - at >= 12:
-        size = int.from_bytes(data[at + 4 : at + 8], "little")
-        if size < 12 or size > len(data) - at:
-            break
-        at += size
-    return at

@@ -7,12 +7,13 @@ Implements the writing side of docs/reference/journal-format.md. One process wri
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import functools
 import os
 import secrets
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -21,15 +22,19 @@ from types import TracebackType
 from typing import Self, cast
 
 from wireloom.journal import blocks
-from wireloom.journal.blocks import Envelope, TopicMap
+from wireloom.journal.blocks import Context, Envelope, Principal
+from wireloom.journal.disk import LOCAL, READ, Disk, make_folders, write_all
+from wireloom.journal.identity import Identity, IdentityFile, LastIds, RandomBits, claim
 from wireloom.journal.keys import Keys
-from wireloom.journal.log import LARGE, RECORD_PROTOCOL, Batch, SegmentLog
+from wireloom.journal.log import LARGE, RECORD_PROTOCOL, Batch, SegmentLog, one_thread
 from wireloom.journal.recovery import Recovery, recover
 from wireloom.journal.segment import LOCK, REFUSED
-from wireloom.model import Direction, JournalError, type_of_json
+from wireloom.model import ConfigError, Direction, JournalError, type_of_json
 
 MIB = 1024 * 1024
 _MAX_ENVELOPES = 8_192
+_PATIENCE = (0.01, 0.05, 0.2)
+"""Seconds to wait for the lock."""
 _MAX_REFUSED_PENDING = MIB
 
 
@@ -63,22 +68,40 @@ class Journal:
     True
     """
 
-    def __init__(self, folder: Path, lock: int, recovery: Recovery, log: SegmentLog, refused: SegmentLog) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        lock: int,
+        recovery: Recovery,
+        identity: IdentityFile,
+        log: SegmentLog,
+        refused: SegmentLog,
+        *,
+        disk: Disk,
+        now_ns: Callable[[], int],
+        random_bits: RandomBits,
+    ) -> None:
         """Use `Journal.open`."""
         self.folder = folder
         self.recovery = recovery
+        self.new_epoch = ""
+        """Why a new epoch began with this opening; empty if none did, or with a new journal."""
         self.refused_dropped = 0
         """Refused bytes that were not kept because too many came at once or their disk failed."""
         self.on_pending: Callable[[], None] | None = None
         """Called when something waits for a commit where nothing did before."""
+        self.disk = disk
+        self._identity = identity
+        self._now_ns = now_ns
         self._lock = lock
         self._log = log
         self._refused = refused
+        self._told_damage = ""
         self._envelopes: dict[int, Envelope] = {}
         """By connection; those of what goes out by its complement."""
-        self._topics: dict[int, TopicMap] = {}
+        self._contexts: dict[tuple[tuple[int, str], ...], Context] = {}
         self._last_connection = 0
-        self._salt = secrets.randbits(19)
+        self._salt = random_bits(19)
         self._floor = recovery.last_time_ns // 1_000_000 + 1
 
     @classmethod
@@ -89,45 +112,86 @@ class Journal:
         segment_bytes: int = 64 * MIB,
         sync: bool = True,
         refused_quota: int = 64 * MIB,
+        hub: str | None = None,
+        disk: Disk = LOCAL,
+        now_ns: Callable[[], int] = time.time_ns,
+        random_bits: RandomBits = secrets.randbits,
+        sealer: Callable[[], Executor] = one_thread,
     ) -> Self:
         """Take the lock, recover what a crash left behind, and begin a new segment.
 
-        `sync=False` acknowledges what is written and leaves the sync to the operating system.
+        `sync=False` acknowledges what is written and leaves the sync to the operating system. `hub` is the id of the
+        hub; without one it is drawn when the folder becomes a journal.
         """
         path = Path(folder)
         try:
             for each in (path, path / REFUSED):
-                each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = _take_lock(path)
+                make_folders(disk, each)
+            lock = _take_lock(path, disk)
         except OSError as error:
             raise JournalError(f"{path}: cannot open the journal: {error.strerror}; name a writable folder") from None
         try:
-            version = _version()
-            found = recover(path)
-            found_refused = recover(path / REFUSED)
-            log = SegmentLog(path, version, next_packet_id=found.next_packet_id, segment_bytes=segment_bytes, sync=sync)
+            found = recover(path, disk)
+            found_refused = recover(path / REFUSED, disk)
+            last = LastIds(found.last_packet_id, found_refused.last_packet_id)
+            identity, why = claim(path, last, random_bits, hub, disk)
+            own, version = identity.identity, _version()
+
+            def head_of(after: int) -> bytes:
+                return blocks.segment_head(version, own.hub, own.epoch, own.generation, after)
+
+            log = SegmentLog(
+                path,
+                own.epoch,
+                head_of,
+                identity.reserve,
+                last_packet_id=last.frames,
+                next_packet_id=own.reserved,
+                segment_bytes=segment_bytes,
+                sync=sync,
+                disk=disk,
+                now_ns=now_ns,
+                sealer=sealer,
+            )
             refused = SegmentLog(
                 path / REFUSED,
-                version,
-                next_packet_id=found_refused.next_packet_id,
+                own.epoch,
+                head_of,
+                identity.reserve_refused,
+                last_packet_id=last.refused,
+                next_packet_id=own.refused_reserved,
                 segment_bytes=min(segment_bytes, refused_quota // 8),
                 sync=False,
                 quota=refused_quota,
+                disk=disk,
+                now_ns=now_ns,
+                sealer=sealer,
             )
-            journal = cls(path, lock, found, log, refused)
-            details: dict[str, type_of_json] = {"version": version}
-            if found.cuts:
-                details["cut_bytes"] = sum(cut.cut_bytes for cut in found.cuts)
-                details["segment"] = found.cuts[-1].segment
-            journal.record("started", details)
+            journal = cls(path, lock, found, identity, log, refused, disk=disk, now_ns=now_ns, random_bits=random_bits)
+            journal.new_epoch = why
+            journal.record("started", _started(version, own, found))
             journal.commit()
         except OSError as error:
-            os.close(lock)
+            disk.close(lock)
             raise JournalError(f"{path}: cannot recover the journal: {error.strerror}; check that disk") from None
-        except JournalError:
-            os.close(lock)
+        except (JournalError, ConfigError):
+            disk.close(lock)
             raise
         return journal
+
+    @property
+    def identity(self) -> Identity:
+        """Whose journal this is, and its epochs."""
+        return self._identity.identity
+
+    @property
+    def epoch(self) -> str:
+        """The epoch: with the hub's id and a packet id it names a block for ever."""
+        return self._identity.identity.epoch
+
+    def packet_id(self, ticket: int) -> int:
+        """The packet id of the block that got this ticket, once it is durable."""
+        return self._log.packet_id(ticket)
 
     def __enter__(self) -> Self:
         return self
@@ -141,7 +205,7 @@ class Journal:
         """A 64-bit number for a connection, never given out before by this journal."""
         # Milliseconds, then a counter that begins at random: a clock that was set back between two runs
         # would have to meet the same millisecond and the same number to repeat an id.
-        now = max(time.time_ns() // 1_000_000, self._floor)
+        now = max(self._now_ns() // 1_000_000, self._floor)
         self._last_connection = max(self._last_connection + 1, now << 20 | self._salt)
         return self._last_connection
 
@@ -156,17 +220,18 @@ class Journal:
         source: str | None = None,
         destination: str | None = None,
         inbound: bool = True,
-        topics: TopicMap | Mapping[int, str] | None = None,
+        topics: Context | Mapping[int, str] | None = None,
         keys: Keys | None = None,
+        principal: Principal | None = None,
         time_ns: int | None = None,
     ) -> int:
         """Append a run of complete frames; returns the ticket that is durable once the run is.
 
-        `sequence` counts the messages of this connection and direction before the run. `topics` are
-        the numbers that stand for topics in it; a `TopicMap` made once is fastest. `keys` open what is encrypted in
-        it; they are stated once a segment.
+        `sequence` counts the messages of this connection and direction before the run. `topics` are the numbers that
+        stand for topics in it, or a `Context` made once, which is faster and has settings, too. `keys` open what is
+        encrypted in it, `principal` is who the peer was proved to be: both are stated once a segment.
         """
-        now = time.time_ns() if time_ns is None else time_ns
+        now = self._now_ns() if time_ns is None else time_ns
         log = self._log
         idle = not log.has_pending
         ends, side = (protocol, direction, source, destination), connection if inbound else ~connection
@@ -175,30 +240,21 @@ class Journal:
             if len(self._envelopes) >= _MAX_ENVELOPES:
                 self._envelopes.clear()
             envelope = self._envelopes[side] = Envelope.of(connection, ends, inbound=inbound)
-        if topics is None or topics.__class__ is TopicMap:
-            topic_map = topics
+        if topics is None or topics.__class__ is Context:
+            context = topics
         else:
-            topic_map = self._topic_map(connection, cast("Mapping[int, str]", topics)) if topics else None
-        if data.__class__ is bytes and len(data) < LARGE and log.takes_later(topic_map, keys):
-            ticket = log.add_later(now, envelope, sequence, data, topic_map)
+            context = self._context(cast("Mapping[int, str]", topics)) if topics else None
+        if data.__class__ is bytes and len(data) < LARGE and log.takes_later(context, keys, principal):
+            ticket = log.add_later(now, envelope, sequence, data, context)
         else:
-            ticket = self._append_now(now, envelope, sequence, data, topic_map, keys)
+            log.prepare(context, now, keys, principal)
+            ticket = self._append_now(now, envelope, envelope.comment_for(sequence, context), data)
         if idle and self.on_pending is not None:
             self.on_pending()
         return ticket
 
-    def _append_now(
-        self,
-        now: int,
-        envelope: Envelope,
-        sequence: int,
-        data: blocks.Buffer,
-        topic_map: TopicMap | None,
-        keys: Keys | None,
-    ) -> int:
+    def _append_now(self, now: int, envelope: Envelope, comment: bytes, data: blocks.Buffer) -> int:
         log, tags, crc, flags = self._log, envelope.tags, envelope.tags_crc, envelope.flags
-        log.prepare(topic_map, now, keys)
-        comment = envelope.comment_for(sequence, topic_map)
         room = blocks.MAX_PACKET_DATA - len(tags)
         if len(data) > room:
             view = memoryview(data)
@@ -210,13 +266,14 @@ class Journal:
             data = view[start:]
         return log.add(now, tags, crc, data, comment, flags)
 
-    def _topic_map(self, connection: int, topics: Mapping[int, str]) -> TopicMap:
-        """The map of a connection, made anew only when its topics have changed."""
-        known = self._topics.get(connection)
-        if known is None or known.topics != topics:
-            if len(self._topics) >= _MAX_ENVELOPES:
-                self._topics.clear()
-            known = self._topics[connection] = TopicMap(topics)
+    def _context(self, topics: Mapping[int, str]) -> Context:
+        """The context of some topics, the same one for all connections."""
+        key = tuple(topics.items())
+        known = self._contexts.get(key)
+        if known is None:
+            if len(self._contexts) >= _MAX_ENVELOPES:
+                self._contexts.clear()
+            known = self._contexts[key] = Context(topics)
         return known
 
     def record(
@@ -231,7 +288,7 @@ class Journal:
         time_ns: int | None = None,
     ) -> int:
         """Append a record (`opened`, `closed`, `lost`, ...); returns its ticket."""
-        now = time.time_ns() if time_ns is None else time_ns
+        now = self._now_ns() if time_ns is None else time_ns
         idle = not self._log.has_pending
         comment = blocks.record_comment(name, details, connection)
         tags = blocks.encode_tags(protocol, source, destination)
@@ -255,7 +312,7 @@ class Journal:
         time_ns: int | None = None,
     ) -> int:
         """Record bytes that broke the protocol; their first 4 KiB go to the segments in `refused/`."""
-        now = time.time_ns() if time_ns is None else time_ns
+        now = self._now_ns() if time_ns is None else time_ns
         details: dict[str, type_of_json] = {
             "clause": clause,
             "detail": detail,
@@ -302,7 +359,7 @@ class Journal:
 
     @property
     def next_packet_id(self) -> int:
-        """The packet id of the block that comes next; ids run ahead of tickets after a write that failed."""
+        """The packet id of the block that comes next."""
         return self._log.next_packet_id
 
     @property
@@ -354,32 +411,74 @@ class Journal:
         try:
             self.record("stopped", {"version": _version()})
             self.commit()
+            self._log.close()
+            self._refused.close()
+            self._identity.release(self._log.next_packet_id, self._refused.next_packet_id)
+        except OSError as error:
+            raise JournalError(f"{self.folder}: cannot close the journal: {error.strerror}; check that disk") from None
         finally:
-            try:
-                self._log.close()
-                self._refused.close()
-            finally:
-                os.close(self._lock)
-                self._lock = -1
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Release the lock without another write: the next one who opens the journal recovers it."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            self._log.abandon()
+            self._refused.abandon()
+            self.disk.close(lock)
+
+    def check(self) -> None:
+        """Look whether somebody deleted or moved what is being written: then a record says so, in a new segment."""
+        damage = self._log.check()
+        text = "" if damage is None else damage.strerror or str(damage)
+        if text and text != self._told_damage:
+            self.record("removed", {"detail": text})
+        self._told_damage = text
 
 
-def _take_lock(folder: Path) -> int:
-    lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(lock, 20, 0).decode(errors="replace").strip() or "unknown"
-        os.close(lock)
+def _started(version: str, own: Identity, found: Recovery) -> dict[str, type_of_json]:
+    """What the record `started` says."""
+    details: dict[str, type_of_json] = {"version": version}
+    if own.ancestors:
+        details["ancestor"] = {"end": own.ancestors[0].end, "epoch": own.ancestors[0].epoch}
+    if found.cuts:
+        details["cut_bytes"] = sum(cut.cut_bytes for cut in found.cuts)
+        details["segment"] = found.cuts[-1].segment
+    return details
+
+
+def _take_lock(folder: Path, disk: Disk) -> int:
+    for wait in (*_PATIENCE, None):
+        try:
+            lock = disk.lock(folder / LOCK)
+            break
+        except BlockingIOError:
+            # A reader holds it for a moment, to see whether there is a writer.
+            if wait is not None:
+                time.sleep(wait)
+    else:
         raise JournalError(
-            f"{folder}: another process (pid {holder}) writes this journal; stop it or name another folder"
-        ) from None
+            f"{folder}: another process (pid {_holder(folder, disk)}) writes this journal; "
+            "stop it or name another folder"
+        )
     # The number only serves the message above: a disk too full for it is reported where it matters.
     with contextlib.suppress(OSError):
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+        disk.truncate(lock, 0)
+        write_all(disk, lock, [b"%d\n" % os.getpid()], 0)
     return lock
 
 
+def _holder(folder: Path, disk: Disk) -> str:
+    with contextlib.suppress(OSError):
+        file = disk.open(folder / LOCK, READ)
+        try:
+            return disk.pread(file, 20, 0).decode(errors="replace").strip() or "unknown"
+        finally:
+            disk.close(file)
+    return "unknown"
+
+
+@functools.cache
 def _version() -> str:
     try:
         return installed_version("wireloom")

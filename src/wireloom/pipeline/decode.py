@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from wireloom.journal import blocks as journal_blocks
 from wireloom.journal import index as journal_index
 from wireloom.journal.disk import LOCAL, Disk
-from wireloom.journal.index import NO_MAP
+from wireloom.journal.index import NO_CONTEXT
 from wireloom.journal.keys import Keys, keys_for
 from wireloom.journal.segment import committed_length
 from wireloom.model import ConfigError, JournalError
@@ -94,7 +94,7 @@ def decode_range(part: Range, trust: str = "", keys: str = "", disk: Disk = LOCA
     Bytes that cannot be read are rejects, too, and the rest is decoded.
     """
     path = Path(part.file)
-    limit = committed_length(path)
+    limit = committed_length(path, disk)
     rejects = Rejects(part.file)
     if limit == 0:
         return DecodedRange(empty(MESSAGES), rejects.table())
@@ -167,22 +167,22 @@ def _decode(
         return empty(MESSAGES)
     events += [_event(block) for block in journal_index.records(data, found.index) if block.record in _EVENTS]
     tables = []
-    maps: dict[int, dict[int, str]] | None = None
+    contexts: dict[int, journal_blocks.Stated] | None = None
     keys: dict[int, Keys] = {}
     frames = ~found.index.is_record
     for code, name in enumerate(found.index.protocols):
         rows = np.flatnonzero(frames & (found.index.protocol == code))
         if not len(rows):
             continue
-        if maps is None:
-            maps = _stated(data, found, journal_index.topic_maps_before)
+        if contexts is None:
+            contexts = _stated(data, found, journal_index.contexts_before)
             keys = _stated(data, found, journal_index.keys_before)
         runs, damaged = gather_runs(data, name, found, rows)
         for run in np.flatnonzero(damaged).tolist():
             rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, "wrong hash")
-        lost = _without_context(runs, maps)
+        lost = _without_context(runs, contexts)
         for run in np.flatnonzero(lost & ~damaged).tolist():
-            detail = "what its numbers mean is not stated in what is left of the segment"
+            detail = "its context is not stated in what is left of the segment"
             rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, detail)
         damaged |= lost
         runs = select(runs, np.flatnonzero(~damaged)) if damaged.any() else runs
@@ -195,7 +195,7 @@ def _decode(
                 detail = f"no protocol {name!r} is installed here"
                 rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), UNKNOWN_PROTOCOL, detail)
             continue
-        tables += _decode_runs(data, runs, maps, keys, part.file, rejects, audited, key_file)
+        tables += _decode_runs(data, runs, contexts, keys, part.file, rejects, audited, key_file)
     if not tables:
         return empty(MESSAGES)
     return tables[0] if len(tables) == 1 else unified(pa.concat_tables(tables))
@@ -235,10 +235,10 @@ def _block_time_us(data: NDArray[np.uint8], at: int, limit: int) -> int:
     return int(high << 32 | low) // 1000
 
 
-def _without_context(runs: Runs, maps: Mapping[int, object]) -> NDArray[np.bool_]:
+def _without_context(runs: Runs, contexts: Mapping[int, object]) -> NDArray[np.bool_]:
     """Which runs name something that is not stated: without it they may mean anything."""
-    lost = [each for each in np.unique(runs.topic_map).tolist() if each != NO_MAP and each not in maps]
-    return np.isin(runs.topic_map, lost)
+    lost = [each for each in np.unique(runs.context).tolist() if each != NO_CONTEXT and each not in contexts]
+    return np.isin(runs.context, lost)
 
 
 def _first_block(segment: SegmentBytes, part: Range) -> int | None:
@@ -266,7 +266,7 @@ def _stated(
 def _decode_runs(
     segment: NDArray[np.uint8],
     runs: Runs,
-    maps: dict[int, dict[int, str]],
+    contexts: dict[int, journal_blocks.Stated],
     keys: dict[int, Keys],
     file: str,
     rejects: Rejects,
@@ -275,7 +275,7 @@ def _decode_runs(
 ) -> list[pa.Table]:
     """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
     decoder, settings = _decoder(runs.protocol)
-    of = streams_of(segment, runs, maps, keys, keys_for(file, runs.protocol, key_file))
+    of = streams_of(segment, runs, contexts, keys, keys_for(file, runs.protocol, key_file))
     everything = np.arange(len(runs.start))
     number, streams = of.number, of.streams
     if decoder.has_pieces:

@@ -1,0 +1,157 @@
+"""The one segment that is being written: its file, and the committed length beside it.
+
+Implements the order of "Committing and recovery" in docs/reference/journal-format.md. The committed-length file comes
+first and goes last, each step synced before the next: a segment without it is sealed, so no crash may leave a segment
+that is not sealed without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from wireloom.journal import blocks
+from wireloom.journal.disk import CREATE, NO_SPACE, NOT_SUPPORTED, WRITE_SYNCED, Disk, write_all
+from wireloom.journal.segment import SYNCED, UNSYNCED, committed_path
+
+_SMALL, _FEW = 16 * 1024, 32
+"""Bytes of a small commit, and how many of them in a row come before padding is worth its place."""
+_PAGES_AHEAD = 64
+"""Of padding, written at once."""
+_LOOK_EVERY = 0.25
+"""Seconds between two looks whether the names of the files are still theirs."""
+
+
+class SegmentFile:
+    """The segment being written. Every method may raise OSError; after that only `abandon` is left.
+
+    A sync of a file that has grown takes longer than one of a file that has not: the file system must store the new
+    size, too. So where one small commit follows the other, the file grows in steps ahead of them, by padding.
+    """
+
+    def __init__(self, path: Path, disk: Disk, *, sync: bool) -> None:
+        self.path = path
+        self.committed = 0
+        self.sync = sync
+        self._disk = disk
+        self._small = 0
+        """Small commits in a row."""
+        self._padded = 0
+        """Where the padding ends; 0 while there is none."""
+        self._synced_writes = WRITE_SYNCED
+        self._looked = time.monotonic()
+        self._data = -1
+        self._length = disk.open(committed_path(path), CREATE)
+        try:
+            self._state_length(0)
+            disk.sync_folder(path.parent)
+            self._data = disk.open(path, CREATE)
+            disk.sync_folder(path.parent)
+        except OSError:
+            self.abandon()
+            raise
+
+    def store(self, pieces: Sequence[blocks.Buffer], size: int) -> None:
+        """Write, sync, make sure that the file is still there, then state the new length."""
+        end = self.committed + size
+        padding = self._padding(end, size) if self.sync else b""
+        is_synced = False
+        try:
+            if padding:
+                is_synced = write_all(self._disk, self._data, (*pieces, padding), self.committed, self._synced_writes)
+            else:
+                write_all(self._disk, self._data, pieces, self.committed)
+        except OSError as error:
+            if not padding or error.errno not in NO_SPACE | NOT_SUPPORTED:
+                raise
+            if error.errno in NOT_SUPPORTED:
+                self._synced_writes = 0
+            # There may be no room for padding, but some for what is to be kept.
+            self._small, self._padded = -sys.maxsize, 0
+            self._disk.truncate(self._data, self.committed)
+            write_all(self._disk, self._data, pieces, self.committed)
+        if self.sync and not is_synced:
+            self._disk.sync(self._data)
+        self.check()
+        self._state_length(end)
+        self.committed = end
+
+    def check(self, *, names: bool = False) -> None:
+        """Raise OSError if somebody deleted the segment or what stands beside it.
+
+        The number of names is asked for each time. Now and then, and with `names`, also whether the names are still
+        those of the open files: the whole folder may have been moved or replaced.
+        """
+        disk = self._disk
+        if not (disk.status(self._data).links and disk.status(self._length).links):
+            raise OSError(errno.ENOENT, f"{self.path.name} was deleted by somebody while it was being written")
+        now = time.monotonic()
+        if not names and now - self._looked < _LOOK_EVERY:
+            return
+        self._looked = now
+        for path, file in ((self.path, self._data), (committed_path(self.path), self._length)):
+            try:
+                inode = disk.look(path).inode
+            except FileNotFoundError:
+                inode = -1
+            if inode != disk.status(file).inode:
+                raise OSError(
+                    errno.ESTALE, f"{path.name} or its folder was moved by somebody while it was being written"
+                )
+
+    def _padding(self, end: int, size: int) -> bytes:
+        """What is written behind a commit: up to the next page of padding, and more of it where it is used up."""
+        self._small = self._small + 1 if size <= _SMALL else min(self._small, 0)
+        often = self._small > _FEW
+        if not often and end >= self._padded:
+            return b""
+        padding = blocks.filler(end)
+        if end + len(padding) > self._padded:
+            if often:
+                padding += blocks.PAGE_OF_PADDING * _PAGES_AHEAD
+            self._padded = end + len(padding)
+        return padding
+
+    def _state_length(self, length: int) -> None:
+        self._disk.pwritev(self._length, [b"%020d%b" % (length, SYNCED if self.sync else UNSYNCED)], 0)
+
+    def seal(self) -> None:
+        """The segment will not change any more."""
+        if self._padded > self.committed:
+            self._disk.truncate(self._data, self.committed)
+        if not self.sync or self._padded:
+            self._disk.sync(self._data)
+        self.check()
+        self.close()
+        self._disk.unlink(committed_path(self.path))
+        self._disk.sync_folder(self.path.parent)
+
+    def abandon(self) -> None:
+        """After a failure: cut off what was not committed, and seal the rest if that much works.
+
+        If it does not, the committed-length file stays and keeps readers away from the tail until the next writer's
+        recovery. The next segment says with which packet id this one ends.
+        """
+        with contextlib.suppress(OSError):
+            if self.committed == 0:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(self.path)
+                # Its name must be gone before that of its length: alone it would pass for a sealed segment.
+                self._disk.sync_folder(self.path.parent)
+            else:
+                self._disk.truncate(self._data, self.committed)
+                self._disk.sync(self._data)
+            self._disk.unlink(committed_path(self.path))
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in (self._data, self._length):
+            if file >= 0:
+                with contextlib.suppress(OSError):
+                    self._disk.close(file)
+        self._data = self._length = -1
