@@ -103,6 +103,7 @@ def test_sessions_tell_what_a_later_reader_cannot_know(protocol: Protocol, value
     for session in opened(protocol, values):
         assert dict(session.agreed()) == values
         assert session.agreed() is session.agreed()
+        assert dict(session.topic_numbers()) == {}
     again = opened(protocol, values)[0]
     assert again.agreed() is session.agreed(), "the same for all connections that agreed on the same"
 

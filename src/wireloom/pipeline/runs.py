@@ -15,7 +15,6 @@ from wireloom.pipeline import blocks
 from wireloom.pipeline.steps.view import DIRECTIONS
 from wireloom.protocols.columns import Stream
 
-
 _NOTHING_STATED = Stated({}, {})
 
 

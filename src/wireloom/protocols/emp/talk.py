@@ -20,7 +20,7 @@ from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import is_reserved, to_frame, to_message
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.plain import LARGEST_SHAPE, LastShape, read_plain, read_related, write_plain
-from wireloom.protocols.emp.settings import SIZE_MODE, EmpSettings
+from wireloom.protocols.emp.settings import EmpSettings
 from wireloom.protocols.emp.states import (
     ANSWERS,
     APPLICATION,
@@ -56,7 +56,6 @@ class EmpTalk(Session):
         """Bytes of a body that surely fits, and is not compressed."""
         if settings.compress_above is not None:
             self._largest_plain = min(self._largest_plain, settings.compress_above)
-        self._numbers = {} if self._plain else {SIZE_MODE: str(settings.size_mode)}
         self._receives = role.sends.opposite
         self._buffer = bytearray()
         self._out: list[bytes] = []
@@ -246,12 +245,8 @@ class EmpTalk(Session):
         self._leave("close")
 
     def agreed(self) -> Mapping[str, str | bool]:
-        """The size mode where it is not the usual one."""
-        return NOTHING_AGREED if self._plain else _EXCLUSIVE
-
-    def topic_numbers(self) -> Mapping[int, str]:
         """The size mode where it is not the usual one: later readers do not know the settings."""
-        return self._numbers
+        return NOTHING_AGREED if self._plain else _EXCLUSIVE
 
     def outgoing(self) -> bytes:
         """Bytes to write now."""

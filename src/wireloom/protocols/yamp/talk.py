@@ -31,7 +31,7 @@ from wireloom.protocols.owing import OwedReads
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.plain import Asked, LastUri, Owed, owed_for, read_plain
-from wireloom.protocols.yamp.protocol import SERIALIZER, YampSettings, parse_uid, split_url, to_frame, to_message
+from wireloom.protocols.yamp.protocol import YampSettings, parse_uid, split_url, to_frame, to_message
 from wireloom.protocols.yamp.states import ANSWERS, RECEIVES, SENDABLE
 from wireloom.protocols.yamp.uids import Uids, uid_text
 
@@ -53,7 +53,6 @@ class YampTalk(Session):
     def __init__(self, role: Role, settings: YampSettings, *, unique: int = 0) -> None:
         super().__init__(role)
         self.settings = settings
-        self._numbers: Mapping[int, str] = {}
         self._agreed = NOTHING_AGREED
         self.serializer: str | None = None
         """What the handshake agreed on; an empty serializer counts as json."""
@@ -240,7 +239,6 @@ class YampTalk(Session):
             self._say(theirs)
         self.serializer = serializer
         self._agreed = _AGREED.get(serializer, NOTHING_AGREED)
-        self._numbers = {} if serializer == formats.DEFAULT else {SERIALIZER: serializer}
         self.content_type = formats.content_type(serializer)
         self.state = SessionState.OPEN
         for encoded in self._held:
@@ -496,10 +494,6 @@ class YampTalk(Session):
     def agreed(self) -> Mapping[str, str | bool]:
         """The serializer where it is not the usual one: later readers do not see the handshake."""
         return self._agreed
-
-    def topic_numbers(self) -> Mapping[int, str]:
-        """The agreed serializer where it is not the usual one: later readers do not see the handshake."""
-        return self._numbers
 
     @property
     def buffered(self) -> int:
