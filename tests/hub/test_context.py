@@ -9,7 +9,7 @@ from tests.hub.running import data, hub_on, journaled, open_to, records
 from tests.pipeline.batches import ranges
 from wireloom.journal import read_blocks, segments
 from wireloom.journal.blocks import contexts
-from wireloom.model import Kind
+from wireloom.model import Kind, type_of_json
 from wireloom.pipeline.decode import decode_range
 
 HUB = """
@@ -49,7 +49,8 @@ async def test_every_segment_says_how_its_connections_are_read(tmp_path: Path) -
         writer.close()
     assert len(segments(tmp_path / "journal")) > 4
     settings = [block.details.get("settings") for block in records(tmp_path, "context")]
-    for stated in ({"size_mode": "exclusive"}, {"serializer": "msgpack"}, {"profile": False}):
+    told: list[dict[str, type_of_json]] = [{"size_mode": "exclusive"}, {"serializer": "msgpack"}, {"profile": False}]
+    for stated in told:
         assert settings.count(stated) > 2, "stated again in each segment"
     for path in segments(tmp_path / "journal"):
         found = list(read_blocks(path))
