@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.journal import keys as journal_keys
 from wireloom.journal.blocks import MAX_PACKET_DATA
 from wireloom.journal.index import BlockIndex, index_blocks
 from wireloom.kernels import inlined, kernel
@@ -21,6 +22,11 @@ from wireloom.pipeline.reading import Damage, SegmentBytes
 
 DAMAGED = "journal.damaged"
 """The clause of bytes in a journal that are not what was written."""
+_SECRETS = journal_keys.DECRYPTION_SECRETS
+_LARGEST_TAGS = 1024
+"""Bytes of packet data that a record, which has tags only, never has."""
+_WINDOW = 1 << 20
+"""Bytes before a range that are looked at together; they stay in the processor's cache."""
 _AHEAD = 1 << 18
 """Bytes read beyond a range: the last block that begins in it mostly ends there."""
 
@@ -86,6 +92,79 @@ def _walk_back(data, lowest, limit):  # type: ignore[no-untyped-def]
     return at
 
 
+@inlined
+def _states(data, offset, size):  # type: ignore[no-untyped-def]
+    """Whether a block is a record or holds keys."""
+    kind = _size(data, offset)
+    if kind != 6:
+        return kind == _SECRETS
+    captured = _size(data, offset + 20) if size >= 32 else np.int64(_LARGEST_TAGS)
+    at, stop = offset + 28 + captured + (-captured & 3), offset + size - 4
+    if captured >= _LARGEST_TAGS:
+        return False
+    while stop - at >= 4:
+        code, length = data[at] | data[at + 1] << 8, np.int64(data[at + 2]) | np.int64(data[at + 3]) << 8
+        at += 4
+        if code == 0 or length > stop - at:
+            break
+        # The comment of a record begins with `record=`, that of frames with `conn=`.
+        if code == 1 and length > 0 and data[at] == 114:
+            return True
+        at += length + (-length & 3)
+    return False
+
+
+@kernel
+def _skim(data, end, places):  # type: ignore[no-untyped-def]
+    """Hop over the blocks that begin before `end` and are there as a whole: the last one (or -1), where the next
+    begins, how many of them state something (see `places`), and whether all was well.
+    """
+    before, offset, found = np.int64(-1), np.int64(0), 0
+    while offset < end and len(data) - offset >= 12 and found < places.shape[1]:
+        size = _size(data, offset + 4)
+        if size < 12 or size & 3:
+            return before, offset, found, False
+        if size > len(data) - offset:
+            break
+        if _size(data, offset + size - 4) != size:
+            return before, offset, found, False
+        if _states(data, offset, size):
+            places[0, found] = offset
+            places[1, found] = offset + size
+            found += 1
+        before = offset
+        offset += size
+    return before, offset, found, True
+
+
+@dataclass(frozen=True, slots=True)
+class Skimmed:
+    """What a task needs of the blocks before its range: where the last one begins, and those that state something."""
+
+    before: int = 0
+    stated: NDArray[np.uint8] = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint8))
+
+
+def skim(segment: SegmentBytes, start: int) -> Skimmed:
+    """Pass over the blocks before a range, and keep little of them. With damage among them, nothing is passed over."""
+    stated: list[NDArray[np.uint8]] = []
+    places = np.empty((2, 4096), np.int64)
+    buffer = np.empty(min(_WINDOW, start + _AHEAD), np.uint8)
+    window = buffer.view()
+    window.flags.writeable = False
+    at = last = 0
+    while at < start:
+        filled = segment.window(buffer, at)
+        before, size, found, sound = (int(v) for v in _skim(window[:filled], start - at, places))
+        if not sound or before < 0:
+            return Skimmed()
+        stated += [window[begin:end].copy() for begin, end in places[:, :found].T.tolist()]
+        last, at = at + before, at + size
+    segment.skip_to(last)
+    kept = np.concatenate(stated) if stated else np.zeros(0, np.uint8)
+    return Skimmed(last, kept)
+
+
 def _hop(segment: SegmentBytes, begin: int, start: int, end: int) -> tuple[int, int, int]:
     """`_locate`, with the segment filled as far as that needs."""
     segment.fill(end + _AHEAD)
@@ -98,19 +177,19 @@ def _hop(segment: SegmentBytes, begin: int, start: int, end: int) -> tuple[int, 
         segment.fill(needed)
 
 
-def find_runs(segment: SegmentBytes, part: Range) -> Found:
-    """The blocks of all runs that begin in the range.
+def find_runs(segment: SegmentBytes, part: Range, begin: int = 0) -> Found:
+    """The blocks of all runs that begin in the range; `begin` is where a block before it begins.
 
     Where no block begins, those after the damage are found from the segment's end: each ends with its own size. So
     nothing that stands inside a block is ever taken for one, whoever sent it.
     """
     damages: list[Damage] = []
-    before, stop, broken = _hop(segment, 0, part.start, part.end)
+    before, stop, broken = _hop(segment, begin, part.start, part.end)
     # The block before the range tells whether the first one in it goes on with an earlier run.
-    pieces, bad = _index(segment.data, max(before, 0), stop, damages)
+    pieces, bad = _index(segment.data, max(before, begin), stop, damages)
     resumed: int | None = None
     if broken < 0:
-        _read_on(segment, 0, stop, pieces, bad)
+        _read_on(segment, begin, stop, pieces, bad)
     else:
         segment.fill(segment.limit)
         resumed = int(_walk_back(segment.data, broken, segment.limit))
@@ -240,3 +319,4 @@ def warm() -> None:
     data.flags.writeable = False
     _locate(data, 0, 0, 0, 0, 0)
     _walk_back(data, 0, 0)
+    _skim(data, 0, np.empty((2, 1), np.int64))

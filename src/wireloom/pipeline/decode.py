@@ -30,7 +30,7 @@ from wireloom.model import ConfigError, JournalError
 from wireloom.pipeline import blocks, ledger
 from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.planning import Range
-from wireloom.pipeline.reading import SegmentBytes
+from wireloom.pipeline.reading import PAGE, SegmentBytes
 from wireloom.pipeline.rejects import Rejects
 from wireloom.pipeline.rows import empty, message_rows
 from wireloom.pipeline.runs import Runs, Streams, gather_runs, select, streams_of
@@ -153,8 +153,9 @@ def _decode(
     audited: Audited,
     key_file: str,
 ) -> pa.Table:
-    first = _first_block(segment, part)
-    found = blocks.find_runs(segment, part)
+    first = _first_block(segment)
+    skimmed = blocks.skim(segment, part.start)
+    found = blocks.find_runs(segment, part, skimmed.before)
     damages = found.damages + segment.unreadable_between(part.start, part.end)
     for damage in sorted(damages, key=lambda each: each.offset):
         segment.fill(damage.offset + KEPT_BYTES)
@@ -175,8 +176,8 @@ def _decode(
         if not len(rows):
             continue
         if contexts is None:
-            contexts = _stated(data, found, journal_index.contexts_before)
-            keys = _stated(data, found, journal_index.keys_before)
+            contexts = _stated(data, skimmed, found, journal_index.contexts_before)
+            keys = _stated(data, skimmed, found, journal_index.keys_before)
         runs, damaged = gather_runs(data, name, found, rows)
         for run in np.flatnonzero(damaged).tolist():
             rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, "wrong hash")
@@ -241,23 +242,26 @@ def _without_context(runs: Runs, contexts: Mapping[int, object]) -> NDArray[np.b
     return np.isin(runs.context, lost)
 
 
-def _first_block(segment: SegmentBytes, part: Range) -> int | None:
+def _first_block(segment: SegmentBytes) -> int | None:
     """Where the first block after the head begins; None if the head cannot be read, JournalError if there is none."""
-    segment.fill(part.end)
+    segment.fill(PAGE)
     try:
         return journal_blocks.check_head(segment.data.data[: segment.filled])
     except journal_blocks.BlockFault as fault:
         if segment.unreadable and segment.unreadable[0].offset <= fault.offset:
             return None
-        raise JournalError(f"{part.file}: no journal segment: {fault}; name the folder of a journal") from None
+        raise JournalError(f"{segment.path}: no journal segment: {fault}; name the folder of a journal") from None
 
 
 def _stated(
-    data: NDArray[np.uint8], found: blocks.Found, before: Callable[[NDArray[np.uint8], int], dict[int, _Stated]]
+    data: NDArray[np.uint8],
+    skimmed: blocks.Skimmed,
+    found: blocks.Found,
+    before: Callable[[NDArray[np.uint8], int], dict[int, _Stated]],
 ) -> dict[int, _Stated]:
     """What a segment states up to the end of the blocks that were found, before and after damage."""
     end = int(found.index.offset[-1] + found.index.size[-1])
-    stated = before(data, end)
+    stated = before(skimmed.stated, len(skimmed.stated)) | before(data[skimmed.before :], end - skimmed.before)
     if found.resumed is not None and found.resumed < end:
         stated |= before(data[found.resumed :], end - found.resumed)
     return stated

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,10 @@ _PIECE = 1 << 20
 """Bytes a call reads; they stay in the processor's cache until they are copied."""
 
 
+_ONLY_OURS = 2
+"""References to an array that nobody else has, as `sys.getrefcount` counts them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Damage:
     """A stretch of a segment that cannot be understood."""
@@ -38,10 +43,24 @@ class Damage:
     reason: str
 
 
-class SegmentBytes:
-    """The beginning of a segment, read as far as somebody asks for.
+_spare: list[NDArray[np.uint8]] = []
+"""A buffer that is not in use: getting memory for a segment from the operating system takes longer than reading it."""
 
-    `data` is an array for the whole segment, up to `limit`. What it holds is valid up to the last `fill`.
+
+def _buffer(size: int) -> NDArray[np.uint8]:
+    """Memory for a segment; what is in it may be anything."""
+    try:
+        found = _spare.pop()
+    except IndexError:
+        return np.empty(size, np.uint8)
+    return found if len(found) >= size else np.empty(size, np.uint8)
+
+
+class SegmentBytes:
+    """The part of a segment that a task needs, read as far as somebody asks for.
+
+    `data` is an array for the whole segment, up to `limit`. What it holds is valid up to `filled`, except what
+    `skip_to` left out: that is never read, and takes no memory.
     """
 
     def __init__(self, path: Path, limit: int, disk: Disk = LOCAL) -> None:
@@ -53,8 +72,8 @@ class SegmentBytes:
         self._filled = 0
         # Whoever only reads may follow links.
         self._file = disk.open(Path(os.path.realpath(path)), READ)
-        self._buffer = np.empty(limit, np.uint8)
-        self.data: NDArray[np.uint8] = self._buffer.view()
+        self._buffer = _buffer(limit)
+        self.data: NDArray[np.uint8] = self._buffer[:limit]
         # One type of array, so one compilation of each kernel.
         self.data.flags.writeable = False
 
@@ -65,11 +84,27 @@ class SegmentBytes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._disk.close(self._file)
+        # Whoever still looks at the bytes has a reference to one of these.
+        if sys.getrefcount(self.data) == _ONLY_OURS and sys.getrefcount(self._buffer) == _ONLY_OURS + 1:
+            _spare[:] = [self._buffer]
 
     @property
     def filled(self) -> int:
         """How much of `data` is valid."""
         return self._filled
+
+    def window(self, window: NDArray[np.uint8], at: int) -> int:
+        """Read a piece of the segment, apart from `data`: how many bytes that were. None can be read: 0."""
+        try:
+            return self._disk.pread_into(self._file, window.data[: max(self.limit - at, 0)], at)
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            return 0
+
+    def skip_to(self, place: int) -> None:
+        """Nobody needs what stands before a place, and was not read yet."""
+        self._filled = max(self._filled, place // PAGE * PAGE)
 
     def fill(self, end: int) -> None:
         """Read up to a place; a file that turns out to be shorter lowers `limit`."""
@@ -79,7 +114,7 @@ class SegmentBytes:
             at = self._filled
             size = min(end - at, most)
             try:
-                piece = self._disk.pread(self._file, size, at)
+                size = self._disk.pread_into(self._file, self._buffer.data[at : at + size], at)
             except OSError as error:
                 if error.errno not in UNREADABLE:
                     raise
@@ -88,13 +123,12 @@ class SegmentBytes:
                     most = page_end - at
                     continue
                 self._lose(at, page_end, error)
-                piece = bytes(page_end - at)
-            if not piece:
+                self._buffer[at:page_end] = 0
+            if not size:
                 self.limit = at
                 self.data = self.data[:at]
                 return
-            self._buffer[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-            self._filled = at + len(piece)
+            self._filled = at + size
             most = min(most * 2, _PIECE)
 
     def _lose(self, start: int, end: int, error: OSError) -> None:
