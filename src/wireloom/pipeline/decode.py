@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,7 @@ from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.index import NO_CONTEXT
 from wireloom.journal.keys import Keys, keys_for
 from wireloom.journal.segment import committed_length
-from wireloom.model import ConfigError, JournalError
+from wireloom.model import ConfigError, Direction, JournalError
 from wireloom.pipeline import blocks, ledger
 from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.planning import Range
@@ -40,13 +39,13 @@ from wireloom.pipeline.steps.sessions import Event
 from wireloom.pipeline.steps.view import coded, constant
 from wireloom.protocols.audit import Auditor
 from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans
-from wireloom.protocols.contract import CUT, Settings
+from wireloom.protocols.contract import CUT, Settings, apply_agreed
 from wireloom.protocols.conversation import Rule, Severity
 from wireloom.protocols.registry import protocol, protocols
 
-_Stated = TypeVar("_Stated")
-
 UNKNOWN_PROTOCOL = "protocol.unknown"
+UNKNOWN_SETTING = "protocol.setting"
+"""The clause of runs whose connection agreed on something that nobody here knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,27 +175,12 @@ def _decode(
         if not len(rows):
             continue
         if contexts is None:
-            contexts = _stated(data, skimmed, found, journal_index.contexts_before)
-            keys = _stated(data, skimmed, found, journal_index.keys_before)
+            contexts = _contexts(data, skimmed, found)
+            keys = _keys(data, skimmed, found)
         runs, damaged = gather_runs(data, name, found, rows)
-        for run in np.flatnonzero(damaged).tolist():
-            rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, "wrong hash")
-        lost = _without_context(runs, contexts)
-        for run in np.flatnonzero(lost & ~damaged).tolist():
-            detail = "its context is not stated in what is left of the segment"
-            rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, detail)
-        damaged |= lost
-        runs = select(runs, np.flatnonzero(~damaged)) if damaged.any() else runs
-        if not len(runs.start):
-            continue
-        try:
-            _decoder(name)
-        except ConfigError:
-            for run in range(len(runs.start)):
-                detail = f"no protocol {name!r} is installed here"
-                rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), UNKNOWN_PROTOCOL, detail)
-            continue
-        tables += _decode_runs(data, runs, contexts, keys, part.file, rejects, audited, key_file)
+        runs = _sound(runs, damaged, contexts, rejects)
+        if len(runs.start):
+            tables += _decode_runs(data, runs, contexts, keys, part.file, rejects, audited, key_file)
     if not tables:
         return empty(MESSAGES)
     return tables[0] if len(tables) == 1 else unified(pa.concat_tables(tables))
@@ -236,10 +220,36 @@ def _block_time_us(data: NDArray[np.uint8], at: int, limit: int) -> int:
     return int(high << 32 | low) // 1000
 
 
-def _without_context(runs: Runs, contexts: Mapping[int, object]) -> NDArray[np.bool_]:
-    """Which runs name something that is not stated: without it they may mean anything."""
-    lost = [each for each in np.unique(runs.context).tolist() if each != NO_CONTEXT and each not in contexts]
-    return np.isin(runs.context, lost)
+def _sound(
+    runs: Runs, damaged: NDArray[np.bool_], contexts: Mapping[int, journal_blocks.Stated], rejects: Rejects
+) -> Runs:
+    """The runs that can be decoded; the others become rejects."""
+    faults = {each: _fault(runs.protocol, each, contexts) for each in np.unique(runs.context).tolist()}
+    bad = damaged | np.isin(runs.context, [each for each, fault in faults.items() if fault is not None])
+    for run in np.flatnonzero(bad).tolist():
+        fault = None if damaged[run] else faults[int(runs.context[run])]
+        clause, detail = (blocks.DAMAGED, "wrong hash") if fault is None else fault
+        rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), clause, detail)
+    return select(runs, np.flatnonzero(~bad)) if bad.any() else runs
+
+
+def _fault(name: str, context: int, contexts: Mapping[int, journal_blocks.Stated]) -> tuple[str, str] | None:
+    """Why runs of a protocol with a context cannot be decoded: clause and detail; None if they can."""
+    try:
+        _, settings = _decoder(name)
+    except ConfigError:
+        return UNKNOWN_PROTOCOL, f"no protocol {name!r} is installed here"
+    if context == NO_CONTEXT:
+        return None
+    if context not in contexts:
+        # Without it the bytes may mean anything.
+        return blocks.DAMAGED, "its context is not stated in what is left of the segment"
+    stated = contexts[context]
+    try:
+        protocol(name).decoder(Direction.C2S, apply_agreed(settings, stated.settings), stated.topics)
+    except ConfigError as error:
+        return UNKNOWN_SETTING, str(error)
+    return None
 
 
 def _first_block(segment: SegmentBytes) -> int | None:
@@ -253,18 +263,34 @@ def _first_block(segment: SegmentBytes) -> int | None:
         raise JournalError(f"{segment.path}: no journal segment: {fault}; name the folder of a journal") from None
 
 
-def _stated(
-    data: NDArray[np.uint8],
-    skimmed: blocks.Skimmed,
-    found: blocks.Found,
-    before: Callable[[NDArray[np.uint8], int], dict[int, _Stated]],
-) -> dict[int, _Stated]:
-    """What a segment states up to the end of the blocks that were found, before and after damage."""
+def _contexts(
+    data: NDArray[np.uint8], skimmed: blocks.Skimmed, found: blocks.Found
+) -> dict[int, journal_blocks.Stated]:
+    """What a segment states up to the end of the blocks that were found; parts of a large context are united."""
+    known: dict[int, journal_blocks.Stated] = {}
+    for piece in _pieces(data, skimmed, found):
+        for number, (topics, settings) in journal_index.contexts_before(piece, len(piece)).items():
+            stated = known.setdefault(number, journal_blocks.Stated({}, {}))
+            stated.topics.update(topics)
+            stated.settings.update(settings)
+    return known
+
+
+def _keys(data: NDArray[np.uint8], skimmed: blocks.Skimmed, found: blocks.Found) -> dict[int, Keys]:
+    """The keys that a segment states up to there."""
+    known: dict[int, Keys] = {}
+    for piece in _pieces(data, skimmed, found):
+        known |= journal_index.keys_before(piece, len(piece))
+    return known
+
+
+def _pieces(data: NDArray[np.uint8], skimmed: blocks.Skimmed, found: blocks.Found) -> Iterator[NDArray[np.uint8]]:
+    """The blocks in which that stands: before the range, in it, and after damage."""
     end = int(found.index.offset[-1] + found.index.size[-1])
-    stated = before(skimmed.stated, len(skimmed.stated)) | before(data[skimmed.before :], end - skimmed.before)
+    yield skimmed.stated
+    yield data[skimmed.before : end]
     if found.resumed is not None and found.resumed < end:
-        stated |= before(data[found.resumed :], end - found.resumed)
-    return stated
+        yield data[found.resumed : end]
 
 
 def _decode_runs(
