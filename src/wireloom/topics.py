@@ -143,6 +143,9 @@ class Subscriptions(Generic[S]):
     def __len__(self) -> int:
         return sum(map(len, self._patterns.values()))
 
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
     def add(self, pattern: str, subscriber: S) -> bool:
         """Enter a subscription; False when it was there already."""
         own = self._patterns.get(subscriber, {})

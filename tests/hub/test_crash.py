@@ -2,177 +2,84 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import random
 import shutil
-import signal
 import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 import wireloom
+from tests.hub.load import LISTENERS, Load, Observer, many_clients
+from tests.hub.process import HubProcess, kill_while_starting, verify
 from tests.hub.running import data_ack, hub_on, journaled, url_of
+from tests.ledger import Ledger, rows_of
+from tests.pipeline.batches import ranges, run_batches
+from tests.pipeline.commands import WIRELOOM
+from wireloom.journal import Offset
 from wireloom.journal.segment import segments
 from wireloom.model import Kind
 
-CLIENTS, WINDOW = 2, 64
-LIBRARY = ("emp", "yamp", "wolpertinger")
-"""Schemes that are loaded through the library; hsp by bare sockets, which are faster."""
 KILLS = int(os.environ.get("KILLS", "500"))
-LISTENERS = "".join(f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\nprofile = true\n' for scheme in LIBRARY)
+CONFIG = LISTENERS + "[journal]\nsegment_bytes = 300000\n"
 
 
-class HubProcess:
-    """`wireloom hub` as an operator runs it."""
-
-    def __init__(self, folder: Path, extra: str = "") -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        config = folder / "hub.toml"
-        config.write_text(
-            '[[listener]]\nurl = "hsp://127.0.0.1:0"\nprofile = true\ntopics = { 7 = "load" }\n'
-            '[http]\nurl = "http://127.0.0.1:0"\n' + extra
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "wireloom", "hub", "--config", str(config), "--data", str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.urls: dict[str, str] = {}
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("listening on "):
-                url = line.split()[-1]
-                self.urls[url.partition(":")[0]] = url
-            if line.strip() == "ready":
-                break
-        else:
-            raise AssertionError(f"the hub did not start: {self.process.communicate()}")
-
-    @property
-    def port(self) -> int:
-        return int(self.urls["hsp"].rpartition(":")[2])
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
-
-    def stop(self) -> tuple[int, str]:
-        self.process.send_signal(signal.SIGTERM)
-        out, err = self.process.communicate(timeout=30)
-        return self.process.returncode, out + err
-
-
-def load(port: int, name: int, acknowledged: set[int], first: int) -> int:
-    """Send with a window until the connection breaks; notes what was acknowledged."""
-    number = first
-    waiting: dict[int, int] = {}
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
-            sock.settimeout(10)
-            left = b""
-            while True:
-                batch = b""
-                while len(waiting) < WINDOW:
-                    waiting[number & 0xFFFFFFFF] = number
-                    batch += data_ack(number & 0xFFFFFFFF, b"%d %d" % (name, number))
-                    number += 1
-                sock.sendall(batch)
-                got = sock.recv(65536)
-                if not got:
-                    return number
-                left += got
-                whole = len(left) // 5 * 5
-                for _, acked in struct.iter_unpack(">BI", left[:whole]):
-                    acknowledged.add(waiting.pop(acked))
-                left = left[whole:]
-    except OSError:
-        return number
-
-
-async def load_library(urls: dict[str, str], acknowledged: list[set[int]], following: list[int]) -> None:
-    """Acknowledged publishes in the other protocols, sixteen at a time each, until the connection breaks."""
-
-    async def publish(peer: wireloom.Client, name: int) -> None:
-        while True:
-            number = following[name]
-            following[name] += 1
-            await peer.publish("load", b"%d %d" % (name, number), ack=True, timeout=10)
-            acknowledged[name].add(number)
-
-    async def client(name: int, url: str) -> None:
-        with contextlib.suppress(wireloom.WireloomError):
-            async with wireloom.connect(url, reconnect=False) as peer:
-                await asyncio.gather(*(publish(peer, name) for _ in range(16)))
-
-    await asyncio.gather(*(client(CLIENTS + at, urls[scheme]) for at, scheme in enumerate(LIBRARY)))
-
-
-def kill_under_load(folder: Path, times: int, seed: int) -> None:
+def kill_under_load(folder: Path, times: int, seed: int) -> Ledger:
+    """Kill a hub again and again under the load of 45 connections; the ledger balances afterwards."""
     chance = random.Random(seed)
-    following = [0] * (CLIENTS + len(LIBRARY))
-    acknowledged: list[set[int]] = [set() for _ in following]
-    """Numbers, by client."""
+    ledger, journal = Ledger(), folder / "journal"
+    clients = many_clients(ledger)
+    since: list[Offset | None] = [None]
     for kill in range(times):
-        hub = HubProcess(folder, LISTENERS + "[journal]\nsegment_bytes = 300000\n")
-
-        def run(name: int, port: int = hub.port) -> None:
-            following[name] = load(port, name, acknowledged[name], following[name])
-
-        def run_library(urls: dict[str, str] = hub.urls) -> None:
-            asyncio.run(load_library(urls, acknowledged, following))
-
-        threads = [threading.Thread(target=run, args=(name,)) for name in range(CLIENTS)]
-        threads.append(threading.Thread(target=run_library))
-        before = [len(each) for each in acknowledged]
-        for thread in threads:
-            thread.start()
-        until = time.monotonic() + 20
-        while any(len(each) < count + 20 for each, count in zip(acknowledged, before, strict=True)):
-            if time.monotonic() > until:
-                break
-            time.sleep(0.01)
-        time.sleep(chance.random() * 0.5)
-        hub.kill()
-        for thread in threads:
-            thread.join()
-        assert sum(map(len, acknowledged)) > sum(before), kill
+        before = ledger.acknowledged
+        hub = HubProcess(folder, CONFIG)
+        load = Load(clients, hub.urls)
+        # From where the run before last ended: what a reader saw of a run it reads again after the recovery.
+        observer = Observer(ledger, journal, since[-2:][0])
+        try:
+            load.wait_for_answers(3)
+            time.sleep(chance.random() * 0.3)
+        finally:
+            said = hub.kill()
+            load.join()
+            observer.stop()
+        assert observer.error is None, (kill, observer.error, said)
+        assert ledger.acknowledged > before, (kill, said)
+        since.append(observer.last)
+        if chance.random() < 0.2:
+            kill_while_starting(folder, chance.random() * 1.5, CONFIG)
     last = HubProcess(folder)
     code, output = last.stop()
     assert code == 0, output
-    requests = (e.message for e in journaled(folder) if e.message.kind is Kind.REQUEST)
-    missing = [each.copy() for each in acknowledged]
-    for message in requests:
-        name, number = map(int, message.body.split())
-        missing[name].discard(number)
-    assert not any(missing), f"acknowledged but not in the journal, by client: {missing}"
-    counts = [len(each) for each in acknowledged]
-    assert min(counts) >= 20, counts
-    print(f"{times} kills, acknowledged by client: {counts}")
-    assert len(segments(folder / "journal")) > times
-    verify = subprocess.run(
-        [sys.executable, "-m", "wireloom", "journal", "verify", str(folder / "journal")], capture_output=True, text=True
-    )
-    assert verify.returncode == 0, verify.stdout + verify.stderr
+    balance = ledger.check(journal)
+    print(f"{times} kills: {balance}")
+    assert len(segments(journal)) > times
+    verify(journal)
+    return ledger
 
 
 def test_nothing_acknowledged_is_lost_when_the_hub_is_killed_under_load(tmp_path: Path) -> None:
-    kill_under_load(tmp_path, times=3, seed=1)
+    ledger = kill_under_load(tmp_path / "data", times=4, seed=1)
+    journal, warehouse = tmp_path / "data" / "journal", tmp_path / "warehouse"
+    run_batches(warehouse, [[ranges(journal)]])
+    ledger.check_tables(journal, rows_of(warehouse))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(KILLS * 30)
+@pytest.mark.spark
+@pytest.mark.timeout(KILLS * 30 + 900)
 def test_nothing_acknowledged_is_lost_in_many_kills(tmp_path: Path) -> None:
-    kill_under_load(tmp_path, times=KILLS, seed=2)
+    """And a pipeline finds all of it."""
+    ledger = kill_under_load(tmp_path / "data", times=KILLS, seed=2)
+    journal, warehouse = tmp_path / "data" / "journal", tmp_path / "warehouse"
+    command = [*WIRELOOM, "pipeline", "run", "--input", str(journal), "--warehouse", str(warehouse), "--once"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr
+    print(f"{ledger.check_tables(journal, rows_of(warehouse))} rows in the tables, each message of the journal once")
 
 
 async def test_a_hub_says_what_it_cut_from_a_torn_journal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from tests.slow_disk import SlowDisk
 from wireloom.journal import GroupCommit, Journal, read_blocks, read_messages, segments
 from wireloom.journal.verify import verify
 from wireloom.model import Direction
@@ -227,3 +228,124 @@ async def test_much_at_once_is_committed_and_told_in_parts(tmp_path):
     await commit.close()
     journal.close()
     assert list(verify(tmp_path)) == []
+
+
+class Timed:
+    """A group commit that believes to have taken so many seconds, and says which commits were made on the loop."""
+
+    def __init__(self, commit: GroupCommit) -> None:
+        self.commit = commit
+        self.seconds = 0.0001
+        self.on_loop: list[bool] = []
+        self._loop = threading.get_ident()
+        self._number = 0
+        self._really_store = commit._store
+        commit._store = self._store
+
+    def _store(self, batch) -> float:
+        self._really_store(batch)
+        self.on_loop.append(threading.get_ident() == self._loop)
+        return self.seconds
+
+    async def make(self, count: int, seconds: float = 0.0001) -> int:
+        """So many commits, each waited for; how many of them were made on the loop."""
+        self.on_loop.clear()
+        self.seconds = seconds
+        for _ in range(count):
+            self._number += 1
+            await self.commit.wait(append(self.commit, self._number))
+        return sum(self.on_loop)
+
+    async def until_on_loop(self) -> int:
+        """Fast commits made until one is on the loop again."""
+        made = 0
+        while not await self.make(1):
+            made += 1
+            assert made < 10_000
+        return made
+
+
+async def test_one_slow_commit_on_the_loop_sends_the_next_to_the_thread(commit):
+    timed = Timed(commit)
+    assert await timed.make(20) >= 19
+    assert await timed.make(1, seconds=0.03) == 1
+    assert await timed.make(20, seconds=0.03) == 0
+
+
+async def test_commits_come_back_to_the_loop_after_a_run_of_fast_ones_that_doubles_each_time_it_was_too_short(commit):
+    timed = Timed(commit)
+    runs = []
+    for _ in range(12):
+        await timed.make(1, seconds=2.0)
+        runs.append(await timed.until_on_loop())
+    assert runs[:4] == [8, 16, 32, 64]
+    assert runs[-2:] == [1024, 1024]
+    # A slow one in between begins the run anew.
+    await timed.make(1, seconds=2.0)
+    assert await timed.make(500) == 0
+    await timed.make(1, seconds=0.5)
+    assert await timed.until_on_loop() == 1024
+    # What went well for long counts.
+    commit.commits += 20_000
+    await timed.make(1, seconds=2.0)
+    assert await timed.until_on_loop() == 8
+
+
+async def test_a_stall_that_the_thread_has_seen_spares_the_loop_the_same(commit):
+    timed = Timed(commit)
+    timed.seconds = 0.5
+    commit.when_durable(append(commit, 0, 200_000), lambda: None)
+    await commit.wait(commit.journal.last_ticket)
+    assert timed.on_loop == [False]
+    assert await timed.make(5, seconds=0.5) == 0
+
+
+async def test_commits_that_are_a_little_slow_go_to_the_thread_only_when_most_are(commit):
+    timed = Timed(commit)
+    assert await timed.make(20) >= 19
+    assert await timed.make(6, seconds=0.005) == 6
+    await timed.make(3, seconds=0.005)
+    assert await timed.make(10, seconds=0.005) == 0
+    await timed.make(4)
+    assert await timed.make(10) == 10
+
+
+async def test_a_slow_disk_keeps_the_loop_waiting_for_one_sync_at_most(commit, monkeypatch):
+    disk = SlowDisk(monkeypatch)
+    disk.seconds = 0.2
+    loop = asyncio.get_running_loop()
+    unserved, last = 0.0, loop.time()
+
+    async def tick() -> None:
+        nonlocal unserved, last
+        while True:
+            gap, last = loop.time() - last, loop.time()
+            unserved += gap if gap > 0.1 else 0
+            await asyncio.sleep(0.005)
+
+    ticking = asyncio.create_task(tick())
+    for number in range(10):
+        await commit.wait(append(commit, number))
+    ticking.cancel()
+    assert unserved < 0.4
+    disk.seconds = 0
+
+
+async def test_closing_is_given_up_while_a_sync_hangs(tmp_path, monkeypatch):
+    journal = Journal.open(tmp_path)
+    group = GroupCommit(journal, asyncio.get_running_loop())
+    disk = SlowDisk(monkeypatch)
+    disk.stall()
+    append(group, 0, 200_000)
+    closing = asyncio.create_task(group.close())
+    await asyncio.to_thread(disk.entered.wait, 30)
+    closing.cancel()
+    await asyncio.wait((closing,), timeout=10)
+    assert closing.cancelled()
+    sealing = asyncio.create_task(group.seal())
+    await asyncio.sleep(0.05)
+    assert not sealing.done()
+    disk.go_on()
+    await sealing
+    assert list(verify(tmp_path)) == []
+    assert len(list(read_messages(tmp_path))) == 1

@@ -52,13 +52,13 @@ def options(name: str, authority: Authority) -> tuple[Options, Options]:
 
 @asynccontextmanager
 async def joined(
-    name: str, options: tuple[Options, Options], *, echo: bool = False
+    name: str, options: tuple[Options, Options], *, echo: bool = False, server_type: type[Recorder] = Recorder
 ) -> AsyncIterator[tuple[Recorder, Recorder]]:
     """A connected pair of owners: client and server."""
     servers: list[Recorder] = []
 
     def welcome() -> Recorder:
-        servers.append(Recorder(echo=echo))
+        servers.append(server_type(echo=echo))
         return servers[-1]
 
     address = place(name, "test" if name in ("memory", "unix") else "")
@@ -133,6 +133,31 @@ async def test_paused_reading_holds_bytes_back_and_loses_none(name: str, options
         server.pipe.resume_reading()
         await server.until_size(6)
         assert bytes(server.data) == b"onetwo"
+
+
+class Pausing(Recorder):
+    """Wants nothing to be read from the beginning on."""
+
+    def opened(self, pipe: Pipe) -> None:
+        pipe.pause_reading()
+        super().opened(pipe)
+
+
+async def test_who_pauses_while_it_is_opened_is_handed_nothing_until_it_resumes(
+    name: str, options: tuple[Options, Options]
+) -> None:
+    """uvloop begins to read after `connection_made`, whatever was asked for in it."""
+    async with joined(name, options, server_type=Pausing) as (client, server), asyncio.timeout(30):
+        sent = bytearray()
+        while client.writing:
+            piece = len(sent).to_bytes(8, "big") * 8192
+            client.pipe.write(piece)
+            sent += piece
+            await asyncio.sleep(0)
+        assert server.events == ["opened"]
+        server.pipe.resume_reading()
+        await server.until_size(len(sent))
+        assert server.data == sent
 
 
 async def test_reader_may_pause_inside_received(name: str, options: tuple[Options, Options]) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from wireloom.cli.jsonlines import message_to_json
 from wireloom.journal.blocks import Block
+from wireloom.journal.identity import load_identity
 from wireloom.journal.reader import Entry, Record, Unreadable, read_all, read_blocks
 from wireloom.journal.retention import Keep, prune
 from wireloom.journal.segment import committed_length, is_sealed, segments
-from wireloom.journal.tail import Found, Tail, parse_since
+from wireloom.journal.tail import Found, Since, Tail, parse_since
 from wireloom.journal.verify import Verified, verify
 from wireloom.model import ConfigError, iso_time, parse_size, type_of_json
 from wireloom.protocols.contract import PUBLISH
@@ -109,11 +110,15 @@ def run_ls(arguments: argparse.Namespace) -> int:
 def run_cat(arguments: argparse.Namespace) -> int:
     """Show every message; with `--json` exactly one object a line. Exit 1 if some bytes do not decode."""
     wanted = _Shown(arguments)
-    since = None if arguments.since is None else parse_since(arguments.since)
+    since = None if arguments.since is None else _since(arguments)
     found = read_all(arguments.folder) if since is None else _until_end(Tail(arguments.folder, since))
     for each in found:
         wanted.show(each)
     return int(wanted.unreadable)
+
+
+def _since(arguments: argparse.Namespace) -> Since:
+    return parse_since(arguments.since, identity=load_identity(arguments.folder))
 
 
 def _until_end(tail: Tail) -> Iterator[Found]:
@@ -124,8 +129,7 @@ def _until_end(tail: Tail) -> Iterator[Found]:
 def run_follow(arguments: argparse.Namespace) -> int:
     """Show messages as they are committed, until there were enough or somebody interrupts."""
     wanted = _Shown(arguments)
-    since = arguments.since
-    tail = Tail.at_end(arguments.folder) if since is None else Tail(arguments.folder, parse_since(since))
+    tail = Tail.at_end(arguments.folder) if arguments.since is None else Tail(arguments.folder, _since(arguments))
     pause = _SHORTEST_PAUSE
     while arguments.count is None or wanted.messages < arguments.count:
         found = tail.read()

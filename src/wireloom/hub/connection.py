@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.hub.access import ANONYMOUS, EVERYTHING, Grants, Right
@@ -20,11 +20,11 @@ from wireloom.hub.exchanges import TOO_MANY
 from wireloom.hub.limits import Bucket, OverRate, address_of
 from wireloom.hub.logs import about
 from wireloom.hub.outbox import Outbox
-from wireloom.hub.published import DENIED, published
+from wireloom.hub.published import DENIED, TAKEN, excluding, published
 from wireloom.hub.screen import Screened, screen, screen_all
 from wireloom.journal.blocks import Context
 from wireloom.journal.keys import Keys
-from wireloom.model import Kind, Message, WireloomError
+from wireloom.model import Kind, Message, WireloomError, type_of_json
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import fresh
 from wireloom.protocols.contract import CUT, Calls, Role, Run, Session, Sessions
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.hub")
 
 _NO_PIECES = (b"", b"")
+_NOTHING: frozenset[str | None] = frozenset()
+_Said = Sequence[tuple[str, Mapping[str, type_of_json]]]
+"""Records about a run: name and details."""
 _DENIED_TOLD = 64
 """Refusals of one connection that are logged; all are counted."""
 
@@ -48,6 +51,11 @@ def _shared(numbers: tuple[tuple[int, str], ...], agreed: tuple[tuple[str, str |
 def _context(numbers: Mapping[int, str], agreed: Mapping[str, str | bool]) -> Context | None:
     """What a reader must know of a connection, one for all with the same; None where that is nothing."""
     return _shared(tuple(numbers.items()), tuple(agreed.items())) if numbers or agreed else None
+
+
+def _say(denied: Iterable[str | None], taken: Iterable[str | None]) -> _Said:
+    """The records that stand before a run."""
+    return [(DENIED, each) for each in excluding(denied)] + [(TAKEN, each) for each in excluding(taken)]
 
 
 class Connection(Outbox):
@@ -79,6 +87,7 @@ class Connection(Outbox):
         "over",
         "protocol",
         "quiet_since",
+        "taken",
     )
 
     def __init__(self, hub: Hub, listener: ListenerConfig, sessions: Sessions, *, contacted: bool = False) -> None:
@@ -120,6 +129,8 @@ class Connection(Outbox):
         self._guarded = False
         """Whether a read need be looked at for what it may and how much it is."""
         self._denied: set[tuple[str, str]] | None = None
+        self.taken: frozenset[str | None] = _NOTHING
+        """Ids of requests in the read at hand that a provider takes, where the others are publishes."""
         self.quiet_since = (-1, 0.0)
         """How many messages had come when the hub last looked, and since when it is as many."""
 
@@ -260,18 +271,26 @@ class Connection(Outbox):
             self.authorise()
         requests: Sequence[Message] = ()
         denied: Sequence[str | None] = ()
+        called: Sequence[Message] = ()
         if self._guarded:
             run, requests, denied = self._guard(run)
+        if self.protocol.request_is_publish:
+            self.taken = _NOTHING
+            if hub.router.providers:
+                called = self._find_calls(run, requests)
         ticket, data = 0, run.data
         if data:
             count = run.count
+            said = _say(denied, self.taken) if denied or self.taken else ()
             if run.renumbered:
-                ticket = self._record_stages(run, denied)
+                ticket = self._record_stages(run, said)
             else:
-                ticket = self._record(data, count, self._topics(), denied)
+                ticket = self._record(data, count, self._topics(), said)
             hub.metrics.received.add(count, self.name)
             hub.metrics.received_bytes.add(len(data), self.name)
         if run.bulk is not None:
+            if called:
+                hub.router.route_all(self, called, ticket)
             hub.router.route_bulk(self, run.bulk, ticket)
         elif run.calls is not None:
             hub.router.route_calls(self, run.calls, ticket)
@@ -291,6 +310,14 @@ class Connection(Outbox):
         hub.write_out()
         hub.journal.encode()
         hub.watch_pending()
+
+    def _find_calls(self, run: Run, requests: Sequence[Message]) -> Sequence[Message]:
+        """Note which requests of a read go to a provider; returns messages that were taken out of its columns."""
+        router = self.hub.router
+        called = [] if run.bulk is None else router.take_calls(self, run.bulk)
+        others = run.messages if run.bulk is None else run.bulk.others()
+        self.taken = frozenset(router.calls_among(self, (*others, *called, *requests)))
+        return called
 
     def _guard(self, run: Run) -> tuple[Run, Sequence[Message], Sequence[str | None]]:
         """What the rules and the rate leave of a read; requests to be judged one by one; ids of refused publishes."""
@@ -342,26 +369,24 @@ class Connection(Outbox):
         if self.driver.failure is None:
             self.driver.release("rate")
 
-    def _record_stages(self, run: Run, denied: Sequence[str | None]) -> int:
+    def _record_stages(self, run: Run, said: _Said) -> int:
         """The same for a read in which the numbers that stand for topics changed."""
         ticket, start, counted = 0, 0, 0
         for end, count, numbers in run.renumbered:
             topics = _context(numbers, self.session.agreed())
-            ticket = self._record(run.data[start:end], count - counted, topics, denied)
+            ticket = self._record(run.data[start:end], count - counted, topics, said)
             start, counted = end, count
         if start < len(run.data):
-            ticket = self._record(run.data[start:], run.count - counted, self._topics(), denied)
+            ticket = self._record(run.data[start:], run.count - counted, self._topics(), said)
         return ticket
 
-    def _record(
-        self, data: bytes | memoryview, count: int, topics: Context | None, denied: Sequence[str | None]
-    ) -> int:
+    def _record(self, data: bytes | memoryview, count: int, topics: Context | None, said: _Said) -> int:
         """Append what the peer said to the journal; returns the ticket.
 
-        Said before it, for those who read the journal: which publishes in it are refused.
+        `said` stands before it, for those who read the journal: which requests in it are no publishes.
         """
-        if denied:
-            self.hub.journal.record(DENIED, {"ids": list(denied)}, self.id, protocol=self.name)
+        for name, details in said:
+            self.hub.journal.record(name, details, self.id, protocol=self.name)
         before = self._recorded[0]
         self._recorded[0] += count
         return self.hub.journal.append(

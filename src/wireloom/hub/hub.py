@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -30,6 +29,7 @@ from wireloom.hub.status import status
 from wireloom.hub.watch import Watch
 from wireloom.hub.webhooks import Webhooks
 from wireloom.journal.commit import GroupCommit
+from wireloom.journal.threads import DaemonThreads
 from wireloom.journal.writer import Journal
 from wireloom.model import ConfigError, Direction
 from wireloom.protocols.contract import Role, Scheme, Sessions, Settings
@@ -50,6 +50,8 @@ _TOKEN = re.compile(TOKEN_PREFIX.encode() + rb"[A-Za-z0-9_-]+")
 """Tokens do not belong into the journal, not even with what was refused."""
 _AROUND = 64 * 1024
 """Bytes that may stand around a body in a message of a WebSocket; the body itself is looked at by its protocol."""
+_GRACE = 0.5
+"""Seconds that what is left may take when the time is up; for the journal as long as a sync, if that is more."""
 _REFUSALS = 100
 """Refused frames recorded a second; datagrams can be refused by the million."""
 
@@ -385,6 +387,7 @@ class Hub:
         while True:
             await asyncio.sleep(_TICK)
             self.router.exchanges.expire(self.now())
+            self.journal.check()
             self._disk.look(self.commit.last_error)
             self.retention.tick(self._loop)
             self.watch.tick(self.now())
@@ -401,16 +404,21 @@ class Hub:
         await self._stop_asked.wait()
 
     async def stop(self) -> None:
-        """Drain: no new connections, what was accepted is journaled and acknowledged, peers are told goodbye."""
+        """Drain: no new connections, what was accepted is journaled and acknowledged, peers are told goodbye.
+
+        One deadline, `drain_seconds` from now, holds for all of it. A disk that has not done its part about a sync
+        later is given up: what was acknowledged is safe, recovery does the rest at the next start.
+        """
         if self._draining:
             return
         self._draining = True
+        deadline = self.now() + self.config.limits.drain_seconds
         log.info("draining: %d connections", len(self.connections), extra=about("hub.draining"))
         for task in self._contacts:
             task.cancel()
-        await self.webhooks.stop()
+        stopping = self._loop.create_task(self.webhooks.stop())
         if self._http is not None:
-            await self._http.disconnect()
+            await self._in_time(self._http.disconnect(), deadline)
         for listener in self._listeners:
             listener.close()
         if self._ticker is not None:
@@ -418,44 +426,65 @@ class Hub:
         # Not every protocol says goodbye as late as it could answer what is read until then.
         for connection in self.connections.values():
             connection.driver.hold("drain")
-        await self._settle()
+        await self._settle(deadline)
         for connection in list(self.connections.values()):
             connection.driver.release("drain")
             connection.driver.close("close")
         if self.connections:
             self._empty.clear()
-            try:
-                async with asyncio.timeout(self.config.limits.drain_seconds):
-                    await self._empty.wait()
-            except TimeoutError:
+            if not await self._in_time(self._empty.wait(), deadline):
                 for connection in list(self.connections.values()):
                     connection.driver.abort()
                 await asyncio.sleep(0)
+        late = max(deadline, self.now() + _GRACE)
         for listener in self._listeners:
-            await listener.wait_closed()
-        await self.replays.close()
-        await self.last_values.close()
+            await self._in_time(listener.wait_closed(), late)
+        await self._in_time(self.replays.close(), late)
         if self._http is not None:
-            await self._http.stop()
+            await self._in_time(self._http.stop(), late)
+        saving = self._loop.create_task(self.last_values.close())
+        late = max(deadline, self.now() + max(_GRACE, self.commit.seconds))
         try:
-            async with asyncio.timeout(self.config.limits.drain_seconds):
-                await self.commit.close()
-        except TimeoutError:
-            extra = about("journal.unwritten")
-            log.error("stopped while the journal could not be written: %s", self.commit.last_error, extra=extra)
-        self.journal.close()
-        if self.tracing is not None:
-            await self._loop.run_in_executor(None, self.tracing.close)
+            await self._close_journal(late)
+        finally:
+            unsaved = [each for each in (stopping, saving) if not each.done()]
+            if unsaved and not await self._in_time(asyncio.wait(unsaved), late):
+                extra = about("drain.unsaved")
+                log.error("stopped before cursors and last values were saved: the disk is slow", extra=extra)
+            if self.tracing is not None:
+                flushing = self._loop.run_in_executor(DaemonThreads("tracing"), self.tracing.close)
+                await self._in_time(flushing, max(deadline, self.now() + _GRACE))
 
-    async def _settle(self) -> None:
-        """Wait for what was accepted to be durable, and so acknowledged, and to be on its way to subscribers."""
+    async def _in_time(self, waiting: Awaitable[object], deadline: float) -> bool:
+        """Wait for something, but not past a time; False if it took longer, and was cancelled."""
         try:
-            async with asyncio.timeout(self.config.limits.drain_seconds):
-                await self.commit.wait(self.journal.last_ticket)
+            async with asyncio.timeout_at(deadline):
+                await waiting
         except TimeoutError:
+            return False
+        return True
+
+    async def _settle(self, deadline: float) -> None:
+        """Wait for what was accepted to be durable, and so acknowledged, and to be on its way to subscribers."""
+        if not await self._in_time(self.commit.wait(self.journal.last_ticket), deadline):
             why = self.commit.last_error or "the disk is slow"
             log.error("could not acknowledge everything in time: %s", why, extra=about("drain.unacknowledged"))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.config.limits.drain_seconds):
-                while self.packing:
-                    await asyncio.wait(self.packing)
+
+        async def pack() -> None:
+            while self.packing:
+                await asyncio.wait(self.packing)
+
+        await self._in_time(pack(), deadline)
+
+    async def _close_journal(self, deadline: float) -> None:
+        """Commit what is left and seal the last segment, beside the loop."""
+        if not await self._in_time(self.commit.close(), deadline):
+            why = self.commit.last_error or "the disk does not answer"
+            log.error("stopped while the journal could not be written: %s", why, extra=about("journal.unwritten"))
+        if not await self._in_time(self.commit.seal(), deadline):
+            extra = about("journal.unsealed")
+            log.error(
+                "stopped before the journal was closed: the disk does not answer; nothing acknowledged is lost, "
+                "the next start recovers the last segment",
+                extra=extra,
+            )

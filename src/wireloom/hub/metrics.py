@@ -107,6 +107,9 @@ class Metrics:
         self.replayed = Counter(
             "wireloom_events_replayed_total", "Events read from the journal for subscribers.", "protocol"
         )
+        self.read_errors = Counter(
+            "wireloom_journal_read_errors_total", "Reads of the journal that failed, by who read.", "reader"
+        )
         self.removed_segments = Counter("wireloom_journal_segments_removed_total", "Segments removed by retention.")
         self.removed_bytes = Counter("wireloom_journal_bytes_removed_total", "Bytes of segments removed by retention.")
         self.listeners = Listened(

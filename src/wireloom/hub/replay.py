@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
-from wireloom.hub.published import Publications, Published, Routing
+from wireloom.hub.logs import about
+from wireloom.hub.published import PublicationReader, Published, Routing
 from wireloom.journal.reader import Offset
-from wireloom.journal.tail import Since, Tail, parse_since
+from wireloom.journal.tail import Since, parse_since
+from wireloom.journal.threads import DaemonThreads
 from wireloom.model import ConfigError, JournalError, Kind, Message, PeerClosed
 from wireloom.protocols.contract import HUB_PREFIX
 from wireloom.topics import validate_pattern, validate_topic
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from wireloom.hub.hub import Hub
 
 log = logging.getLogger("wireloom.hub")
-T = TypeVar("T")
 
 SINCE = HUB_PREFIX + "since/"
 """Topics of replayed events are `$hub/since/<name>/<offset>/<topic>`."""
@@ -43,7 +44,7 @@ class Replays:
         self._hub = hub
         self._running: dict[tuple[Connection, str], asyncio.Task[None]] = {}
         self._patterns: dict[tuple[Connection, str], str] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="replay")
+        self._threads = DaemonThreads("replay", _THREADS)
 
     def __len__(self) -> int:
         return len(self._running)
@@ -96,26 +97,26 @@ class Replays:
             self.stop(owner, name)
 
     async def close(self) -> None:
-        """Stop everything and wait for the threads."""
+        """Stop everything. A thread that reads goes on to the end of its piece."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._threads.shutdown()
+        self._threads.shutdown(wait=False)
 
     async def _run(self, connection: Connection, pattern: str, since: Since, name: str) -> None:
         hub = self._hub
-        tail, publications = Tail(hub.config.journal_folder, since), Publications(Routing(hub))
+        reader = PublicationReader(hub.config.journal_folder, since, pattern, Routing(hub), _PIECE)
         head = f"{SINCE}{name}/"
         reading: Future[tuple[list[Published], Offset | None] | None] | None = None
         try:
             while True:
                 await connection.room()
                 commits = hub.commit.commits
-                reading = self._threads.submit(publications.read, tail, pattern, _PIECE)
+                reading = self._threads.submit(reader.read)
                 found = await asyncio.wrap_future(reading)
-                if tail.missed:
-                    self._tell_missed(connection, tail)
+                if reader.missed():
+                    self._tell_missed(connection)
                 if found is None:
                     await hub.commit.after(commits)
                     continue
@@ -130,20 +131,12 @@ class Replays:
         except PeerClosed:
             pass
         except JournalError as error:
-            log.error("%r: cannot go on reading the journal: %s", connection, error)
+            hub.metrics.read_errors.add(1, "replay")
+            log.error("%r: cannot go on reading the journal: %s", connection, error, extra=about("journal.unreadable"))
             connection.driver.close("the journal cannot be read")
         finally:
-            close_after(reading, tail)
+            reader.close_after(reading)
 
-    def _tell_missed(self, connection: Connection, tail: Tail) -> None:
-        tail.missed = 0
+    def _tell_missed(self, connection: Connection) -> None:
         log.warning("%r: retention has removed what it had not read yet", connection)
         self._hub.journal.record("lost", {"count": 0, "reason": "retention: removed before it was read"}, connection.id)
-
-
-def close_after(reading: Future[T] | None, tail: Tail) -> None:
-    """Close a tail once nobody reads it: whoever waited for a thread may be cancelled, the thread goes on."""
-    if reading is None:
-        tail.close()
-    else:
-        reading.add_done_callback(lambda _: tail.close())

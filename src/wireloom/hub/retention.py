@@ -11,6 +11,7 @@ from wireloom.hub.config import JournalSettings
 from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
 from wireloom.journal.retention import Expired, Keep, prune
+from wireloom.journal.threads import DaemonThreads
 from wireloom.model import JournalError
 
 log = logging.getLogger("wireloom.hub")
@@ -32,13 +33,14 @@ class Retention:
         self._due = 0.0
         self._running: asyncio.Future[list[Expired]] | None = None
         self._told_held = ""
+        self._thread = DaemonThreads("retention")
 
     def tick(self, loop: asyncio.AbstractEventLoop) -> None:
         """Called often; looks when it is time."""
         if not (self.keep.days or self.keep.size) or self._running is not None or loop.time() < self._due:
             return
         self._due = loop.time() + self._interval
-        self._running = loop.run_in_executor(None, prune, self._folder, self.keep, time.time_ns())
+        self._running = loop.run_in_executor(self._thread, prune, self._folder, self.keep, time.time_ns())
         self._running.add_done_callback(self._done)
 
     def _done(self, running: asyncio.Future[list[Expired]]) -> None:

@@ -95,15 +95,40 @@ class Router:
         elif kind is Kind.OTHER and self.routes:
             self._publish_routed(source, message, ticket)
 
+    def calls_among(self, source: Connection, messages: Sequence[Message]) -> list[str | None]:
+        """Ids of the requests that go to a provider, of a protocol whose other requests are publishes.
+
+        It is decided once for a read, before the journal has it: what the journal says is what is done.
+        """
+        return [each.id for each in messages if each.kind is _REQUEST and self._is_call(source, each)]
+
+    def _is_call(self, source: Connection, request: Message) -> bool:
+        topic = request.topic or ""
+        if topic.startswith(HUB_PREFIX):
+            return False
+        if self.routes:
+            try:
+                topic = self.routes.request(source.listener.url, request).topic or ""
+            except BodyError:
+                return True  # it gets an error
+        return bool(topic and self.providers.lookup(topic))
+
+    def take_calls(self, source: Connection, bulk: Bulk) -> list[Message]:
+        """Take the topics out of a bulk whose requests may go to a provider; returns their messages."""
+        taken: list[Message] = []
+        for topic in list(bulk.topics()) if bulk.unanswered else ():
+            if topic.startswith(HUB_PREFIX):
+                continue
+            routed = self.routes and self.routes.concerning(source.listener.url, topic, _REQUEST)
+            if routed or self.providers.lookup(topic):
+                taken += bulk.take(topic)
+        return taken
+
     def route_bulk(self, source: Connection, bulk: Bulk, ticket: int) -> None:
         """Act on a whole read: no object is made for what nobody asked to see."""
         for topic in bulk.topics():
             if topic.startswith(HUB_PREFIX):
                 self._hub.metrics.unmatched.add(bulk.count_of(topic), source.name)
-                continue
-            if bulk.unanswered and self.providers.lookup(topic):
-                for message in bulk.take(topic):
-                    self.route(source, message, ticket)
                 continue
             self._last[topic] = ticket
             if self.routes and self.routes.concerning(source.listener.url, topic):
@@ -249,18 +274,18 @@ class Router:
                     self.exchanges.fail(source, message, BAD_REQUEST, str(error))
                     return
                 topic = asked.topic or ""
-            providers = self.providers.lookup(topic) if topic else ()
-            is_publish = not providers and source.protocol.request_is_publish
-            may = is_publish or source.grants.everything
+            is_call = not source.protocol.request_is_publish or message.id in source.taken
+            may = not is_call or source.grants.everything
             if not may and not self._allowed(source, message, Right.REQUEST, topic):
                 return
+            providers = self.providers.lookup(topic) if topic and is_call else ()
             if providers:
                 turn, self._turn = self._turn, self._turn + 1
                 self.exchanges.forward(source, message, providers[turn % len(providers)], asked)
-            elif is_publish:
-                self._publish_acknowledged(source, message, topic, ticket)
-            else:
+            elif is_call:
                 self.exchanges.fail(source, message, NOT_FOUND, f"nobody provides {topic!r}")
+            else:
+                self._publish_acknowledged(source, message, topic, ticket)
 
     def _publish_acknowledged(self, source: Connection, message: Message, topic: str, ticket: int) -> None:
         try:

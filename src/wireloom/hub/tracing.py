@@ -257,7 +257,7 @@ class TracedRouter(Router):
         """Act on a whole read: a span for each of its topics."""
         for topic in bulk.topics():
             # What goes to a provider is routed, and traced, one by one.
-            if not topic.startswith(HUB_PREFIX) and not (bulk.unanswered and self.providers.lookup(topic)):
+            if not topic.startswith(HUB_PREFIX):
                 span = self._of_read[topic] = self._tracing.received(source, topic, Kind.EVENT, {})
                 if span.is_recording():
                     span.set_attribute("messaging.batch.message_count", bulk.count_of(topic))

@@ -8,12 +8,11 @@ posted but not answered may be posted again: the id of an event stays the same.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +20,16 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from wireloom.hub.cloudevents import Mode, from_message, to_http
-from wireloom.hub.published import Publications, Routing
-from wireloom.hub.replay import close_after
+from wireloom.hub.logs import about
+from wireloom.hub.published import PublicationReader, Published, Routing
 from wireloom.hub.wrong import WrongKey
+from wireloom.journal.disk import LOCAL, make_folders
 from wireloom.journal.reader import Offset
 from wireloom.journal.retention import CURSORS
-from wireloom.journal.tail import Tail
-from wireloom.model import ConfigError, JournalError, Message
+from wireloom.journal.state import StateDamaged, load_state, save_state
+from wireloom.journal.tail import Since, Tail
+from wireloom.journal.threads import DaemonThreads
+from wireloom.model import ConfigError, JournalError, Message, type_of_json
 from wireloom.peers.backoff import Backoff
 from wireloom.protocols.contract import TRACE
 from wireloom.topics import validate_pattern
@@ -41,9 +43,14 @@ log = logging.getLogger("wireloom.hub")
 PIECE = 64 * 1024
 LONGEST_WAIT = 300.0
 SAVE_EVERY = 1.0
+"""Seconds between two savings of how far it is."""
+READ_AGAIN = Backoff(minimum=1.0, maximum=60.0)
+"""How long to wait at a place of the journal that cannot be read."""
 _KEYS = ("name", "url", "topic", "mode", "token_file", "timeout")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _GONE = 410
+_LAST = 1 << 30
+"""More messages than a run has: an offset with this number is that of a run's end."""
 _TRY_AGAIN = frozenset((408, 425, 429))
 
 
@@ -104,11 +111,14 @@ class Webhook:
         self._journal = hub.config.journal_folder
         self._cursor = self._journal / CURSORS / _cursor_name(config.name)
         self._backoff = Backoff(minimum=0.2, maximum=LONGEST_WAIT)
+        self._thread = DaemonThreads("webhook")
         self._saved = 0.0
+        self._unsaved: dict[str, type_of_json] | None = None
+        """How far it is, if that is not on disk."""
         self._since = 0
         """When it began, in nanoseconds since 1970: what counts until it has read something."""
         # Before the doors open: whatever is published through them is after the beginning of a new webhook.
-        self._tail = self._begin()
+        self._begins_after = self._begin()
 
     async def run(self) -> None:
         """Post until cancelled, or until the other end says that it is gone for good."""
@@ -116,54 +126,132 @@ class Webhook:
         headers = {"User-Agent": "wireloom"}
         if self.config.token is not None:
             headers["Authorization"] = f"Bearer {self.config.token}"
-        tail, publications = self._tail, Publications(Routing(self._hub))
-        place, done = tail.position, None
-        threads, reading = ThreadPoolExecutor(1, thread_name_prefix="webhook"), None
+        reader = PublicationReader(self._journal, self._begins_after, self.config.topic, Routing(self._hub), PIECE)
+        reading: Future[tuple[list[Published], Offset | None] | None] | None = None
+        failures = READ_AGAIN.delays()
         try:
+            await self._save()
             async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
                 while True:
-                    place, commits = tail.position, self._hub.commit.commits
-                    reading = threads.submit(publications.read, tail, self.config.topic, PIECE)
-                    read = await asyncio.wrap_future(reading)
-                    if tail.missed:
-                        tail.missed = 0
+                    place, commits = reader.position, self._hub.commit.commits
+                    reading = self._thread.submit(reader.read)
+                    try:
+                        read = await asyncio.wrap_future(reading)
+                    except JournalError as error:
+                        await self._wait_at(error, next(failures))
+                        continue
+                    if reader.missed():
                         log.warning("webhook %s: retention has removed what was not posted yet", self.config.name)
                     if read is None:
-                        await self._hub.commit.after(commits)
+                        await self._idle(commits)
                         continue
                     wanted, last = read
+                    if last is not None:
+                        failures = READ_AGAIN.delays()
                     for offset, message in wanted:
                         if not await self._post(session, offset, message):
                             return
-                        done = offset
-                        if time.monotonic() - self._saved > SAVE_EVERY:
-                            self._save(place, done)
-                    place, done = tail.position, last or done
-                    self._save(place, done)
+                        await self._reached(place, offset)
+                    if last is not None:
+                        await self._reached(reader.position, last)
         except asyncio.CancelledError:
-            if done is not None:
-                self._save(place, done)
+            await self._save()
             raise
-        except JournalError as error:
-            log.error("webhook %s: cannot go on reading the journal: %s", self.config.name, error)
         finally:
-            close_after(reading, tail)
-            threads.shutdown(wait=False)
+            reader.close_after(reading)
+            self._thread.shutdown(wait=False)
 
-    def _begin(self) -> Tail:
-        """Where it was; a new webhook begins with what is published from now on."""
+    async def _wait_at(self, error: JournalError, seconds: float) -> None:
+        """The journal cannot be read here: what comes later has to wait, for events are posted in order."""
+        self._hub.metrics.read_errors.add(1, "webhook")
+        log.error(
+            "webhook %s: cannot go on reading the journal: %s; trying again in %.3g s",
+            *(self.config.name, error, seconds),
+            extra=about("journal.unreadable"),
+        )
+        await self._save()
+        await asyncio.sleep(seconds)
+
+    async def _idle(self, commits: int) -> None:
+        """Wait for the next commit; save how far it is if none comes soon."""
+        if self._unsaved is not None:
+            try:
+                async with asyncio.timeout(max(self._saved + SAVE_EVERY - time.monotonic(), 0)):
+                    await self._hub.commit.after(commits)
+            except TimeoutError:
+                await self._save()
+        else:
+            await self._hub.commit.after(commits)
+
+    def _begin(self) -> Since:
+        """Where it was; a new webhook begins with what is published from now on.
+
+        One whose cursor is damaged begins at the oldest: better all events again than some never.
+        """
         try:
-            saved = json.loads(self._cursor.read_text())
-            self._since = int(saved["since"])
-            return Tail(self._journal, self._since if saved["offset"] is None else Offset.parse(saved["offset"]))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
-            log.error("webhook %s: %s is damaged (%s); it begins anew", self.config.name, self._cursor, error)
+            saved = load_state(self._cursor)
+            if saved is not None:
+                self._since = int(str(saved["since"]))
+                return self._since if saved["offset"] is None else self._place(saved)
+        except (StateDamaged, ValueError, KeyError, ConfigError) as error:
+            log.error(
+                "webhook %s: %s is damaged or of another journal (%s); it begins at the oldest event the journal has",
+                *(self.config.name, self._cursor, error),
+                extra=about("webhook.damaged"),
+            )
+            self._since = 0
+            self._note(("", 0), None)
+            return self._since
         tail = Tail.at_end(self._journal)
+        # A place, no time: a clock may be set back.
+        here = Offset(self._hub.journal.next_packet_id - 1, _LAST)
         self._since = time.time_ns()
-        self._save(tail.position, None)
-        return tail
+        self._note(tail.position, here)
+        tail.close()
+        return here
+
+    def _place(self, saved: Mapping[str, type_of_json]) -> Offset:
+        """What a cursor names; raises ConfigError if that is an offset of another journal."""
+        offset = Offset.parse(str(saved["offset"]))
+        epoch = str(saved.get("epoch") or "")
+        end = self._hub.journal.identity.end_of(epoch) if epoch else None
+        # An earlier epoch may have gone on elsewhere: here its packet ids were given to others after its end.
+        return offset if end is None else min(offset, Offset(end, _LAST))
+
+    async def _reached(self, position: tuple[str, int], offset: Offset) -> None:
+        """Everything up to here is posted."""
+        self._note(position, offset)
+        if time.monotonic() - self._saved > SAVE_EVERY:
+            await self._save()
+
+    def _note(self, position: tuple[str, int], offset: Offset | None) -> None:
+        self._unsaved = {
+            "segment": position[0],
+            "position": position[1],
+            "offset": None if offset is None else str(offset),
+            "since": self._since,
+            "epoch": self._hub.journal.epoch,
+        }
+
+    async def _save(self) -> None:
+        """Save how far it is, on the thread; retention spares what is not posted yet."""
+        if self._unsaved is not None:
+            self._saved = time.monotonic()
+            await asyncio.shield(asyncio.wrap_future(self._thread.submit(self.save)))
+
+    def save(self) -> None:
+        """The same, here and now."""
+        state = self._unsaved
+        if state is None:
+            return
+        try:
+            make_folders(LOCAL, self._cursor.parent)
+            save_state(self._cursor, state)
+        except OSError as error:
+            log.error("webhook %s: cannot save %s: %s", self.config.name, self._cursor, error)
+        else:
+            if self._unsaved is state:
+                self._unsaved = None
 
     async def _post(self, session: aiohttp.ClientSession, offset: Offset, message: Message) -> bool:
         """Post one event until it is taken or refused for good; False if nobody wants any more."""
@@ -208,19 +296,6 @@ class Webhook:
             await asyncio.sleep(min(float(after), LONGEST_WAIT) if after.isdecimal() else wait)
         return True
 
-    def _save(self, position: tuple[str, int], offset: Offset | None) -> None:
-        """Note how far it is, whole or not at all; retention spares what is not posted yet."""
-        self._saved = time.monotonic()
-        reached = None if offset is None else str(offset)
-        text = json.dumps({"segment": position[0], "position": position[1], "offset": reached, "since": self._since})
-        try:
-            self._cursor.parent.mkdir(exist_ok=True)
-            fresh = self._cursor.with_suffix(".new")
-            fresh.write_text(text)
-            fresh.replace(self._cursor)
-        except OSError as error:
-            log.error("webhook %s: cannot note how far it is: %s", self.config.name, error)
-
 
 class Webhooks:
     """All webhooks of a hub; they may change while it runs."""
@@ -231,8 +306,10 @@ class Webhooks:
         self._prepared: list[Webhook] = []
 
     def prepare(self, configs: tuple[WebhookConfig, ...]) -> None:
-        """Note where each begins; `start` lets them go."""
+        """Note where each begins, on disk; `start` lets them go."""
         self._prepared = [Webhook(self._hub, each) for each in configs]
+        for webhook in self._prepared:
+            webhook.save()
 
     def start(self) -> None:
         """Post from now on."""

@@ -5,17 +5,23 @@ hop to a thread costs more than a fast sync. What nobody waits for, and under lo
 thread while further blocks gather, so every sync carries all that came during the one before, up to a few
 megabytes: more than that is better written while the next is being read. A failing disk
 keeps everybody waiting and is tried again until it works; nothing in doubt is ever reported durable.
+
+A slow disk must not stall the loop. Two rules decide where a small commit is made. If most of the last nine took a
+millisecond or more, it is made on the thread. If one on the loop took `SLOW` seconds, the thread makes the next ones,
+until `FIRST_RUN` of them in a row were faster than that. If the loop is then stalled again soon, twice as many have to
+be, up to `LONGEST_RUN`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
+from wireloom.journal.threads import DaemonThreads
 from wireloom.journal.writer import Journal, JournalBatch
 from wireloom.model import JournalError
 
@@ -29,6 +35,14 @@ INLINE_SECONDS = 0.001
 commits: on a busy machine many seem slow that have only waited for a processor, and with a thread all the more."""
 INLINE_WRITTEN = 1024 * 1024
 """The same where nothing is synced."""
+SLOW = 0.02
+"""Seconds of one commit on the loop after which the next ones are made on the thread."""
+STALLED = 0.1
+"""The same for one that the thread has made: less may be the wait for a processor."""
+FIRST_RUN, LONGEST_RUN = 8, 1024
+"""Commits in a row that must be faster than `SLOW` before they are made on the loop again."""
+SOON = 16
+"""A stall is a mistake of the rule, and doubles the run, if it comes within so many runs' commits after its end."""
 MOST_IN_VAIN = 6
 """Looks for what else has come that are counted: if so many found nothing, as many commits, as a power of two, are made
 without one."""
@@ -58,8 +72,10 @@ class GroupCommit:
         """Ticket, order of arrival, callback; sorted."""
         self._arrivals = 0
         self._room: list[Callable[[], None]] = []
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._thread = DaemonThreads("journal")
         self._syncing = False
+        self._in_flight: JournalBatch | None = None
+        """What the thread commits."""
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
         self._looking = 0
@@ -75,8 +91,16 @@ class GroupCommit:
         self._latest: deque[float] = deque([0.0], maxlen=9)
         """Seconds that the last commits took."""
         self._is_fast = True
-        """What they say of the disk."""
+        """Whether a small commit may be made on the loop."""
+        self._run = 0
+        """How long the last run of fast commits had to be."""
+        self._run_left = 0
+        """How many of them are still to come; 0 while commits may be made on the loop."""
+        self._run_ended = 0
+        """`commits` at its end."""
         self._closed = False
+        self._given_up = False
+        """Whether closing was cancelled: from then on the journal belongs to the thread."""
         journal.on_pending = self._pending
         if journal.has_pending:
             self._pending()
@@ -135,20 +159,45 @@ class GroupCommit:
     async def close(self) -> None:
         """Wait until everything appended so far is durable, then stop. The journal stays open.
 
-        While the disk fails this waits with everybody else; cancelling it gives up.
+        While the disk fails this waits with everybody else. Cancelling it gives up; a sync that is under way then goes
+        on, and only `seal` may follow.
         """
         try:
             if self.journal.has_pending or self._syncing:
                 await self.wait(self.journal.last_ticket)
-        finally:
-            self._closed = True
-            self.journal.on_pending = None
-            for handle in (self._soon, self._later):
-                if handle is not None:
-                    handle.cancel()
-            # A cancelled close must not leave a sync running behind the journal's back.
-            await asyncio.shield(self._loop.run_in_executor(self._thread, lambda: None))
-            self._thread.shutdown()
+            self._stop()
+            # The last commit may have begun another.
+            await self._loop.run_in_executor(self._thread, lambda: None)
+        except BaseException:
+            self._stop()
+            self._given_up = True
+            raise
+        self._thread.shutdown(wait=False)
+
+    def _stop(self) -> None:
+        """Begin no more commits."""
+        self._closed = True
+        self.journal.on_pending = None
+        for handle in (self._soon, self._later):
+            if handle is not None:
+                handle.cancel()
+
+    async def seal(self) -> None:
+        """After `close`: close the journal, on a thread, behind a sync that may still be under way there.
+
+        Cancelling it leaves that to the thread, and to recovery if the process ends before.
+        """
+        thread = self._thread if self._given_up else DaemonThreads("journal")
+        sealing = thread.submit(self._seal)
+        thread.shutdown(wait=False)
+        await asyncio.shield(asyncio.wrap_future(sealing))
+
+    def _seal(self) -> None:
+        batch, self._in_flight = self._in_flight, None
+        if batch is not None:
+            with contextlib.suppress(JournalError):
+                self.journal.settle(batch)
+        self.journal.close()
 
     def _pending(self) -> None:
         """The journal has something to commit where it had nothing."""
@@ -198,9 +247,10 @@ class GroupCommit:
         batch = self.journal.take(some=True)
         most = INLINE_BYTES if self.journal.syncs else INLINE_WRITTEN
         if self._waiting and batch.size <= most and self._is_fast and not batch.begins_segment:
-            self._settle(batch, self._store(batch))
+            self._settle(batch, self._store(batch), on_loop=True)
         else:
             self._syncing = True
+            self._in_flight = batch
             done = self._loop.run_in_executor(self._thread, self._store, batch)
             done.add_done_callback(lambda future: self._stored(batch, future))
 
@@ -210,10 +260,12 @@ class GroupCommit:
         return time.perf_counter() - started
 
     def _stored(self, batch: JournalBatch, done: asyncio.Future[float]) -> None:
-        self._syncing = False
+        if self._given_up:
+            return
+        self._syncing, self._in_flight = False, None
         self._settle(batch, done.result())
 
-    def _settle(self, batch: JournalBatch, seconds: float) -> None:
+    def _settle(self, batch: JournalBatch, seconds: float, *, on_loop: bool = False) -> None:
         self._average += (seconds - self._average) / 8
         self._latest.append(seconds)
         try:
@@ -232,13 +284,26 @@ class GroupCommit:
                 self._next = None
         self._tell_durable()
         if seconds >= INLINE_SECONDS or not self._is_fast:
-            self._is_fast = sorted(self._latest)[len(self._latest) // 4] < INLINE_SECONDS
+            self._is_fast = self._judge(seconds, on_loop=on_loop)
         self._tell_room()
         if self.healthy and self.journal.has_pending:
             if self._waiting:
                 self._schedule()
             else:
                 self._arm()
+
+    def _judge(self, seconds: float, *, on_loop: bool) -> bool:
+        """Whether the next small commit may be made on the loop, after one that took so long."""
+        if on_loop and seconds >= SLOW:
+            is_soon = self._run and self.commits - self._run_ended <= SOON * self._run
+            self._run = min(2 * self._run, LONGEST_RUN) if is_soon else FIRST_RUN
+            self._run_left = self._run
+        elif seconds >= (SLOW if self._run_left else STALLED):
+            self._run = self._run_left = max(self._run, FIRST_RUN)
+        elif self._run_left:
+            self._run_left -= 1
+            self._run_ended = self.commits
+        return not self._run_left and sorted(self._latest)[len(self._latest) // 4] < INLINE_SECONDS
 
     def _tell_durable(self) -> None:
         if not self._waiting:

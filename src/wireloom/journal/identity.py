@@ -76,6 +76,10 @@ class Identity:
         )
 
 
+NO_EPOCHS = Identity("", FORMAT_1)
+"""That of a journal of format 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class LastIds:
     """The last packet ids on disk, of frames and of refused bytes; 0 where there are none."""
@@ -191,4 +195,4 @@ def _from_segments(folder: Path, disk: Disk) -> Identity | None:
         except (OSError, JournalError):
             continue
         return Identity(head.hub, head.epoch or FORMAT_1, head.generation)
-    return Identity("", FORMAT_1) if found else None
+    return NO_EPOCHS if found else None

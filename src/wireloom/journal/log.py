@@ -182,6 +182,8 @@ class SegmentLog:
         self._planned = 0
         """Bytes of the segment that blocks go to now, counting what is still in memory; 0: none begun."""
         self._file: SegmentFile | None = None
+        self._is_storing = False
+        """Whether a batch was taken and is not settled yet."""
         self._now_ns = now_ns
         self._new_sealer = sealer
         self._sealer: Executor | None = None
@@ -302,6 +304,7 @@ class SegmentLog:
         self.encode()
         count = 1 if some else len(self._parts)
         parts, self._parts = self._parts[:count], self._parts[count:]
+        self._is_storing = True
         return Batch(parts, self.durable)
 
     def store(self, batch: Batch) -> None:
@@ -366,18 +369,20 @@ class SegmentLog:
             total -= size
 
     def check(self) -> OSError | None:
-        """What somebody did to the segment that is being written; None if it is as it should be."""
-        file = self._file
+        """What somebody did to the segment that is being written; None if it is as it should be.
+
+        While a batch is stored, on another thread perhaps, the segment may end and another begin. `store` looks itself.
+        """
         try:
-            if file is not None:
-                file.check(names=True)
+            if self._file is not None and not self._is_storing:
+                self._file.check(names=True)
         except OSError as error:
             return error
         return None
 
     def settle(self, batch: Batch) -> int:
         """After `store`: the last ticket that is durable. After a failure, what is left waits again."""
-        self.durable = batch.durable
+        self.durable, self._is_storing = batch.durable, False
         if batch.error is not None:
             self.encode()
             self._parts = batch.parts + self._parts
@@ -391,7 +396,7 @@ class SegmentLog:
     def forget(self, batch: Batch) -> int:
         """After a failed `store`: drop everything that waits; returns how many bytes that was."""
         lost = sum(part.size for part in batch.parts + self._parts)
-        self.durable = self.ticket
+        self.durable, self._is_storing = self.ticket, False
         self._parts, self._planned, self.pending_bytes = [], 0, 0
         return lost
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from wireloom.journal.disk import CHANGE, LOCAL, Disk, read_around
+from wireloom.journal.disk import CHANGE, LOCAL, Disk, read_around, write_all
 from wireloom.journal.segment import (
     COMMITTED,
     committed_path,
@@ -99,6 +99,8 @@ def _seal(path: Path, last: int | None, disk: Disk) -> Iterator[Cut]:
         if not empty:
             if keep < size:
                 disk.truncate(file, keep)
+            # Written again: after a sync that failed, the next one succeeds without writing what the first did not.
+            write_all(disk, file, [data[committed:keep]], committed)
             disk.sync(file)
     finally:
         disk.close(file)

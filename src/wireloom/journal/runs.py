@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -22,10 +22,11 @@ def read_runs(
     packet_ids: Sequence[int],
     settings: Mapping[str, Settings] | None = None,
     disk: Disk = LOCAL,
+    on_error: Callable[[JournalError], None] | None = None,
 ) -> Iterator[tuple[int, list[Entry]]]:
     """The messages of the runs that hold these blocks, by packet id in ascending order.
 
-    A block that is not there any more, or that cannot be read, is left out.
+    A block that is not there any more is left out. So is one that cannot be read, which `on_error` is told.
     """
     known = segments(folder, disk)
     firsts = [first_packet_id(path) for path in known]
@@ -34,8 +35,12 @@ def read_runs(
         if at >= 0:
             try:
                 yield from _read_segment(known[at], [number for _, number in numbers], settings, disk)
-            except (JournalError, OSError):
+            except FileNotFoundError:
+                # Retention took it meanwhile.
                 continue
+            except JournalError as error:
+                if on_error is not None:
+                    on_error(error)
 
 
 def _read_segment(

@@ -106,14 +106,15 @@ def committed_length(segment: Path | str, disk: Disk = LOCAL) -> int:
         size = disk.look(path).size
         if stated is None:
             return size
-        if stated < size and not has_writer(path.parent, disk):
-            return _sound_and_synced(path, stated, disk)
+        synced = synced_length(path, disk)
+        if synced != size and not has_writer(path.parent, disk):
+            return _sound_and_synced(path, synced if synced < size else 0, disk)
     except OSError as error:
         raise JournalError(f"{path}: cannot read the segment: {error.strerror}") from None
     return min(stated, size)
 
 
-def _sound_and_synced(path: Path, stated: int, disk: Disk) -> int:
+def _sound_and_synced(path: Path, committed: int, disk: Disk) -> int:
     following = next((each for each in segments(path.parent, disk) if each.name > path.name), None)
     last = None if following is None else last_id_before(following, disk)
     with OpenSegment(path, disk) as segment:
@@ -121,7 +122,7 @@ def _sound_and_synced(path: Path, stated: int, disk: Disk) -> int:
         with contextlib.suppress(OSError):
             segment.sync()
         data = segment.read(0, segment.size)
-        return sound_length(data, stated, first=first_packet_id(path), epoch=epoch_in(path), last=last)[0]
+        return sound_length(data, committed, first=first_packet_id(path), epoch=epoch_in(path), last=last)[0]
 
 
 def has_writer(folder: Path, disk: Disk = LOCAL) -> bool:
@@ -255,7 +256,14 @@ class OpenSegment:
         """
         at = start
         while at < end:
-            data = self.read(at, min(end, at + max(size, _SMALLEST_PIECE)))
+            stop = min(end, at + max(size, _SMALLEST_PIECE))
+            try:
+                data = self.read(at, stop)
+            except JournalError:
+                # Whole blocks before the place that cannot be read can be.
+                data = self.read(at, self._fault(at, stop))
+                if not whole_blocks(data):
+                    raise
             whole = whole_blocks(data)
             if whole == 0 and at + len(data) < end:
                 # The first block is larger than the piece, or there is not even its head: read just that block.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Self
 
 from wireloom.journal import blocks
 from wireloom.journal.disk import LOCAL, Disk
+from wireloom.journal.identity import NO_EPOCHS, Identity
 from wireloom.journal.keys import keys_in
 from wireloom.journal.log import RECORD_TAGS
 from wireloom.journal.reader import Decoding, Entry, Offset, Record, Unreadable, blocks_in, check_segment
@@ -36,6 +38,7 @@ PIECE = 256 * 1024
 """Bytes read at a time."""
 _RECORDS_BEFORE = 16
 """That are looked at."""
+_WITH_EPOCH = re.compile(r"([0-9a-f]{16}):([0-9]+\.[0-9]+)")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Since = Offset | int
@@ -43,8 +46,11 @@ Since = Offset | int
 Found = Entry | Unreadable | Record
 
 
-def parse_since(text: str, now_ns: int | None = None) -> Since:
+def parse_since(text: str, now_ns: int | None = None, identity: Identity | None = None) -> Since:
     """What a person writes: an offset, a time (RFC 3339), how long ago (`90s`, `15m`, `2h`, `7d`), or `start`.
+
+    An offset may have its epoch before it (`<epoch>:1042.7`). Then `identity`, that of the journal, tells whether it is
+    one of this journal; ConfigError if not.
 
     >>> parse_since("1042.7"), parse_since("1970-01-01T00:00:01Z"), parse_since("2m", now_ns=150 * 10**9)
     (Offset(packet_id=1042, number=7), 1000000000, 30000000000)
@@ -53,6 +59,15 @@ def parse_since(text: str, now_ns: int | None = None) -> Since:
         return 0
     if text.replace(".", "", 1).isdecimal():
         return Offset.parse(text)
+    if match := _WITH_EPOCH.fullmatch(text):
+        offset = Offset.parse(match[2])
+        end = NO_EPOCHS.end_of(match[1]) if identity is None else identity.end_of(match[1])
+        if end is not None and offset.packet_id > end:
+            raise ConfigError(
+                f"since {text} is of a time that this journal does not hold: it was made from a copy that ended with "
+                f"packet id {end}; name a time instead"
+            )
+        return offset
     try:
         if text[-1:] in _UNITS and text[:-1].replace(".", "", 1).isdecimal():
             now = time.time_ns() if now_ns is None else now_ns

@@ -57,6 +57,7 @@ def verify(folder: Path | str, seen: Verified | None = None, disk: Disk = LOCAL)
     seen = Verified() if seen is None else seen
     path = Path(folder)
     yield from _verify_folder(segments(path, disk), seen, disk)
+    # Refused bytes are evidence, not a record: they are not synced, and a power cut may take some.
     try:
         refused = segments(path / REFUSED, disk) if disk.look(path / REFUSED).is_folder else []
     except OSError:
@@ -111,7 +112,7 @@ class _Walk:
             return None
         first = first_packet_id(self._path)
         after = first - 1 if head.after is None else head.after
-        if first and last is not None and after != last:
+        if first and last is not None and after != last and self._path.parent.name != REFUSED:
             yield Fault(self._path, 0, f"goes on after packet id {after}, the segment before it ends with {last}")
         offset = head.size
         try:

@@ -134,9 +134,10 @@ class SegmentFile:
         """After a failure: cut off what was not committed, and seal the rest if that much works.
 
         If it does not, the committed-length file stays and keeps readers away from the tail until the next writer's
-        recovery. The next segment says with which packet id this one ends.
+        recovery. The next segment says with which packet id this one ends. A segment that was never synced is not
+        sealed here at all: after a failed sync, the next one succeeds without writing what the first did not.
         """
-        with contextlib.suppress(OSError):
+        try:
             if self.committed == 0:
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(self.path)
@@ -144,9 +145,14 @@ class SegmentFile:
                 self._disk.sync_folder(self.path.parent)
             else:
                 self._disk.truncate(self._data, self.committed)
+                if not self.sync:
+                    return
                 self._disk.sync(self._data)
             self._disk.unlink(committed_path(self.path))
-        self.close()
+        except OSError:
+            return
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Let go of the files."""

@@ -23,6 +23,9 @@ _RESET = struct.pack("ii", 1, 0)
 class TCPPipe(Pipe, asyncio.Protocol):
     """One TCP connection: asyncio's callbacks on one side, the owner's on the other."""
 
+    _held = b""
+    """What was read although the owner had paused reading; at most one read, see `_pause_from_start`."""
+
     def __init__(self, owner: Owner, options: Options) -> None:
         self._owner = owner
         self._high_water = options.high_water
@@ -44,6 +47,35 @@ class TCPPipe(Pipe, asyncio.Protocol):
             self.tls = tls_info(secured)
             self.identities = tuple(f"certificate:{name}" for name in self.tls.peer_names)
         self._owner.opened(self)
+        if not self._reading and not transport.is_closing():
+            self._pause_from_start(self._transport)
+
+    def _pause_from_start(self, transport: asyncio.Transport) -> None:
+        """Keep a pause that the owner asked for in `opened`.
+
+        uvloop starts to read as soon as `connection_made` returns, whatever was asked for in it. The next turn of the
+        loop pauses again. What is read until then, one read at most, is held for `resume_reading`.
+        """
+        usual = self.data_received
+
+        def hold(data: bytes) -> None:
+            if self._reading:
+                usual(data)
+            else:
+                self._held += data
+                transport.pause_reading()
+
+        def pause() -> None:
+            self.data_received = usual  # type: ignore[method-assign]
+            if not transport.is_closing():
+                transport.set_protocol(self)
+                if not self._reading:
+                    transport.pause_reading()
+
+        self.data_received = hold  # type: ignore[method-assign]
+        # uvloop looks `data_received` up here.
+        transport.set_protocol(self)
+        asyncio.get_running_loop().call_soon(pause)
 
     def name_ends(self, transport: asyncio.BaseTransport) -> None:
         """Find out who talks to whom."""
@@ -113,10 +145,15 @@ class TCPPipe(Pipe, asyncio.Protocol):
 
     def resume_reading(self) -> None:
         """Read from the socket again."""
-        if not self._reading:
-            self._reading = True
-            if not self._open.is_closing():
-                self._open.resume_reading()
+        if self._reading:
+            return
+        self._reading = True
+        if self._held:
+            held, self._held = self._held, b""
+            self._owner.received(held)
+        # The owner may have paused again.
+        if self._reading and not self._open.is_closing():
+            self._open.resume_reading()
 
     def close(self) -> None:
         """Close when everything is sent."""
