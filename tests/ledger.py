@@ -2,8 +2,8 @@
 
 A test gives each connection of its clients a `Line`. The client writes down on it what it is about to send, and what
 was acknowledged. The test lets readers look at the journal while it is written, and after each crash (`observe`, or
-`note` for what another reader gave). At the end `check` reads the journal as it is then, and says in one message what
-does not hold:
+`note` for what another reader gave in parts). At the end `check` reads the journal as it is then, and says in one
+message what does not hold:
 
 - everything acknowledged is in the journal;
 - nothing is in the journal that nobody sent, or more often than it was sent, or under another topic or protocol;
@@ -15,12 +15,11 @@ does not hold:
 
 Contents identify messages, so no two messages of a test may have the same. Records and continued blocks take packet
 ids, too: they are compared like messages. Before retention removes segments, the test says so (`let_go`). Where a test
-tries several outcomes of one moment, each goes on with a ledger of its own (`fork`).
+tries several outcomes of one moment, each goes on with a ledger of its own (`fork`), which costs next to nothing.
 """
 
 from __future__ import annotations
 
-import copy
 import sys
 import time
 import zlib
@@ -57,6 +56,8 @@ PUBLISH = "$hub/publish/"
 """Before the topic of an acknowledged publish, in protocols that have no other way to ask for one."""
 
 Found = Entry | Record | Unreadable
+Content = tuple[object, ...]
+"""Everything that a reader tells of a message or a record; `described` writes it for people."""
 
 
 class Imbalance(AssertionError):
@@ -92,6 +93,7 @@ class Sent:
     line: Line
     number: int
     content: bytes
+    topic: str
     sent_at: float
     acknowledged_at: float | None = None
 
@@ -118,9 +120,9 @@ class Line:
     acknowledged: int = 0
     """How many messages were acknowledged."""
 
-    def send(self, number: int, content: bytes) -> Sent:
+    def send(self, number: int, content: bytes, topic: str | None = None) -> Sent:
         """Call this before the message is given to the socket: a hub may have it before the client goes on."""
-        message = Sent(self, number, content, time.monotonic() - self.began)
+        message = Sent(self, number, content, self.topic if topic is None else topic, time.monotonic() - self.began)
         self.sent.append(message)
         return message
 
@@ -176,17 +178,20 @@ class Ledger:
 
     def __init__(self, disk: Disk = LOCAL) -> None:
         self.disk = disk
-        """Where journals are read from; a fork may get another."""
+        """Where journals are read from."""
         self.lines: list[Line] = []
         self._began = time.monotonic()
         self._connections = Counter[str]()
-        self._names: dict[Name, str] = {}
-        """Every name that was ever read, and what it stood for."""
+        self.names: list[dict[Name, Content]] = [{}]
+        """Every name that was ever read, and what it stood for. The last is this ledger's; those before it belong to the
+        ledgers that it is a fork of."""
+        self._origins: dict[Path, tuple[str, str]] = {}
+        """By segment, which keeps its name for ever."""
         self._two_contents: list[str] = []
         self._two_places: list[str] = []
         self._unreadable: list[str] = []
-        self._may_be_gone: set[Name] = set()
-        self._may_be_missing: set[bytes] = set()
+        self._may_be_gone = frozenset[Name]()
+        self._may_be_missing = frozenset[bytes]()
         """Contents; retention may have taken them, as it may the names."""
 
     def line(self, client: str, protocol: str, topic: str, *, repeats: bool = False) -> Line:
@@ -201,48 +206,73 @@ class Ledger:
         """How many messages were acknowledged so far."""
         return sum(line.acknowledged for line in self.lines)
 
-    def observe(self, folder: Path) -> int:
-        """Read a journal, also one that is being written, and remember every name; how many there are."""
-        return len(self.note(folder, read_all(folder, disk=self.disk)))
+    def observe(self, folder: Path, found: Iterable[Found] | None = None, *, may_lose: bool = False) -> set[Name]:
+        """Read a journal, also one that is being written, and hold it against what readers saw before; its names.
+
+        `found`: what a reader gave of it just now, if it is read already. `may_lose`: the journal is not synced and the
+        power was cut, so the end of what was there may be gone. Imbalance says what does not hold.
+        """
+        present = self.note(folder, read_all(folder, disk=self.disk) if found is None else found)
+        balance(folder, *self._compare_readers(present, may_lose=may_lose))
+        return present
 
     def note(self, folder: Path, found: Iterable[Found]) -> set[Name]:
-        """Remember the names of what some reader, such as a `Tail`, gave in one reading; these names."""
-        origins: dict[str, tuple[str, str]] = {}
-        names = set[Name]()
+        """Remember the names of what some reader, such as a `Tail`, gave in one reading; these names.
+
+        What does not hold is told by the next `observe` or `check`.
+        """
+        names, last, known = set[Name](), self.names[-1], self.names[:-1]
+        segment, hub, epoch = "", "", ""
         for each in found:
-            segment = each.segment
-            if segment not in origins:
-                origins[segment] = origin(folder / segment, self.disk)
             if isinstance(each, Unreadable):
-                self._unreadable.append(f"{each.clause} at {segment}:{each.offset}")
+                self._unreadable.append(f"{each.clause} at {each.segment}:{each.offset}")
                 continue
+            if each.segment != segment:
+                segment = each.segment
+                hub, epoch = self._origin(folder / segment)
             for place, content in named(each):
-                name = Name(*origins[segment], *place)
+                name = Name(hub, epoch, *place)
                 if name in names:
-                    self._two_places.append(f"{name}: {content} in {segment}")
+                    self._two_places.append(f"{name}: {described(content)} in {segment}")
                 names.add(name)
-                before = self._names.setdefault(name, content)
+                before = next((layer[name] for layer in known if name in layer), None) if known else None
+                if before is None:
+                    before = last.setdefault(name, content)
                 if before != content:
-                    self._two_contents.append(f"{name} was {before}, and is {content} in {segment}")
+                    self._two_contents.append(
+                        f"{name} was {described(before)}, and is {described(content)} in {segment}"
+                    )
         return names
 
-    def check(self, folder: Path) -> Balance:
-        """Read the journal and compare it with everything known; Imbalance says what does not hold."""
+    def _origin(self, segment: Path) -> tuple[str, str]:
+        found = self._origins.get(segment)
+        if found is None:
+            found = self._origins[segment] = origin(segment, self.disk)
+        return found
+
+    def check(self, folder: Path, found: Iterable[Found] | None = None, *, may_lose: bool = False) -> Balance:
+        """Hold a journal against everything known. As `observe`, and what clients were told must be there."""
         published: list[Published] = []
-        present = self.note(folder, keep_published(read_all(folder, disk=self.disk), published))
-        gone = (name for name in self._names if name not in present and name not in self._may_be_gone)
+        reading = read_all(folder, disk=self.disk) if found is None else found
+        present = self.note(folder, keep_published(reading, published))
         balance(
             folder,
-            (TWO_CONTENTS, self._two_contents),
-            (TWO_PLACES, self._two_places),
-            (UNREADABLE, self._unreadable),
-            (GONE, (f"{name}: {self._names[name]}" for name in gone)),
-            *self._compare(published),
+            *self._compare_readers(present, may_lose=may_lose),
+            *self._compare_clients(published, may_lose=may_lose),
         )
         sent = sum(len(line.sent) for line in self.lines)
-        return Balance(sent, self.acknowledged, len(published), len(self._names))
+        return Balance(sent, self.acknowledged, len(published), sum(map(len, self.names)))
 
-    def _compare(self, published: list[Published]) -> Iterator[tuple[str, Iterable[object]]]:
+    def _compare_readers(self, present: Set[Name], *, may_lose: bool) -> Iterator[tuple[str, Iterable[object]]]:
+        """What readers saw, among themselves and against what is there now."""
+        yield TWO_CONTENTS, self._two_contents
+        yield TWO_PLACES, self._two_places
+        yield UNREADABLE, self._unreadable
+        if not may_lose:
+            gone = ((layer, name) for layer in self.names for name in layer.keys() - present - self._may_be_gone)
+            yield GONE, sorted(f"{name}: {described(layer[name])}" for layer, name in gone)
+
+    def _compare_clients(self, published: list[Published], *, may_lose: bool) -> Iterator[tuple[str, Iterable[object]]]:
         """Clients against the journal."""
         sendings: dict[bytes, list[Sent]] = {}
         for line in self.lines:
@@ -250,8 +280,9 @@ class Ledger:
                 sendings.setdefault(message.content, []).append(message)
         times = Counter(each.content for each in published)
         known = [each for each in published if each.content in sendings]
-        missing = (content for content in sendings if content not in times and content not in self._may_be_missing)
-        yield LOST, (each for content in missing for each in sendings[content] if each.acknowledged_at is not None)
+        if not may_lose:
+            missing = (content for content in sendings if content not in times and content not in self._may_be_missing)
+            yield LOST, (each for content in missing for each in sendings[content] if each.acknowledged_at is not None)
         yield STRANGE, (each for each in published if each.content not in sendings)
         often = (content for content, same in sendings.items() if times[content] > len(same))
         too_often = (content for content in often if not any(message.line.repeats for message in sendings[content]))
@@ -267,10 +298,20 @@ class Ledger:
         self._may_be_gone |= self.note(folder, keep_published(found, published))
         self._may_be_missing |= {each.content for each in published}
 
-    def fork(self) -> Ledger:
-        """A ledger that knows all that this one does, and goes on by itself."""
-        shared = {id(self.disk): self.disk}
-        return copy.deepcopy(self, shared)
+    def fork(self, disk: Disk | None = None) -> Ledger:
+        """A ledger, of another disk if one is given, that knows all that this one does, and goes on by itself.
+
+        It shares what is known already. So this ledger must rest until the fork is done with, and whoever sends on
+        behalf of the fork begins a line of its own.
+        """
+        other = Ledger(self.disk if disk is None else disk)
+        other.lines, other._connections = list(self.lines), self._connections.copy()
+        other._began, other._origins = self._began, self._origins
+        other.names = [*self.names, {}]
+        other._two_contents, other._two_places = list(self._two_contents), list(self._two_places)
+        other._unreadable = list(self._unreadable)
+        other._may_be_gone, other._may_be_missing = self._may_be_gone, self._may_be_missing
+        return other
 
     def check_tables(self, folder: Path, rows: Iterable[Row]) -> int:
         """Compare the rows of `messages` with the journal; how many there are."""
@@ -298,17 +339,21 @@ def origin(segment: Path, disk: Disk) -> tuple[str, str]:
     return head.hub, head.epoch
 
 
-def named(found: Entry | Record) -> Iterator[tuple[Offset, str]]:
+def named(found: Entry | Record) -> Iterator[tuple[Offset, Content]]:
     """The places that a message or a record takes, and what stands there."""
     if isinstance(found, Record):
         block = found.block
-        details = shown(canonical_json(block.details))
-        yield Offset(block.packet_id, 0), f"record {block.record} conn={block.connection} {details} {block.time_ns}"
+        details = shortened(canonical_json(block.details))
+        yield Offset(block.packet_id, 0), ("record", block.record, block.connection, details, block.time_ns)
         return
-    yield found.place, described(found)
-    if found.place.number == 0:
-        for packet_id in range(found.place.packet_id + 1, found.last_packet_id + 1):
-            yield Offset(packet_id, 0), f"more of {found.place}"
+    m, place = found.message, found.place
+    # Only what people want to see is kept as it is: there are millions.
+    ids, attributes = (m.id, m.correlation_id, m.connection), repr(m.attributes) if m.attributes else ""
+    rest = hash((ids, m.direction, m.status, m.content_type, m.time, attributes, found.sequence))
+    yield place, (m.protocol, m.kind, m.topic, shortened(m.body), rest)
+    if place.number == 0 and found.last_packet_id > place.packet_id:
+        for packet_id in range(place.packet_id + 1, found.last_packet_id + 1):
+            yield Offset(packet_id, 0), ("more of", place)
 
 
 def keep_published(found: Iterable[Found], published: list[Published]) -> Iterator[Found]:
@@ -325,7 +370,7 @@ def keep_published(found: Iterable[Found], published: list[Published]) -> Iterat
 
 def is_changed(published: Published, sendings: dict[bytes, list[Sent]]) -> bool:
     """Whether it was never sent like that."""
-    said = {(message.line.protocol, message.line.topic) for message in sendings[published.content]}
+    said = {(message.line.protocol, message.topic) for message in sendings[published.content]}
     return (published.protocol, published.topic) not in said
 
 
@@ -360,18 +405,25 @@ def out_of_order(
             taken[line] = max([at, *(place + 1 for place in places)])
 
 
-def described(entry: Entry) -> str:
-    """A message in the journal, for people; the checksum tells what is not shown."""
-    m = entry.message
-    rest = repr((m.direction, m.id, m.correlation_id, m.status, m.content_type, m.connection, m.time, m.attributes))
-    return f"{m.protocol} {m.kind} {m.topic} {shown(m.body)} {zlib.crc32(rest.encode()):08x}"
+def shortened(body: bytes) -> bytes | tuple[bytes, int, int]:
+    """A short body as it is; of a longer one its beginning, length and checksum."""
+    return body if len(body) <= SHORT else (body[:SHORT], len(body), zlib.crc32(body))
 
 
-def shown(body: bytes) -> str:
-    """A body for people: short ones whole, longer ones by their beginning, length and checksum."""
-    if len(body) <= SHORT:
-        return repr(body)
-    return f"{body[:SHORT]!r}... ({len(body)} bytes, crc32 {zlib.crc32(body):08x})"
+def shown(body: bytes | tuple[bytes, int, int]) -> str:
+    """A body for people."""
+    short = shortened(body) if isinstance(body, bytes) else body
+    return repr(short) if isinstance(short, bytes) else f"{short[0]!r}... ({short[1]} bytes, crc32 {short[2]:08x})"
+
+
+def described(content: Content) -> str:
+    """A content for people. The last number of a message stands for everything that is not shown."""
+    match content:
+        case ("record", record, connection, (bytes() | tuple()) as details, time_ns):
+            return f"record {record} conn={connection} {shown(details)} {time_ns}"
+        case (protocol, kind, topic, (bytes() | tuple()) as body, int() as rest):
+            return f"{protocol} {kind} {topic} {shown(body)} {rest & 0xFFFFFFFF:08x}"
+    return " ".join(map(str, content))
 
 
 def row_of(entry: Entry) -> Row:

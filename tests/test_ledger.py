@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.ledger import GONE, LOST, ORDER, Imbalance, Ledger, Line, Row, row_of, rows_of
+from tests.ledger import GONE, LOST, ORDER, TWO_CONTENTS, Imbalance, Ledger, Line, Row, row_of, rows_of
 from tests.pipeline.batches import ranges, run_batches
 from wireloom.journal import Entry, Journal, Tail, read_all, read_blocks, segments
+from wireloom.journal.disk import LocalDisk
 from wireloom.model import Direction
 from wireloom.protocols.hsp import frames
 
@@ -160,7 +162,7 @@ def test_a_name_in_two_segments_is_named(ledger: Ledger, tmp_path: Path) -> None
 def test_what_a_reader_has_seen_stays(ledger: Ledger, tmp_path: Path) -> None:
     write(tmp_path, (1, [b"a1", b"a2"]), (2, [b"b1"]))
     write(tmp_path, (1, [b"a3"]))
-    assert ledger.observe(tmp_path) > 4
+    assert len(ledger.observe(tmp_path)) > 4
     segments(tmp_path)[-1].unlink()
     text = failure(ledger, tmp_path)
     assert "seen by a reader, but gone:" in text
@@ -183,12 +185,82 @@ def test_what_retention_takes_may_be_missing(ledger: Ledger, tmp_path: Path) -> 
 
 
 def test_a_fork_goes_on_by_itself(ledger: Ledger, tmp_path: Path) -> None:
-    write(tmp_path, (1, [b"a1", b"a2"]), (2, [b"b1"]))
+    folder, copied = tmp_path / "journal", tmp_path / "copy" / "journal"
+    write(folder, (1, [b"a1", b"a2"]), (2, [b"b1"]))
+    ledger.observe(folder)
     other = ledger.fork()
-    other.lines[0].acknowledge(other.lines[0].sent[2])
+    sent(other.line("c", "hsp", "load"), b"c1", acknowledged=1)
+    with pytest.raises(Imbalance, match=r"#0 b'c1'"):
+        other.check(folder)
+    shutil.copytree(folder, copied)
+    write(copied, (3, [b"c1"]))
+    assert other.check(copied).sent == 5
+    further = other.fork()
+    with pytest.raises(Imbalance, match="seen by a reader, but gone"):
+        further.observe(folder)
+    other.let_go(copied, [each.name for each in segments(copied)])
+    assert ledger.check(folder).sent == 4
+    segments(folder)[0].unlink()
+    with pytest.raises(Imbalance, match="seen by a reader, but gone"):
+        ledger.observe(folder)
+
+
+def test_a_name_has_one_content_in_all_forks_of_a_ledger(ledger: Ledger, tmp_path: Path) -> None:
+    write(tmp_path, (1, [b"a1", b"a2"]), (2, [b"b1"]))
+    found = list(read_all(tmp_path))
+    ledger.note(tmp_path, [replace(each, sequence=7) if isinstance(each, Entry) else each for each in found])
+    for fork in (ledger.fork(), ledger.fork().fork()):
+        with pytest.raises(Imbalance) as caught:
+            fork.observe(tmp_path)
+        assert caught.value.kinds == [TWO_CONTENTS]
+
+
+def test_a_journal_that_is_not_synced_may_lose_its_end_and_no_more(ledger: Ledger, tmp_path: Path) -> None:
+    write(tmp_path, (1, [b"a1"]), (2, [b"b1"]))
+    write(tmp_path, (1, [b"a2"]))
+    ledger.observe(tmp_path)
+    segments(tmp_path)[-1].unlink()
+    assert ledger.fork().check(tmp_path, may_lose=True).journal == 2
+    with pytest.raises(Imbalance) as caught:
+        ledger.fork().check(tmp_path)
+    assert caught.value.kinds == [GONE, LOST]
+    write(tmp_path, (1, [b"a3"]))
+    with pytest.raises(Imbalance) as caught:
+        ledger.check(tmp_path, may_lose=True)
+    assert caught.value.kinds[-1] == ORDER
+
+
+def test_each_message_may_have_a_topic_of_its_own(tmp_path: Path) -> None:
+    ledger = Ledger()
+    line = ledger.line("a", "hsp", "load")
+    line.send(0, b"a1", "other")
+    line.send(1, b"a2")
+    write(tmp_path, (1, [b"a1"]), type_=8)
+    write(tmp_path, (1, [b"a2"]))
     ledger.check(tmp_path)
-    with pytest.raises(Imbalance, match=r"#2 b'a3'"):
-        other.check(tmp_path)
+
+
+def test_no_more_is_read_than_each_segment_once(ledger: Ledger, tmp_path: Path) -> None:
+    opened: list[Path] = []
+
+    class Counting(LocalDisk):
+        def open(self, path: Path, flags: int) -> int:
+            if path.suffix == ".pcapng":
+                opened.append(path)
+            return super().open(path, flags)
+
+    write(tmp_path, (1, [b"a1", b"a2"]))
+    write(tmp_path, (2, [b"b1"]))
+    ledger.disk = Counting()
+    found = list(read_all(tmp_path, disk=ledger.disk))
+    once = len(opened)
+    ledger.check(tmp_path)
+    assert len(opened) == 2 * once + 2, "the head of each segment is looked at for its hub and epoch"
+    ledger.fork().check(tmp_path)
+    assert len(opened) == 3 * once + 2, "but once"
+    ledger.check(tmp_path, found)
+    ledger.observe(tmp_path, found)
+    assert len(opened) == 3 * once + 2
 
 
 def test_a_live_journal_is_observed_by_any_reader(ledger: Ledger, tmp_path: Path) -> None:
@@ -198,7 +270,8 @@ def test_a_live_journal_is_observed_by_any_reader(ledger: Ledger, tmp_path: Path
         journal.append("hsp", 2, Direction.C2S, 0, frames.encode(frames.DataAck(1, 7, b"b1")), topics=TOPICS)
         journal.commit()
         seen = ledger.note(tmp_path, tail.read())
-        assert len(seen) == ledger.observe(tmp_path) == 4
+        assert seen == ledger.observe(tmp_path)
+        assert len(seen) == 4
         journal.append("hsp", 1, Direction.C2S, 1, frames.encode(frames.DataAck(1, 7, b"a2")), topics=TOPICS)
         journal.commit()
         tail.close()
@@ -209,7 +282,7 @@ def test_every_block_of_a_long_run_has_its_name(tmp_path: Path) -> None:
     ledger = Ledger()
     write(tmp_path, (1, [b"L" * 300_000]))
     blocks = [block for segment in segments(tmp_path) for block in read_blocks(segment)]
-    assert ledger.observe(tmp_path) == len(blocks) > 4
+    assert len(ledger.observe(tmp_path)) == len(blocks) > 4
 
 
 def test_bytes_that_do_not_decode_are_named(tmp_path: Path) -> None:

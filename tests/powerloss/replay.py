@@ -3,7 +3,7 @@
 `Replay` runs a workload with one seed: appends of many sizes on several connections, commits, rotation, records, refused
 bytes, state files, retention, restarts, kills, failing syncs and writes, a clock that steps back. Behind file operations
 picked at random it takes states in which a power cut may leave the disk. Each of them is examined: perhaps a reader comes
-first, then the journal is opened, which recovers it, then everything that `lineage` knows must hold, then the
+first, then the journal is opened, which recovers it, then everything that its lineage knows must hold, then the
 journal goes on. Recovery itself is cut off, too, behind operations picked at random.
 
 All of it depends on the seed alone. A failure names it.
@@ -22,7 +22,8 @@ from random import Random
 from typing import TypeVar
 
 from tests.journal.simulated_disk import Call, SimulatedDisk
-from tests.powerloss.lineage import FAULT, FOLDER, STATE, STUCK, Lineage, Violation, body_of
+from tests.ledger import Ledger, Line, Sent
+from tests.powerloss.lineage import FAULT, FOLDER, STATE, STUCK, Lineage, fail
 from wireloom.journal import Journal, Keep, Tail, prune, writing
 from wireloom.journal.blocks import Principal
 from wireloom.journal.disk import Buffer, make_folders
@@ -104,8 +105,8 @@ class Replay:
         self.random = Random(seed)
         self.report = Report(seed)
         self.sync = sync
-        self.lineage = Lineage(sync=sync)
         self.disk = disk()
+        self.lineage = Lineage(Ledger(self.disk), sync=sync)
         self.disk.lineage = self.lineage
         self.rate = 0.0
         self._resting = False
@@ -113,8 +114,9 @@ class Replay:
         self._connections = 0
         self._journal: Journal | None = None
         self._tail: Tail | None = None
-        self._waiting: list[tuple[int, int]] = []
-        """Tickets and connections of what is not acknowledged yet."""
+        self._lines: dict[int, Line] = {}
+        self._waiting: list[tuple[int, Sent]] = []
+        """Tickets of what is not acknowledged yet."""
         self._ids: dict[int, int] = {}
         self._principals: dict[int, Principal] = {}
         self._keys: dict[int, Keys] = {}
@@ -133,8 +135,9 @@ class Replay:
             for _ in range(steps):
                 self._step()
             self._close()
-        except Violation as violation:
-            raise Violation(violation.kind, f"{violation.text} [{self.report}; {self._where}]") from violation
+        except Exception as error:
+            error.add_note(f"{self.report}; {self._where}")
+            raise
         finally:
             writing._FEW, writing._PAGES_AHEAD = padding
             self._let_tail_go()
@@ -151,7 +154,7 @@ class Replay:
                 # An injected failure: they do not last.
                 continue
         else:
-            raise Violation(STUCK, "the journal does not open, 20 times")
+            fail(STUCK, "the journal does not open, 20 times")
         self._ids.clear()
         self._principals.clear()
         self._keys.clear()
@@ -211,7 +214,7 @@ class Replay:
             assert self._journal is not None
             self._connections += 1
             number = self._connections
-            self.lineage.sent[number] = []
+            self._lines[number] = self._line(self.lineage)
             connection = self._ids[number] = self._journal.new_connection_id()
             if random.random() < 0.5:
                 self._principals[number] = Principal(connection, f"token:{number}")
@@ -219,17 +222,21 @@ class Replay:
                 self._keys[number] = Keys("wolpertinger", connection, {"aes_key": f"{number:04x}"})
         return random.choice(list(self._ids))
 
+    def _line(self, lineage: Lineage) -> Line:
+        """What the ledger knows of a new connection."""
+        return lineage.ledger.line(str(self._connections), "hsp", "after/the/cut")
+
     def _append(self, *, small: bool = False) -> None:
         assert self._journal is not None
         random, connection = self.random, self._connection()
         sizes = random.choices(((0, 10, 100), (400, 1000, 3000), (20_000, 140_000, 300_000)), (80, 19, not small))[0]
         topics = random.choice(TOPICS)
-        sent, run = self.lineage.sent[connection], b""
-        first = len(sent)
-        for _ in range(1 if small else random.choice((1, 1, 3))):
+        line, run = self._lines[connection], b""
+        first = len(line.sent)
+        for number in range(first, first + (1 if small else random.choice((1, 1, 3)))):
             kind = random.choice(list(topics))
-            body = body_of(connection, len(sent), random.choice(sizes))
-            sent.append((body, topics[kind]))
+            body = body_of(connection, number, random.choice(sizes))
+            line.send(number, body, topics[kind])
             run += frames.encode(frames.Data(kind, body))
         ticket = self._journal.append(
             "hsp",
@@ -241,7 +248,7 @@ class Replay:
             keys=self._keys.get(connection),
             principal=self._principals.get(connection),
         )
-        self._waiting += [(ticket, connection)] * (len(sent) - first)
+        self._waiting += [(ticket, message) for message in line.sent[first:]]
         if random.random() < 0.1:
             answer = frames.encode(frames.Ack(random.randrange(1 << 30)))
             self._journal.append("hsp", self._ids[connection], Direction.S2C, 0, answer, inbound=False)
@@ -258,8 +265,8 @@ class Replay:
         assert self._journal is not None
         durable = self._journal.durable
         while self._waiting and self._waiting[0][0] <= durable:
-            connection = self._waiting.pop(0)[1]
-            self.lineage.acknowledged[connection] = self.lineage.acknowledged.get(connection, 0) + 1
+            message = self._waiting.pop(0)[1]
+            message.line.acknowledge(message)
             self.report.acknowledged += 1
 
     def _record(self) -> None:
@@ -286,12 +293,12 @@ class Replay:
         """Readers of the open journal: everything, or what came since the last time."""
         with self._rest():
             if self.random.random() < 0.3:
-                self.lineage.read(self.disk)
+                self.lineage.observe()
                 return
             if self._tail is None:
                 self._tail = Tail(FOLDER, disk=self.disk)
             while piece := self._tail.read():
-                self.lineage.note_seen(piece)
+                self.lineage.ledger.note(FOLDER, piece)
 
     def _let_tail_go(self) -> None:
         if self._tail is not None:
@@ -303,7 +310,7 @@ class Replay:
         now = self._clock()
         with self._rest():
             expired = prune(FOLDER, keep, now, dry_run=True, disk=self.disk)
-            self.lineage.let_go([each.path.name for each in expired if each.kept_for is None], self.disk)
+            self.lineage.ledger.let_go(FOLDER, [each.path.name for each in expired if each.kept_for is None])
         with contextlib.suppress(JournalError):
             prune(FOLDER, keep, now, disk=self.disk)
 
@@ -349,12 +356,12 @@ class Replay:
         with self._rest():
             if self.random.random() < 0.02 and _is_there(self.disk):
                 # A reader in another process comes at any time.
-                self.lineage.read(self.disk)
+                self.lineage.observe()
             count = int(self.rate) + (self.random.random() < self.rate % 1)
             for _ in range(count):
                 name, crashed = self._state(self.disk)
                 self._where = f"cut behind {call}: {name}"
-                self._examine(crashed, self.lineage.fork(), everything=name in _ALL)
+                self._examine(crashed, self.lineage.fork(crashed), everything=name in _ALL)
 
     def _state(self, disk: SimulatedDisk) -> tuple[str, SimulatedDisk]:
         """What may be left: of the disk after a power cut, or of all that the kernel has after a kill."""
@@ -370,12 +377,12 @@ class Replay:
         random = self.random
         self.report.states += 1
         self.report.inside_recovery += depth > 0
-        lineage.check_state(disk)
+        lineage.check_state()
         disk.lineage = lineage
         inside = depth < 2 and random.random() < 0.25
         if random.random() < 0.25 and _is_there(disk):
             # A reader comes before the hub does.
-            lineage.read(disk)
+            lineage.observe()
             if inside:
                 self._cut_again(disk, lineage, "read", everything=False, depth=depth)
 
@@ -389,41 +396,42 @@ class Replay:
         try:
             journal = open_journal(disk, self.sync, self._clock, random)
         except JournalError as error:
-            raise Violation(STUCK, f"the journal does not open: {error}") from error
+            fail(STUCK, f"the journal does not open: {error}", error)
         disk.after = None
-        found = lineage.check(disk, random, everything=everything)
-        self._go_on(journal, disk, lineage)
+        found = lineage.check(random, everything=everything)
+        self._go_on(journal, lineage)
         if random.random() < 0.3:
             journal.close()
             again = open_journal(disk, self.sync, self._clock, random)
             if again.recovery.cuts:
-                raise Violation(FAULT, f"recovery cut a journal that was closed: {again.recovery.cuts}")
-        after = lineage.check(disk, random) if random.random() < 0.3 else lineage.read(disk)
-        if len(after) <= len(found):
-            raise Violation(STUCK, "nothing was added to the journal")
+                fail(FAULT, f"recovery cut a journal that was closed: {again.recovery.cuts}")
+        after = lineage.check(random) if random.random() < 0.3 else lineage.observe()
+        if after <= found:
+            fail(STUCK, "nothing was added to the journal")
         if inside and random.random() < 0.5:
             self._cut_again(disk, lineage, "went on", everything=everything, depth=depth)
 
     def _cut_again(self, disk: SimulatedDisk, lineage: Lineage, when: str, *, everything: bool, depth: int) -> None:
         name, crashed = self._state(disk)
         where, self._where = self._where, f"{self._where}; {when}, then {name}"
-        self._examine(crashed, lineage.fork(), everything=everything and name in _ALL, depth=depth + 1)
+        self._examine(crashed, lineage.fork(crashed), everything=everything and name in _ALL, depth=depth + 1)
         self._where = where
 
-    def _go_on(self, journal: Journal, disk: WatchedDisk, lineage: Lineage) -> None:
+    def _go_on(self, journal: Journal, lineage: Lineage) -> None:
         """The journal takes messages again."""
         random = self.random
         self._connections += 1
         number, connection = self._connections, journal.new_connection_id()
-        lineage.sent[number] = []
+        line = self._line(lineage)
         for at in range(random.choice((1, 3, 12))):
             body = body_of(number, at, random.choice((10, 1000)))
-            lineage.sent[number].append((body, "after/the/cut"))
+            line.send(at, body)
             run = frames.encode(frames.Data(7, body))
-            ticket = journal.append("hsp", connection, Direction.C2S, at, run, topics={7: "after/the/cut"})
+            ticket = journal.append("hsp", connection, Direction.C2S, at, run, topics={7: line.topic})
         if journal.commit() < ticket:
-            raise Violation(STUCK, "a commit does not make everything durable")
-        lineage.acknowledged[number] = len(lineage.sent[number])
+            fail(STUCK, "a commit does not make everything durable")
+        for message in line.sent:
+            line.acknowledge(message)
 
 
 _ALL = ("everything", "killed")
@@ -464,6 +472,11 @@ def open_journal(disk: SimulatedDisk, sync: bool, clock: Clock, random: Random) 
         random_bits=random.getrandbits,
         sealer=AtOnce,
     )
+
+
+def body_of(connection: int, number: int, size: int) -> bytes:
+    """A body that says which message it is."""
+    return b"%d:%d:" % (connection, number) + b"x" * size
 
 
 def _is_there(disk: SimulatedDisk) -> bool:
