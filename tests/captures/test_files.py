@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import random
@@ -19,6 +20,7 @@ from tests.captures import writing
 from tests.captures.conversations import Wire, exchange, expected, mixed_up, talk
 from tests.captures.reading import read_files, read_packets
 from tests.captures.writing import START_NS, Captured, pcap, pcapng
+from tests.pipeline.test_unreadable import BadSectors
 from wireloom.journal.blocks import encode_tags
 from wireloom.model import Direction
 from wireloom.pipeline.captures import plain, storage
@@ -61,6 +63,32 @@ def many_packets() -> bytes:
     """More than is unpacked in one step, and hardly to be compressed."""
     rng = random.Random(2)
     return pcap([Captured(START_NS + number, rng.randbytes(1000)) for number in range(1000)])
+
+
+@pytest.mark.parametrize("page", [0, 1, 100, 248])
+def test_a_capture_with_an_unreadable_sector_gives_what_stands_before_it(
+    page: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, disk = tmp_path / "a.pcap", BadSectors(page)
+    path.write_bytes(many_packets())
+    capture = storage.Capture(str(path), disk=disk)
+    packets = sum(len(packets) for packets, _ in capture)
+    assert packets == max(page * 4096 - 24, 0) // 1016
+    assert capture.damage is not None
+    assert capture.damage.reason == "cannot be read: Input/output error"
+    at = 24 + packets * 1016 if page else 0
+    assert (capture.damage.offset, capture.lost_size) == (at, path.stat().st_size - at)
+    assert f"{path}: cannot be read at byte {page * 4096}: Input/output error" in caplog.text
+    monkeypatch.setattr(storage.Capture.__init__, "__defaults__", (None, disk))
+    (rejected,) = read_files([path]).rejects
+    assert (rejected["clause"], rejected["offset"]) == ("capture.damaged", at)
+
+
+def test_a_capture_that_cannot_be_read_just_now_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.pcap"
+    path.write_bytes(many_packets())
+    with pytest.raises(OSError, match="Permission denied"):
+        list(storage.Capture(str(path), disk=BadSectors(3, error=errno.EACCES)))
 
 
 @pytest.mark.parametrize("pack", PACKERS)

@@ -66,7 +66,7 @@ def test_a_whole_file_is_understood(tmp_path: Path) -> None:
         ('[[listener]]\nurl = "emp://h"\nprofile = "yes"\n', "hub.toml:3: listener: profile must be true or false"),
         ("[limits]\nqueue_bytes = -5\n", "hub.toml:2: limits: setting 'queue_bytes' is -5; it must be more than 0"),
         ('[http]\nport = 1\n', "hub.toml:2: http: unknown key 'port'; known: url"),
-        ("colour = 1\n", "hub.toml:1: unknown key 'colour'; known: data, listener"),
+        ("colour = 1\n", "hub.toml:1: unknown key 'colour'; known: data, id, listener"),
         ('[[listener]]\nport = 1\n', "hub.toml:2: listener: unknown key 'port'; known: url"),
         ('\n[[listener]]\nprofile = true\n', "hub.toml:2: listener: a listener needs a url"),
         ('[[listener]]\nurl = "hsp://h"\n[[listener]]\n\nurl = "ftp://h"\n', "hub.toml:5: listener: unknown URL scheme 'ftp'"),

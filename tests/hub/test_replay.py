@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -53,8 +54,28 @@ async def test_the_past_and_then_the_present_in_every_protocol(tmp_path: Path, s
                 present = await take(events, 5)
         assert numbers(past + present) == list(range(45))
         assert [event.topic for event in past] == [f"news/{source}" for source in SCHEMES for _ in range(10)]
-        offsets = [Offset.parse(event.attributes["offset"]) for event in past + present]
+        named = [event.attributes["offset"].partition(":") for event in past + present]
+        assert {epoch for epoch, _, _ in named} == {hub.journal.epoch}
+        offsets = [Offset.parse(offset) for _, _, offset in named]
         assert offsets == sorted(set(offsets))
+
+
+async def test_an_offset_of_after_a_copy_was_made_is_refused_by_the_copy(tmp_path: Path) -> None:
+    async with hub_on(tmp_path / "one", HUB) as hub:
+        await publish(hub, "yamp", "news", range(5))
+    shutil.copytree(tmp_path / "one", tmp_path / "copy")
+    seen: list[str] = []
+    async with hub_on(tmp_path / "one", HUB) as hub:
+        await publish(hub, "yamp", "news", range(5, 10))
+        async with wireloom.connect(url_of(hub, "emp")) as peer, peer.subscribe("news", since="start") as events:
+            seen = [event.attributes["offset"] for event in await take(events, 10)]
+    async with hub_on(tmp_path / "copy", HUB) as hub, wireloom.connect(url_of(hub, "emp")) as peer:
+        await publish(hub, "yamp", "news", range(100, 120))
+        async with peer.subscribe("news", since=seen[2]) as events:
+            assert numbers(await take(events, 4)) == [3, 4, 100, 101]
+        with pytest.raises(RequestFailed, match="is of a time that this journal does not hold"):
+            async with peer.subscribe("news", since=seen[7]):
+                pass
 
 
 async def test_an_offset_is_gone_on_from_after_a_restart_of_the_hub(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,10 @@ import pytest
 from tests.hub.running import HSP, ack, data, data_ack, eventually, get, hub_on, journaled, stream_to, url_of
 from wireloom import connect
 from wireloom.hub import retention
-from wireloom.journal import segments
+from wireloom.hub.config import JournalSettings
+from wireloom.hub.metrics import Metrics
+from wireloom.hub.retention import Retention
+from wireloom.journal import Journal, segments
 from wireloom.journal.verify import verify
 from wireloom.model import Direction, Kind
 
@@ -101,3 +106,23 @@ async def test_a_full_disk_is_in_the_log_and_its_end_too(small_disk: Path, caplo
         ballast.unlink()
         await eventually(lambda: "the journal is written again" in caplog.text)
         writer.close()
+
+
+async def test_a_clock_that_is_days_ahead_takes_a_quarter_of_the_journal_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "journal"
+    with Journal.open(folder, segment_bytes=1) as journal:
+        for number in range(40):
+            journal.append("hsp", 1, Direction.C2S, number, b"\x03")
+            journal.commit()
+    count = len(segments(folder))
+    ahead = time.time_ns() + 8 * 24 * 3600 * 10**9
+    monkeypatch.setattr("wireloom.hub.retention.time.time_ns", lambda: ahead)
+    looking = Retention(JournalSettings(keep_days=7), folder, Metrics(), interval=0.0)
+    loop = asyncio.get_running_loop()
+    for _ in range(20):
+        looking.tick(loop)
+        while looking._running is not None:
+            await asyncio.sleep(0.001)
+    assert len(segments(folder)) == count - count // 4

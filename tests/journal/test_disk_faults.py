@@ -288,7 +288,7 @@ def test_a_clock_that_is_days_ahead_does_not_take_everything(tmp_path):
     for number in range(20):
         append(journal, number)
         journal.commit()
-    gone = prune(tmp_path, Keep(days=7, share=0.25), time.time_ns() + 8 * DAY)
+    gone = prune(tmp_path, Keep(days=7, most_aged=5), time.time_ns() + 8 * DAY)
     assert len(gone) == 5
     assert bodies(tmp_path)[-1] == 19
     assert len(bodies(tmp_path)) >= 15

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.journals import MAPS, START_NS, compared, expected_messages, expected_rejects
-from wireloom.journal import Journal, segments
-from wireloom.journal.blocks import MAX_PACKET_DATA
-from wireloom.model import Direction, JournalError
+from wireloom.journal import Journal, read_blocks, segments
+from wireloom.journal.blocks import MAX_PACKET_DATA, Context
+from wireloom.model import Direction, JournalError, Kind, Message
 from wireloom.pipeline.decode import decode_range
 from wireloom.pipeline.planning import Range, latest, plan
 from wireloom.pipeline.rows import plain
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, arrow_schema
+from wireloom.protocols.emp import EMP
 from wireloom.protocols.hsp import frames
 
 
@@ -77,8 +78,6 @@ def test_other_columns_say_who_spoke_and_how_large(journal: Path) -> None:
 
 
 def test_every_byte_of_the_accepted_frames_is_in_a_message(journal: Path) -> None:
-    from wireloom.journal import read_blocks
-
     messages, _ = decode(whole(journal))
     payload = sum(
         len(block.payload) for path in segments(journal) for block in read_blocks(path) if block.record is None
@@ -97,6 +96,42 @@ def test_topic_map_from_earlier_in_the_segment_is_honoured(tmp_path: Path) -> No
     last = Range(part.file, int(offsets[1]) + 1, part.end)  # type: ignore[call-overload]
     (row,) = decode([last])[0]
     assert (row["sequence"], row["topic"]) == (2, "sensors/kitchen")
+
+
+def test_a_context_in_several_records_is_united_wherever_a_range_begins(tmp_path: Path) -> None:
+    topics = {number: f"rooms/{number}/{'x' * 200}" for number in range(1, 1000)}
+    with Journal.open(tmp_path, sync=False) as journal:
+        connection = journal.new_connection_id()
+        for sequence in range(2):
+            run = b"".join(frames.encode(frames.Data(number, b"x")) for number in (1, 500, 999))
+            journal.append("hsp", connection, Direction.C2S, 3 * sequence, run, topics=topics, time_ns=START_NS)
+    (part,) = whole(tmp_path)[:1]
+    stated = [block.offset for block in read_blocks(part.file) if block.record == "context"]
+    assert len(stated) > 2
+    for at in stated:
+        rows = decode([Range(part.file, at + 1, part.end)])[0]
+        assert {row["topic"] for row in rows} == {topics[number] for number in (1, 500, 999)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "detail"),
+    [
+        ({"size_mode": "sideways"}, "setting 'size_mode' is 'sideways'"),
+        ({"size_mode": False}, "setting 'size_mode' is False"),
+    ],
+)
+def test_what_a_later_version_agreed_on_is_a_reject_and_no_end(
+    tmp_path: Path, settings: dict[str, str | bool], detail: str
+) -> None:
+    with Journal.open(tmp_path, sync=False) as journal:
+        for context in (Context({}, {"colour": "blue"}), Context({}, settings), None):
+            data = EMP.encode(Message(Kind.PING), EMP.settings())
+            journal.append("emp", journal.new_connection_id(), Direction.C2S, 0, data, topics=context)
+    messages, rejects = decode(whole(tmp_path))
+    assert [row["kind"] for row in messages] == ["ping", "ping"]
+    (reject,) = rejects
+    assert reject["clause"] == "protocol.setting"
+    assert detail in str(reject["detail"])
 
 
 def test_a_continued_run_belongs_to_the_range_of_its_first_block(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.journal.test_format1 import JOURNAL
 from tests.pipeline.journals import make_journal
 from wireloom.journal import Journal, committed_length, segments
+from wireloom.journal.segment import bytes_after, first_packet_id
 from wireloom.model import ConfigError, Direction, JournalError
 from wireloom.pipeline.planning import Offsets, Range, advance, check_inputs, latest, pack, plan
 
@@ -110,3 +113,25 @@ def test_a_folder_that_is_no_journal_is_named(tmp_path: Path) -> None:
 def test_no_input_is_an_error() -> None:
     with pytest.raises(ConfigError, match="no input"):
         check_inputs([])
+
+
+def test_segments_of_both_forms_of_names_are_planned_in_order_of_their_packet_ids(tmp_path: Path) -> None:
+    """A journal of format 1 that goes on as format 2, and an epoch whose name would sort before the one before it."""
+    lane = tmp_path / "journal"
+    shutil.copytree(JOURNAL, lane)
+    for epoch in (0xFFFF_FFFF_FFFF_FFFF, 0x0000_0000_0000_0001):
+        with Journal.open(lane, sync=False, random_bits=lambda bits, epoch=epoch: epoch & (1 << bits) - 1) as journal:  # type: ignore[misc]
+            journal.append("hsp", journal.new_connection_id(), Direction.C2S, 0, b"\x03")
+        (lane / "journal.json").unlink()  # as when a copy begins an epoch of its own
+    names = [path.name for path in segments(lane)]
+    assert len({name[21:] for name in names[-2:]}) == 2
+    assert [first_packet_id(lane / name) for name in names] == sorted(first_packet_id(lane / name) for name in names)
+    inputs = [str(lane)]
+    target = latest(inputs)
+    assert target[str(lane)]["segment"] == names[-1]
+    parts = [part for part in plan(inputs, {}, target) if not part.refused]
+    assert [Path(part.file).name for part in parts] == names
+    middle = {**target, str(lane): {"segment": names[3], "position": 0}}
+    before, after = plan(inputs, {}, middle), plan(inputs, middle, target)
+    assert [Path(part.file).name for part in (*before, *after) if not part.refused] == names
+    assert bytes_after(lane, names[3], 0) == sum(committed_length(lane / name) for name in names[3:])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.pipeline.batches import ranges
 from wireloom.journal import Entry, Journal, read_all
+from wireloom.journal.blocks import Context
 from wireloom.model import Direction, Kind, Message
 from wireloom.pipeline.decode import decode_range
 from wireloom.protocols.contract import Role
@@ -19,10 +20,8 @@ def test_a_journal_says_how_sizes_are_to_be_read(tmp_path: Path) -> None:
             session = EMP.session(Role.SERVER, settings)
             messages = [Message(Kind.OPEN), Message(Kind.REQUEST, body=mode.encode(), id="7"), Message(Kind.PING)]
             data = b"".join(EMP.encode(message, settings) for message in messages)
-            numbers = session.topic_numbers()
-            journal.append(
-                "emp", journal.new_connection_id(), Direction.C2S, 0, data, topics=numbers or None, time_ns=10**18
-            )
+            context = Context(session.topic_numbers(), session.agreed())
+            journal.append("emp", journal.new_connection_id(), Direction.C2S, 0, data, topics=context, time_ns=10**18)
     read = [entry.message for entry in read_all(tmp_path, {"emp": EMP.lenient()}) if isinstance(entry, Entry)]
     assert [m.kind for m in read] == [Kind.OPEN, Kind.REQUEST, Kind.PING] * 4
     (part,) = ranges(tmp_path)

@@ -15,10 +15,11 @@ import contextlib
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeVar
 
 from tests.journal.simulated_disk import Call, SimulatedDisk
 from tests.powerloss.lineage import FAULT, FOLDER, STATE, STUCK, Lineage, Violation, body_of
@@ -37,6 +38,9 @@ BEGIN = 1_700_000_000 * 10**9
 TOPICS = ({7: "sensors/kitchen", 8: "alerts"}, {7: "other/topic"}, {7: "a", 9: "b", 10: "c" * 300})
 
 
+Result = TypeVar("Result")
+
+
 class WatchedDisk(SimulatedDisk):
     """Tells a lineage every block that is written to a segment."""
 
@@ -52,8 +56,8 @@ class WatchedDisk(SimulatedDisk):
 class AtOnce(Executor):
     """Does what it is given before it returns, so that a replay is the same each time."""
 
-    def submit(self, task, /, *args, **kwargs):
-        future: Future = Future()
+    def submit(self, task: Callable[..., Result], /, *args: object, **kwargs: object) -> Future[Result]:
+        future = Future[Result]()
         try:
             future.set_result(task(*args, **kwargs))
         except Exception as error:
@@ -328,7 +332,7 @@ class Replay:
     # Power cuts
 
     @contextlib.contextmanager
-    def _rest(self):
+    def _rest(self) -> Iterator[None]:
         """What a reader or a check does to the disk is not cut off, and does not fail."""
         before, self._resting = self._resting, True
         faults, self.disk.faults = self.disk.faults, []

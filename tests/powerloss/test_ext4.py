@@ -90,7 +90,7 @@ class Powerless:
         self.clients.append(Client(self.ledger, "hook", "emp", 4, HOOK, pause=0.005))
         self._since: list[Offset | None] = [None]
         self._said: list[str] = []
-        """What the hubs said about a damaged cursor, for a failure."""
+        """What became of the webhook's cursor, for a failure."""
 
     def start(self) -> HubProcess:
         return HubProcess(self.data, self.config, self.folder)
@@ -117,6 +117,8 @@ class Powerless:
         assert self.ledger.acknowledged > before, said
         self._since.append(observer.last)
         self.disk.remount()
+        cursor = self.journal / "cursors" / "webhook-hook.json"
+        self._said.append(f"the cursor after a cut: {cursor.read_bytes() if cursor.exists() else None!r}")
 
     def _heard(self, said: str) -> str:
         self._said += [line for line in said.splitlines() if "webhook" in line and "damaged" in line]

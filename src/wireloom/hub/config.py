@@ -166,6 +166,8 @@ class HubConfig:
     tracing: TracingSettings | None = None
     warnings: tuple[str, ...] = ()
     """What is allowed, but hardly meant."""
+    id: str | None = None
+    """The id of the hub; None: the one that its journal has, or will draw."""
 
     @property
     def journal_folder(self) -> Path:
@@ -342,7 +344,8 @@ def load_config(path: Path, data: Path | None = None) -> HubConfig:
     return parse_config(table, text, str(path), data)
 
 
-_SECTIONS = ("data", "listener", "journal", "http", "webhook", "route", "limits", "access", "tracing")
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,60}")
+_SECTIONS = ("data", "id", "listener", "journal", "http", "webhook", "route", "limits", "access", "tracing")
 
 
 def parse_config(table: Mapping[str, object], text: str, name: str, data: Path | None = None) -> HubConfig:
@@ -404,6 +407,10 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     if not isinstance(named, str) or not named:
         raise ConfigError(f"{name}:{_line(text, '', 0, 'data')}: data must be the path of a folder, not {named!r}")
     folder = data if data is not None else Path(named)
+    hub = table.get("id")
+    if hub is not None and not (isinstance(hub, str) and _ID.fullmatch(hub)):
+        line = _line(text, "", 0, "id")
+        raise ConfigError(f"{name}:{line}: id is {hub!r}; it must be 1 to 60 letters, digits, _ . and -")
     if not listeners:
         listeners = list(default_config(folder).listeners)
     places: dict[str, object] = {listener.url: listener for listener in listeners}
@@ -416,7 +423,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     if http is not None:
         line = _line(text, "http", 0, "url")
         warnings += tuple(f"{name}:{line}: http: {each}" for each in _http_warnings(http))
-    return HubConfig(folder, tuple(listeners), journal, limits, http, access, webhooks, routes, tracing, warnings)
+    return HubConfig(folder, tuple(listeners), journal, limits, http, access, webhooks, routes, tracing, warnings, hub)
 
 
 def _each(

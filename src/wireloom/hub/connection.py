@@ -22,7 +22,7 @@ from wireloom.hub.logs import about
 from wireloom.hub.outbox import Outbox
 from wireloom.hub.published import DENIED, TAKEN, excluding, published
 from wireloom.hub.screen import Screened, screen, screen_all
-from wireloom.journal.blocks import Context
+from wireloom.journal.blocks import Context, Principal
 from wireloom.journal.keys import Keys
 from wireloom.model import Kind, Message, WireloomError, type_of_json
 from wireloom.peers.driver import Driver
@@ -44,9 +44,13 @@ _DENIED_TOLD = 64
 
 
 @functools.lru_cache(maxsize=256)
-def _topic_map(numbers: tuple[tuple[int, str], ...]) -> Context:
-    """One for all connections with the same numbers."""
-    return Context(dict(numbers))
+def _shared(numbers: tuple[tuple[int, str], ...], agreed: tuple[tuple[str, str | bool], ...]) -> Context:
+    return Context(dict(numbers), dict(agreed))
+
+
+def _context(numbers: Mapping[int, str], agreed: Mapping[str, str | bool]) -> Context | None:
+    """What a reader must know of a connection, one for all with the same; None where that is nothing."""
+    return _shared(tuple(numbers.items()), tuple(agreed.items())) if numbers or agreed else None
 
 
 def _say(denied: Iterable[str | None], taken: Iterable[str | None]) -> _Said:
@@ -59,7 +63,9 @@ class Connection(Outbox):
 
     # Most connections of a hub with many are idle: each should take little.
     __slots__ = (
+        "_agreed",
         "_bucket",
+        "_context",
         "_denied",
         "_guarded",
         "_inbound",
@@ -68,11 +74,11 @@ class Connection(Outbox):
         "_numbers",
         "_outbound",
         "_pieces",
+        "_principal",
         "_proved",
         "_recorded",
         "_sends_as",
         "_shown",
-        "_topic_map",
         "address",
         "contacted",
         "grants",
@@ -104,8 +110,11 @@ class Connection(Outbox):
         self._pieces = _NO_PIECES
         """Of messages whose last piece is still to be sent: of what is said, and of what is delivered."""
         self._numbers: Mapping[int, str] | None = None
-        self._topic_map: Context | None = None
+        self._agreed: Mapping[str, str | bool] | None = None
+        self._context: Context | None = None
         self._keys: Keys | None = None
+        self._principal: Principal | None = None
+        """Who the peer was proved to be, as the journal states it in each of its segments; None if nobody was."""
         kind = type(self.session)
         self._is_open_book = kind.secrets is Session.secrets and kind.recordable is Session.recordable
         """Whether the protocol neither encrypts nor sends credentials: then the journal keeps all as it is."""
@@ -205,6 +214,9 @@ class Connection(Outbox):
         hub, pipe = self.hub, self._pipe
         self._proved = self.session.identities
         self.identities = (*self._shown, *(pipe.identities if pipe is not None else ()), *self._proved)
+        known = self._principal
+        if self.identities and (known is None or known.name != self.principal):
+            self._principal = Principal(self.id, self.principal)
         self.grants = self.grants_of()
         payer = self.principal if self.identities else self.address
         self._bucket = None
@@ -241,7 +253,6 @@ class Connection(Outbox):
         else:
             self._shown = (f"token:{holder}",)
             self.authorise()
-            hub.journal.record("principal", {"principal": self.principal}, self.id, protocol=self.name)
             log.info("%r is %s", self, self.principal, extra=about("login.accepted", self))
         return outcome
 
@@ -367,7 +378,7 @@ class Connection(Outbox):
         """The same for a read in which the numbers that stand for topics changed."""
         ticket, start, counted = 0, 0, 0
         for end, count, numbers in run.renumbered:
-            topics = _topic_map(tuple(numbers.items())) if numbers else None
+            topics = _context(numbers, self.session.agreed())
             ticket = self._record(run.data[start:end], count - counted, topics, said)
             start, counted = end, count
         if start < len(run.data):
@@ -393,15 +404,16 @@ class Connection(Outbox):
             destination=self.local or None,
             topics=topics,
             keys=None if self._is_open_book else self._keys_in_force(),
+            principal=self._principal,
         )
 
     def _topics(self) -> Context | None:
-        """The numbers in force, as the journal writes them; made once for each change."""
-        numbers = self.session.topic_numbers()
-        if numbers is not self._numbers:
-            self._numbers = numbers
-            self._topic_map = _topic_map(tuple(numbers.items())) if numbers else None
-        return self._topic_map
+        """The numbers in force and what was agreed on, as the journal writes them; made once for each change."""
+        numbers, agreed = self.session.topic_numbers(), self.session.agreed()
+        if numbers is not self._numbers or agreed is not self._agreed:
+            self._numbers, self._agreed = numbers, agreed
+            self._context = _context(numbers, agreed)
+        return self._context
 
     def _keys_in_force(self) -> Keys | None:
         """What opens the frames of an encrypted conversation, unless the configuration keeps that to itself."""
@@ -549,6 +561,7 @@ class Connection(Outbox):
             inbound=False,
             topics=self._topics(),
             keys=None if self._is_open_book else self._keys_in_force(),
+            principal=self._principal,
         )
         self._recorded[self._sends_as] += count
 

@@ -128,7 +128,11 @@ class Hub:
             segment_bytes=settings.segment_bytes,
             sync=settings.sync,
             refused_quota=settings.refused_quota,
+            hub=self.config.id,
         )
+        if self.journal.new_epoch:
+            extra = about("journal.epoch")
+            log.warning("the journal goes on as epoch %s: %s", self.journal.epoch, self.journal.new_epoch, extra=extra)
         for cut in self.journal.recovery.cuts:
             extra = about("journal.recovered")
             log.warning(

@@ -57,7 +57,7 @@ class Replays:
         if not isinstance(name, str) or not name or "/" in name:
             raise ConfigError(f"as is {name!r}; it must be a text without /")
         validate_topic(name)
-        point = parse_since(since)
+        point = parse_since(since, identity=self._hub.journal.identity)
         if isinstance(point, Offset) and point.packet_id >= self._hub.journal.next_packet_id:
             # Whoever waited for that many messages to come would hear nothing, and not know why.
             raise ConfigError(
@@ -107,7 +107,7 @@ class Replays:
     async def _run(self, connection: Connection, pattern: str, since: Since, name: str) -> None:
         hub = self._hub
         reader = PublicationReader(hub.config.journal_folder, since, pattern, Routing(hub), _PIECE)
-        head = f"{SINCE}{name}/"
+        head = f"{SINCE}{name}/{hub.journal.epoch}:"
         reading: Future[tuple[list[Published], Offset | None] | None] | None = None
         try:
             while True:

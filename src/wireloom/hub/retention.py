@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from wireloom.hub.config import JournalSettings
 from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
 from wireloom.journal.retention import Expired, Keep, prune
+from wireloom.journal.segment import segments
 from wireloom.journal.threads import DaemonThreads
 from wireloom.model import JournalError
 
 log = logging.getLogger("wireloom.hub")
 
+SHARE = 0.25
+"""This share of the segments may go for its age in an eighth of the time that segments are kept. In steady state an
+eighth of them is enough; when the clock has jumped ahead, somebody has time to notice."""
+_DAY = 24 * 3600.0
 INTERVAL = 60.0
 """Seconds between two looks for segments that are past their time."""
 
@@ -25,6 +31,9 @@ class Retention:
 
     def __init__(self, settings: JournalSettings, folder: Path, metrics: Metrics, interval: float = INTERVAL) -> None:
         self.keep = Keep(settings.keep_days, settings.keep_bytes, settings.ignore_cursors)
+        self._left = 0
+        """Segments that may still go for their age until `_until`; see `SHARE`."""
+        self._until = 0.0
         self.held = 0
         """Segments past their time that wait for a pipeline to read them."""
         self._folder = folder
@@ -40,8 +49,17 @@ class Retention:
         if not (self.keep.days or self.keep.size) or self._running is not None or loop.time() < self._due:
             return
         self._due = loop.time() + self._interval
-        self._running = loop.run_in_executor(self._thread, prune, self._folder, self.keep, time.time_ns())
+        self._running = loop.run_in_executor(self._thread, self._prune, loop.time())
         self._running.add_done_callback(self._done)
+
+    def _prune(self, now: float) -> list[Expired]:
+        """On the thread."""
+        if now >= self._until:
+            self._until = now + self.keep.days * _DAY / 8
+            self._left = max(int(len(segments(self._folder)) * SHARE), 1)
+        found = prune(self._folder, replace(self.keep, most_aged=self._left), time.time_ns())
+        self._left -= sum(each.for_age and each.kept_for is None for each in found)
+        return found
 
     def _done(self, running: asyncio.Future[list[Expired]]) -> None:
         self._running = None

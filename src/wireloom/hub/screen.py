@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wireloom.hub.access import Right
 from wireloom.model import Kind, Message
-from wireloom.protocols.contract import Bulk, Renumbered, Run, decode_stream
+from wireloom.protocols.contract import Bulk, Renumbered, Run, apply_agreed, decode_stream
 from wireloom.protocols.contract import Rejected as Undecoded
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _cut(connection: Connection, run: Run, allowed: Verdict) -> Screened:
 
 def _frames(connection: Connection, data: bytes, stage: Renumbered) -> list[tuple[int, int, Message | None]]:
     """Where each message of a read is; pieces of a larger one belong to the message that they become."""
-    settings = connection.listener.settings
+    settings = apply_agreed(connection.listener.settings, connection.session.agreed())
     if connection.session.secrets:
         settings = dataclasses.replace(settings, **connection.session.secrets)
     decoder = connection.protocol.decoder(connection.session.inbound, settings, stage.topics)

@@ -66,6 +66,12 @@ class Disk(abc.ABC):
     def pread(self, file: int, size: int, at: int) -> bytes:
         """Read at most so many bytes from a place; none at the end."""
 
+    def pread_into(self, file: int, buffer: memoryview, at: int) -> int:
+        """Read from a place into a buffer; returns how many bytes that were, 0 at the end."""
+        piece = self.pread(file, len(buffer), at)
+        buffer[: len(piece)] = piece
+        return len(piece)
+
     @abc.abstractmethod
     def sync(self, file: int) -> None:
         """Return when the disk has the file's bytes and its size."""
@@ -125,6 +131,10 @@ class LocalDisk(Disk):
     def pread(self, file: int, size: int, at: int) -> bytes:
         """Read."""
         return os.pread(file, size, at)
+
+    def pread_into(self, file: int, buffer: memoryview, at: int) -> int:
+        """Read without a copy."""
+        return os.preadv(file, [buffer], at)
 
     def sync(self, file: int) -> None:
         """Sync data and size, not the times of the file."""

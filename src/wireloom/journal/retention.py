@@ -4,7 +4,7 @@ A pipeline leaves a file in `cursors/` that says how far it has read (see "Reten
 docs/reference/journal-format.md). The newest segment always stays.
 
 How old a segment is, its own last block says. But the age also depends on the clock, which may be wrong. So a hub
-removes only a share of its journal for its age at a time (`share`), and somebody has time to notice.
+removes only so much of its journal for its age at a time (`most_aged`), and somebody has time to notice.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Keep:
     size: int = 0
     past_cursors: bool = False
     """Whether segments go although a pipeline has not read them."""
-    share: float = 1.0
-    """At most this share of the segments goes at a time because of `days`, but one may always go."""
+    most_aged: int | None = None
+    """At most so many segments go because of `days`; None: as many as there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class Expired:
     path: Path
     size: int
     why: str
+    for_age: bool = False
     kept_for: str | None = None
 
 
@@ -81,18 +82,20 @@ def expired(folder: Path | str, keep: Keep, now_ns: int, disk: Disk = LOCAL) -> 
     total = sum(size for _, size in sizes)
     readers = [] if keep.past_cursors else sorted(cursors(folder, disk), key=lambda each: (each.segment, each.position))
     found: list[Expired] = []
-    most = max(int(len(sizes) * keep.share), 1)
+    aged = 0
     for (path, size), _ in itertools.pairwise(sizes):
-        if keep.size and total > keep.size:
-            why = f"more than {keep.size} bytes"
-        elif keep.days and len(found) < most and now_ns - _last_time(path, disk) > keep.days * _DAY_NS:
-            why = f"older than {keep.days:g} days"
-        else:
-            break
+        is_too_much = keep.size and total > keep.size
+        if not is_too_much:
+            is_aged = keep.days and now_ns - _last_time(path, disk) > keep.days * _DAY_NS
+            if not is_aged or aged == keep.most_aged:
+                break
         if not is_sealed(path, disk):
             break
+        why = f"more than {keep.size} bytes" if is_too_much else f"older than {keep.days:g} days"
+        needed = _needed_by(path.name, size, readers)
+        aged += not is_too_much and needed is None
         total -= size
-        found.append(Expired(path, size, why, _needed_by(path.name, size, readers)))
+        found.append(Expired(path, size, why, for_age=not is_too_much, kept_for=needed))
     return found
 
 

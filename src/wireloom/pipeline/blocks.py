@@ -13,21 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.journal import keys as journal_keys
+from wireloom.journal.blocks import MAX_PACKET_DATA
 from wireloom.journal.index import BlockIndex, index_blocks
-from wireloom.kernels import kernel
+from wireloom.kernels import inlined, kernel
 from wireloom.pipeline.planning import Range
+from wireloom.pipeline.reading import Damage, SegmentBytes
 
 DAMAGED = "journal.damaged"
 """The clause of bytes in a journal that are not what was written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A stretch of a segment that cannot be understood."""
-
-    offset: int
-    size: int
-    reason: str
+_SECRETS = journal_keys.DECRYPTION_SECRETS
+_LARGEST_TAGS = 1024
+"""Bytes of packet data that a record, which has tags only, never has."""
+_WINDOW = 1 << 20
+"""Bytes before a range that are looked at together; they stay in the processor's cache."""
+_AHEAD = 1 << 18
+"""Bytes read beyond a range: the last block that begins in it mostly ends there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,57 +42,199 @@ class Found:
     run: NDArray[np.int64]
     bad: NDArray[np.bool_]
     damages: list[Damage]
+    resumed: int | None
+    """Where, after damage, blocks begin again; None where none is missing."""
 
 
 @kernel
-def _locate(data, start, end, limit):  # type: ignore[no-untyped-def]
-    """Hop over the blocks: the last one before `start` (or -1), where those at or after `end` begin, and the
-    first place where hopping ends (or -1).
+def _locate(data, begin, start, end, limit, filled):  # type: ignore[no-untyped-def]
+    """Hop over the blocks from `begin` on: the last one before `start` (or -1), where those at or after `end` begin,
+    the first place where hopping ends (or -1), and how far `data` must be filled to go on.
     """
-    before, offset = np.int64(-1), np.int64(0)
+    before, offset = np.int64(-1), begin
     while offset < limit and offset < end:
         if limit - offset < 12:
-            return before, offset, offset
-        size = (
-            np.int64(data[offset + 4])
-            | np.int64(data[offset + 5]) << 8
-            | np.int64(data[offset + 6]) << 16
-            | np.int64(data[offset + 7]) << 24
-        )
+            return before, offset, offset, filled
+        if filled - offset < 12:
+            return before, offset, offset, offset + 12
+        size = _size(data, offset + 4)
         if size < 12 or size & 3 or size > limit - offset:
-            return before, offset, offset
-        for position in range(4):
-            if data[offset + 4 + position] != data[offset + size - 4 + position]:
-                return before, offset, offset
+            return before, offset, offset, filled
+        if filled - offset < size:
+            return before, offset, offset, offset + size
+        if _size(data, offset + size - 4) != size:
+            return before, offset, offset, filled
         if offset < start:
             before = offset
         offset += size
-    return before, offset, np.int64(-1)
+    return before, offset, np.int64(-1), filled
 
 
-def find_runs(data: NDArray[np.uint8], part: Range, limit: int) -> Found:
-    """The blocks of all runs that begin in the range. `limit` is how much of the segment may be read."""
-    before, stop, broken = (int(v) for v in _locate(data, part.start, part.end, limit))
+@inlined
+def _size(data, at):  # type: ignore[no-untyped-def]
+    return (
+        np.int64(data[at])
+        | np.int64(data[at + 1]) << 8
+        | np.int64(data[at + 2]) << 16
+        | np.int64(data[at + 3]) << 24
+    )  # fmt: skip
+
+
+@kernel
+def _walk_back(data, lowest, limit):  # type: ignore[no-untyped-def]
+    """The first block of those that stand without a gap before `limit`."""
+    at = limit
+    while at - lowest >= 12:
+        size = _size(data, at - 4)
+        if size < 12 or size & 3 or size > at - lowest or _size(data, at - size + 4) != size:
+            break
+        at -= size
+    return at
+
+
+@inlined
+def _states(data, offset, size):  # type: ignore[no-untyped-def]
+    """Whether a block is a record or holds keys."""
+    kind = _size(data, offset)
+    if kind != 6:
+        return kind == _SECRETS
+    captured = _size(data, offset + 20) if size >= 32 else np.int64(_LARGEST_TAGS)
+    at, stop = offset + 28 + captured + (-captured & 3), offset + size - 4
+    if captured >= _LARGEST_TAGS:
+        return False
+    while stop - at >= 4:
+        code, length = data[at] | data[at + 1] << 8, np.int64(data[at + 2]) | np.int64(data[at + 3]) << 8
+        at += 4
+        if code == 0 or length > stop - at:
+            break
+        # The comment of a record begins with `record=`, that of frames with `conn=`.
+        if code == 1 and length > 0 and data[at] == 114:
+            return True
+        at += length + (-length & 3)
+    return False
+
+
+@kernel
+def _skim(data, end, places):  # type: ignore[no-untyped-def]
+    """Hop over the blocks that begin before `end` and are there as a whole: the last one (or -1), where the next
+    begins, how many of them state something (see `places`), and whether all was well.
+    """
+    before, offset, found = np.int64(-1), np.int64(0), 0
+    while offset < end and len(data) - offset >= 12 and found < places.shape[1]:
+        size = _size(data, offset + 4)
+        if size < 12 or size & 3:
+            return before, offset, found, False
+        if size > len(data) - offset:
+            break
+        if _size(data, offset + size - 4) != size:
+            return before, offset, found, False
+        if _states(data, offset, size):
+            places[0, found] = offset
+            places[1, found] = offset + size
+            found += 1
+        before = offset
+        offset += size
+    return before, offset, found, True
+
+
+@dataclass(frozen=True, slots=True)
+class Skimmed:
+    """What a task needs of the blocks before its range: where the last one begins, and those that state something."""
+
+    before: int = 0
+    stated: NDArray[np.uint8] = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint8))
+
+
+def skim(segment: SegmentBytes, start: int) -> Skimmed:
+    """Pass over the blocks before a range, and keep little of them. With damage among them, nothing is passed over."""
+    stated: list[NDArray[np.uint8]] = []
+    places = np.empty((2, 4096), np.int64)
+    buffer = np.empty(min(_WINDOW, start + _AHEAD), np.uint8)
+    window = buffer.view()
+    window.flags.writeable = False
+    at = last = 0
+    while at < start:
+        filled = segment.window(buffer, at)
+        before, size, found, sound = (int(v) for v in _skim(window[:filled], start - at, places))
+        if not sound or before < 0:
+            return Skimmed()
+        stated += [window[begin:end].copy() for begin, end in places[:, :found].T.tolist()]
+        last, at = at + before, at + size
+    segment.skip_to(last)
+    kept = np.concatenate(stated) if stated else np.zeros(0, np.uint8)
+    return Skimmed(last, kept)
+
+
+def _hop(segment: SegmentBytes, begin: int, start: int, end: int) -> tuple[int, int, int]:
+    """`_locate`, with the segment filled as far as that needs."""
+    segment.fill(end + _AHEAD)
+    while True:
+        before, stop, broken, needed = (
+            int(v) for v in _locate(segment.data, begin, start, end, segment.limit, segment.filled)
+        )
+        if needed <= segment.filled:
+            return before, stop, broken
+        segment.fill(needed)
+
+
+def find_runs(segment: SegmentBytes, part: Range, begin: int = 0) -> Found:
+    """The blocks of all runs that begin in the range; `begin` is where a block before it begins.
+
+    Where no block begins, those after the damage are found from the segment's end: each ends with its own size. So
+    nothing that stands inside a block is ever taken for one, whoever sent it.
+    """
     damages: list[Damage] = []
-    if broken >= part.start:
-        damages.append(Damage(broken, limit - broken, "no block begins here"))
+    before, stop, broken = _hop(segment, begin, part.start, part.end)
     # The block before the range tells whether the first one in it goes on with an earlier run.
-    pieces, bad = _index(data, max(before, 0), stop, damages)
-    grow = 1 << 18
-    while broken < 0 and stop < limit and pieces and len(pieces[-1]) and pieces[-1].more[-1]:
-        _, further, broken = (int(v) for v in _locate(data, stop, stop + grow, limit))
-        more, more_bad = _index(data, stop, further, [])
-        pieces, bad = pieces + more, bad + more_bad
-        stop, grow = further, grow * 2
+    pieces, bad = _index(segment.data, max(before, begin), stop, damages)
+    resumed: int | None = None
+    if broken < 0:
+        _read_on(segment, begin, stop, pieces, bad)
+    else:
+        segment.fill(segment.limit)
+        resumed = int(_walk_back(segment.data, broken, segment.limit))
+        if broken >= part.start:
+            damages.append(Damage(broken, resumed - broken, "no block begins here"))
+        goes_on = bool(pieces) and len(pieces[-1]) > 0 and bool(pieces[-1].more[-1])
+        # Only a block that is full is continued by the next.
+        cut_off = goes_on or resumed - broken >= MAX_PACKET_DATA
+        before, stop, _ = _hop(segment, resumed, part.start, part.end)
+        later, later_bad = _index(segment.data, max(before, resumed), stop, damages)
+        _read_on(segment, resumed, stop, later, later_bad)
+        if cut_off and before < 0 and later and len(later[0]):
+            _mark_first_run(_concatenate(later), later_bad)
+        pieces, bad = pieces + later, bad + later_bad
     index = _concatenate(pieces)
     rows_bad = np.concatenate(bad) if bad else np.zeros(0, np.bool_)
-    goes_on = _goes_on(index)
-    run = np.cumsum(~goes_on) - 1
-    first_offset = index.offset[np.flatnonzero(~goes_on)]
+    continues = _goes_on(index, resumed)
+    run = np.cumsum(~continues) - 1
+    first_offset = index.offset[np.flatnonzero(~continues)]
     own = (first_offset >= part.start) & (first_offset < part.end)
     keep = own[run] if len(run) else np.zeros(0, np.bool_)
     inside = [d for d in damages if d.offset >= part.start]
-    return Found(_take(index, keep), np.cumsum(~goes_on[keep]) - 1, rows_bad[keep], inside)
+    return Found(_take(index, keep), np.cumsum(~continues[keep]) - 1, rows_bad[keep], inside, resumed)
+
+
+def _read_on(
+    segment: SegmentBytes, begin: int, stop: int, pieces: list[BlockIndex], bad: list[NDArray[np.bool_]]
+) -> None:
+    """Add the blocks after the range with which its last run goes on."""
+    grow, broken = 1 << 18, -1
+    while broken < 0 and stop < segment.limit and pieces and len(pieces[-1]) and pieces[-1].more[-1]:
+        _, further, broken = _hop(segment, begin, stop, stop + grow)
+        more, more_bad = _index(segment.data, stop, further, [])
+        pieces += more
+        bad += more_bad
+        stop, grow = further, grow * 2
+
+
+def _mark_first_run(index: BlockIndex, bad: list[NDArray[np.bool_]]) -> None:
+    """The blocks of the first run go on with one whose beginning may be lost: they are no frames."""
+    goes_on = _goes_on(index)
+    goes_on[0] = True
+    lost = np.logical_and.accumulate(goes_on)
+    edges = np.cumsum([len(each) for each in bad])[:-1]
+    bad[:] = [flags | more for flags, more in zip(bad, np.split(lost, edges), strict=True)]
 
 
 def _index(
@@ -117,8 +260,8 @@ def _index(
     return pieces, bad
 
 
-def _goes_on(index: BlockIndex) -> NDArray[np.bool_]:
-    """Whether each block continues the one before it."""
+def _goes_on(index: BlockIndex, resumed: int | None = None) -> NDArray[np.bool_]:
+    """Whether each block continues the one before it; none does that stands at `resumed`, after damage."""
     goes_on = np.zeros(len(index), np.bool_)
     if len(index) > 1:
         goes_on[1:] = (
@@ -128,6 +271,8 @@ def _goes_on(index: BlockIndex) -> NDArray[np.bool_]:
             & (index.sequence[1:] == index.sequence[:-1])
             & ~index.is_record[1:]
         )
+    if resumed is not None:
+        goes_on[index.offset == resumed] = False
     return goes_on
 
 
@@ -172,4 +317,6 @@ def warm() -> None:
     """Compile or load the kernel."""
     data = np.zeros(16, np.uint8)
     data.flags.writeable = False
-    _locate(data, 0, 0, 0)
+    _locate(data, 0, 0, 0, 0, 0)
+    _walk_back(data, 0, 0)
+    _skim(data, 0, np.empty((2, 1), np.int64))

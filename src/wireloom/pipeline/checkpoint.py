@@ -10,12 +10,12 @@ So a run without a streaming query (see `once.py`) and a streaming query can tak
 from __future__ import annotations
 
 import json
-import os
 import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from wireloom.pipeline.durable import replace_file
 from wireloom.pipeline.planning import Offsets
 
 KEPT = 100
@@ -75,10 +75,4 @@ class Checkpoint:
 
 
 def _write(path: Path, text: str) -> None:
-    """All of it or nothing, and on disk when this returns."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with draft.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    replace_file(path, text.encode())

@@ -8,9 +8,8 @@ follows, and it must not matter which runs happen to be decoded together.
 from __future__ import annotations
 
 import dataclasses
-import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,13 +21,15 @@ from numpy.typing import NDArray
 
 from wireloom.journal import blocks as journal_blocks
 from wireloom.journal import index as journal_index
-from wireloom.journal.index import BlockIndex
+from wireloom.journal.disk import LOCAL, Disk
+from wireloom.journal.index import NO_CONTEXT
 from wireloom.journal.keys import Keys, keys_for
 from wireloom.journal.segment import committed_length
-from wireloom.model import ConfigError, JournalError
+from wireloom.model import ConfigError, Direction, JournalError
 from wireloom.pipeline import blocks, ledger
 from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.planning import Range
+from wireloom.pipeline.reading import PAGE, SegmentBytes
 from wireloom.pipeline.rejects import Rejects
 from wireloom.pipeline.rows import empty, message_rows
 from wireloom.pipeline.runs import Runs, Streams, gather_runs, select, streams_of
@@ -38,11 +39,13 @@ from wireloom.pipeline.steps.sessions import Event
 from wireloom.pipeline.steps.view import coded, constant
 from wireloom.protocols.audit import Auditor
 from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans
-from wireloom.protocols.contract import CUT, Settings
+from wireloom.protocols.contract import CUT, Settings, apply_agreed
 from wireloom.protocols.conversation import Rule, Severity
 from wireloom.protocols.registry import protocol, protocols
 
 UNKNOWN_PROTOCOL = "protocol.unknown"
+UNKNOWN_SETTING = "protocol.setting"
+"""The clause of runs whose connection agreed on something that nobody here knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +87,20 @@ def auditor(name: str, trust: str) -> Auditor | None:
     return decoder.auditor(settings)
 
 
-def decode_range(part: Range, trust: str = "", keys: str = "") -> DecodedRange:
-    """The messages and rejects of one range; `trust` is a trust file for those who sign, `keys` a key file."""
+def decode_range(part: Range, trust: str = "", keys: str = "", disk: Disk = LOCAL) -> DecodedRange:
+    """The messages and rejects of one range; `trust` is a trust file for those who sign, `keys` a key file.
+
+    Bytes that cannot be read are rejects, too, and the rest is decoded.
+    """
     path = Path(part.file)
-    limit = committed_length(path)
+    limit = committed_length(path, disk)
     rejects = Rejects(part.file)
     if limit == 0:
         return DecodedRange(empty(MESSAGES), rejects.table())
     audited = Audited(trust)
-    with path.open("rb") as file:
-        # Unmapped when the last array that looks at it is gone.
-        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     events: list[Event] = []
-    messages = _decode(data, part, min(limit, len(data)), rejects, events, audited, keys)
+    with SegmentBytes(path, limit, disk) as segment:
+        messages = _decode(segment, part, rejects, events, audited, keys)
     return DecodedRange(messages, rejects.table(), events, audited.findings(), audited.packets())
 
 
@@ -141,51 +145,42 @@ class Audited:
 
 
 def _decode(
-    data: NDArray[np.uint8],
+    segment: SegmentBytes,
     part: Range,
-    limit: int,
     rejects: Rejects,
     events: list[Event],
     audited: Audited,
     key_file: str,
 ) -> pa.Table:
-    try:
-        first = journal_blocks.check_head(data.data[:limit])
-    except journal_blocks.BlockFault as fault:
-        raise JournalError(f"{part.file}: no journal segment: {fault}; name the folder of a journal") from None
-    found = blocks.find_runs(data, part, limit)
-    for damage in found.damages:
-        rejects.add_damage(data, damage, _block_time_us(data, first, limit))
+    first = _first_block(segment)
+    skimmed = blocks.skim(segment, part.start)
+    found = blocks.find_runs(segment, part, skimmed.before)
+    damages = found.damages + segment.unreadable_between(part.start, part.end)
+    for damage in sorted(damages, key=lambda each: each.offset):
+        segment.fill(damage.offset + KEPT_BYTES)
+        at = found.resumed if first is None else first
+        rejects.add_damage(segment.data, damage, 0 if at is None else _block_time_us(segment.data, at, segment.limit))
+    data = segment.data
     if part.refused:
         rejects.add_refused(data, found.index)
         audited.refused(rejects.table())
         return empty(MESSAGES)
     events += [_event(block) for block in journal_index.records(data, found.index) if block.record in _EVENTS]
     tables = []
-    maps: dict[int, journal_blocks.Stated] | None = None
+    contexts: dict[int, journal_blocks.Stated] | None = None
     keys: dict[int, Keys] = {}
     frames = ~found.index.is_record
     for code, name in enumerate(found.index.protocols):
         rows = np.flatnonzero(frames & (found.index.protocol == code))
         if not len(rows):
             continue
-        if maps is None:
-            maps = journal_index.contexts_before(data, _end(found.index))
-            keys = journal_index.keys_before(data, _end(found.index))
+        if contexts is None:
+            contexts = _contexts(data, skimmed, found)
+            keys = _keys(data, skimmed, found)
         runs, damaged = gather_runs(data, name, found, rows)
-        for run in np.flatnonzero(damaged).tolist():
-            rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), blocks.DAMAGED, "wrong hash")
-        runs = select(runs, np.flatnonzero(~damaged)) if damaged.any() else runs
-        if not len(runs.start):
-            continue
-        try:
-            _decoder(name)
-        except ConfigError:
-            for run in range(len(runs.start)):
-                detail = f"no protocol {name!r} is installed here"
-                rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), UNKNOWN_PROTOCOL, detail)
-            continue
-        tables += _decode_runs(data, runs, maps, keys, part.file, rejects, audited, key_file)
+        runs = _sound(runs, damaged, contexts, rejects)
+        if len(runs.start):
+            tables += _decode_runs(data, runs, contexts, keys, part.file, rejects, audited, key_file)
     if not tables:
         return empty(MESSAGES)
     return tables[0] if len(tables) == 1 else unified(pa.concat_tables(tables))
@@ -225,15 +220,83 @@ def _block_time_us(data: NDArray[np.uint8], at: int, limit: int) -> int:
     return int(high << 32 | low) // 1000
 
 
-def _end(index: BlockIndex) -> int:
-    """Where the last block of an index ends."""
-    return int(index.offset[-1] + index.size[-1])
+def _sound(
+    runs: Runs, damaged: NDArray[np.bool_], contexts: Mapping[int, journal_blocks.Stated], rejects: Rejects
+) -> Runs:
+    """The runs that can be decoded; the others become rejects."""
+    faults = {each: _fault(runs.protocol, each, contexts) for each in np.unique(runs.context).tolist()}
+    bad = damaged | np.isin(runs.context, [each for each, fault in faults.items() if fault is not None])
+    for run in np.flatnonzero(bad).tolist():
+        fault = None if damaged[run] else faults[int(runs.context[run])]
+        clause, detail = (blocks.DAMAGED, "wrong hash") if fault is None else fault
+        rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), clause, detail)
+    return select(runs, np.flatnonzero(~bad)) if bad.any() else runs
+
+
+def _fault(name: str, context: int, contexts: Mapping[int, journal_blocks.Stated]) -> tuple[str, str] | None:
+    """Why runs of a protocol with a context cannot be decoded: clause and detail; None if they can."""
+    try:
+        _, settings = _decoder(name)
+    except ConfigError:
+        return UNKNOWN_PROTOCOL, f"no protocol {name!r} is installed here"
+    if context == NO_CONTEXT:
+        return None
+    if context not in contexts:
+        # Without it the bytes may mean anything.
+        return blocks.DAMAGED, "its context is not stated in what is left of the segment"
+    stated = contexts[context]
+    try:
+        protocol(name).decoder(Direction.C2S, apply_agreed(settings, stated.settings), stated.topics)
+    except ConfigError as error:
+        return UNKNOWN_SETTING, str(error)
+    return None
+
+
+def _first_block(segment: SegmentBytes) -> int | None:
+    """Where the first block after the head begins; None if the head cannot be read, JournalError if there is none."""
+    segment.fill(PAGE)
+    try:
+        return journal_blocks.check_head(segment.data.data[: segment.filled])
+    except journal_blocks.BlockFault as fault:
+        if segment.unreadable and segment.unreadable[0].offset <= fault.offset:
+            return None
+        raise JournalError(f"{segment.path}: no journal segment: {fault}; name the folder of a journal") from None
+
+
+def _contexts(
+    data: NDArray[np.uint8], skimmed: blocks.Skimmed, found: blocks.Found
+) -> dict[int, journal_blocks.Stated]:
+    """What a segment states up to the end of the blocks that were found; parts of a large context are united."""
+    known: dict[int, journal_blocks.Stated] = {}
+    for piece in _pieces(data, skimmed, found):
+        for number, (topics, settings) in journal_index.contexts_before(piece, len(piece)).items():
+            stated = known.setdefault(number, journal_blocks.Stated({}, {}))
+            stated.topics.update(topics)
+            stated.settings.update(settings)
+    return known
+
+
+def _keys(data: NDArray[np.uint8], skimmed: blocks.Skimmed, found: blocks.Found) -> dict[int, Keys]:
+    """The keys that a segment states up to there."""
+    known: dict[int, Keys] = {}
+    for piece in _pieces(data, skimmed, found):
+        known |= journal_index.keys_before(piece, len(piece))
+    return known
+
+
+def _pieces(data: NDArray[np.uint8], skimmed: blocks.Skimmed, found: blocks.Found) -> Iterator[NDArray[np.uint8]]:
+    """The blocks in which that stands: before the range, in it, and after damage."""
+    end = int(found.index.offset[-1] + found.index.size[-1])
+    yield skimmed.stated
+    yield data[skimmed.before : end]
+    if found.resumed is not None and found.resumed < end:
+        yield data[found.resumed : end]
 
 
 def _decode_runs(
     segment: NDArray[np.uint8],
     runs: Runs,
-    maps: dict[int, journal_blocks.Stated],
+    contexts: dict[int, journal_blocks.Stated],
     keys: dict[int, Keys],
     file: str,
     rejects: Rejects,
@@ -242,7 +305,7 @@ def _decode_runs(
 ) -> list[pa.Table]:
     """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
     decoder, settings = _decoder(runs.protocol)
-    of = streams_of(segment, runs, maps, keys, keys_for(file, runs.protocol, key_file))
+    of = streams_of(segment, runs, contexts, keys, keys_for(file, runs.protocol, key_file))
     everything = np.arange(len(runs.start))
     number, streams = of.number, of.streams
     if decoder.has_pieces:

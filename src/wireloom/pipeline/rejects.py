@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from wireloom.journal import index as journal_index
 from wireloom.journal.index import BlockIndex
 from wireloom.pipeline import blocks
+from wireloom.pipeline.reading import Damage
 from wireloom.pipeline.rows import reject_rows
 from wireloom.pipeline.runs import Runs
 from wireloom.pipeline.schemas import KEPT_BYTES
@@ -38,7 +39,7 @@ class Rejects:
             int(runs.file_offset(np.array([start]))[0]),
         )
 
-    def add_damage(self, data: NDArray[np.uint8], damage: blocks.Damage, segment_us: int) -> None:
+    def add_damage(self, data: NDArray[np.uint8], damage: Damage, segment_us: int) -> None:
         """A stretch of the segment; its own time is lost, so it gets that of the segment's first block."""
         kept = data[damage.offset : damage.offset + min(damage.size, KEPT_BYTES)].tobytes()
         self._row(segment_us, None, None, None, blocks.DAMAGED, damage.reason, kept, damage.size, damage.offset)

@@ -13,6 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wireloom.journal.disk import LOCAL, Disk, make_folders
+from wireloom.journal.retention import CURSORS
+from wireloom.journal.state import save_state
 from wireloom.model import ConfigError, WireloomError
 from wireloom.pipeline import planning
 from wireloom.pipeline.batch import BatchCommit, PipelineFailed
@@ -20,7 +23,7 @@ from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.schemas import LEFT_OUT, MESSAGES, REJECTS
 from wireloom.pipeline.session import is_remote
-from wireloom.pipeline.warehouse import Warehouse, write_json
+from wireloom.pipeline.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -288,18 +291,18 @@ def bytes_left(inputs: Sequence[str], read: planning.Offsets) -> int:
     return known + sum(size - before for _, before, size in captures.new_captures(read, latest))
 
 
-def leave_cursors(warehouse: Warehouse, batch: int) -> None:
+def leave_cursors(warehouse: Warehouse, batch: int, disk: Disk = LOCAL) -> None:
     """Tell each journal how far this pipeline is, so that retention spares what it has not read.
 
     A journal on a medium that cannot be written to has no retention either.
     """
     name = f"{warehouse.query_id()}.json"
     for lane, position in warehouse.offsets(batch).items():
-        folder = Path(lane) / "cursors"
+        folder = Path(lane) / CURSORS
         with contextlib.suppress(OSError):
             if Path(lane).is_dir():
-                folder.mkdir(mode=0o700, exist_ok=True)
-                write_json(folder / name, position)
+                make_folders(disk, folder)
+                save_state(folder / name, position, disk)
 
 
 def explain(error: Exception) -> WireloomError:

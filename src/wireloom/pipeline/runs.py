@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from wireloom.journal import index as journal_index
 from wireloom.journal.blocks import Stated
-from wireloom.journal.index import NO_CONTEXT
 from wireloom.journal.keys import Keys
 from wireloom.pipeline import blocks
 from wireloom.pipeline.steps.view import DIRECTIONS
 from wireloom.protocols.columns import Stream
+
+_NOTHING_STATED = Stated({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Runs:
     sequence: NDArray[np.int64]
     connection: NDArray[np.uint64]
     direction: NDArray[np.uint8]
-    topic_map: NDArray[np.int64]
+    context: NDArray[np.int64]
     tags_start: NDArray[np.int64]
     piece_at: NDArray[np.int64]
     piece_offset: NDArray[np.int64]
@@ -96,7 +97,7 @@ def select(runs: Runs, rows: NDArray[np.int64]) -> Runs:
         sequence=runs.sequence[rows],
         connection=runs.connection[rows],
         direction=runs.direction[rows],
-        topic_map=runs.topic_map[rows],
+        context=runs.context[rows],
         tags_start=runs.tags_start[rows],
     )
 
@@ -116,18 +117,18 @@ class Streams:
 def streams_of(
     segment: NDArray[np.uint8],
     runs: Runs,
-    maps: dict[int, Stated],
+    contexts: Mapping[int, Stated],
     opened_by: dict[int, Keys],
     given: Sequence[Mapping[str, str]],
 ) -> Streams:
     """The streams that runs belong to; `opened_by` and `given` are keys for what is encrypted."""
     connections, connection = np.unique(runs.connection, return_inverse=True)
-    numbers, topic_map = np.unique(runs.topic_map, return_inverse=True)
-    key = (connection * len(numbers) + topic_map) * len(DIRECTIONS) + runs.direction
+    numbers, context = np.unique(runs.context, return_inverse=True)
+    key = (connection * len(numbers) + context) * len(DIRECTIONS) + runs.direction
     keys, first, number = np.unique(key, return_index=True, return_inverse=True)
     direction = (keys % len(DIRECTIONS)).astype(np.int8)
     rest = keys // len(DIRECTIONS)
-    map_ids = numbers[rest % len(numbers)].tolist()
+    stated = [contexts.get(each, _NOTHING_STATED) for each in numbers[rest % len(numbers)].tolist()]
     ends = [journal_index.endpoints(segment, int(at)) for at in runs.tags_start[first]]
     ids = connections[rest // len(numbers)].tolist()
     return Streams(
@@ -135,10 +136,11 @@ def streams_of(
         [
             Stream(
                 DIRECTIONS[code],
-                {} if map_id == NO_CONTEXT or map_id not in maps else maps[map_id].topics,
+                known.topics,
                 secrets=(opened_by[each].values,) if each in opened_by else given,
+                agreed=known.settings,
             )
-            for code, map_id, each in zip(direction.tolist(), map_ids, ids, strict=True)
+            for code, known, each in zip(direction.tolist(), stated, ids, strict=True)
         ],
         [f"{value:016x}" for value in ids],
         direction,

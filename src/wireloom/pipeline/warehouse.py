@@ -23,6 +23,7 @@ from urllib.parse import unquote
 
 from wireloom.model import ConfigError
 from wireloom.pipeline import folders, tables
+from wireloom.pipeline.durable import replace_file
 from wireloom.pipeline.schemas import STATE, TABLES, Table
 from wireloom.pipeline.tables import WrittenFile
 
@@ -233,7 +234,5 @@ class Warehouse:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace a small file in one step."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(value, sort_keys=True) + "\n")
-    draft.replace(path)
+    """Replace a small file in one step, for good."""
+    replace_file(path, (json.dumps(value, sort_keys=True) + "\n").encode())

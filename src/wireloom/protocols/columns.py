@@ -10,15 +10,15 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
-from wireloom.model import KINDS, Direction, Kind
+from wireloom.model import KINDS, Direction, Kind, type_of_json
 from wireloom.protocols.buffers import same, u32
-from wireloom.protocols.contract import Decoded, Framing, Rejected, Settings, decode_stream
+from wireloom.protocols.contract import Decoded, Framing, Rejected, Settings, apply_agreed, decode_stream
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 BROKEN = "stream.broken"
 AFTER_VIOLATION = "follows a violation in the same direction, after which a peer closes the connection"
 
+_AnySettings = TypeVar("_AnySettings", bound=Settings)
+
 KIND_CODES: Mapping[Kind, int] = {kind: code for code, kind in enumerate(KINDS)}
 
 
@@ -38,12 +40,14 @@ class Stream:
 
     `state` is whatever the protocol carried over from the spans of an earlier call, as bytes only it
     understands (an agreed serializer, half a split message). `secrets` may open what is encrypted (`Decoder.unlock`).
+    `agreed` are settings that differ from those of other streams (`Session.agreed`).
     """
 
     direction: Direction
     topics: Mapping[int, str] = field(default_factory=dict)
     state: bytes = b""
     secrets: Sequence[Mapping[str, str]] = ()
+    agreed: Mapping[str, type_of_json] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,16 @@ class Columns:
         return len(self.offset)
 
 
+def settings_of(streams: Sequence[Stream], settings: _AnySettings) -> list[_AnySettings]:
+    """The settings of each stream: `settings` with what it agreed on. Streams that agreed on the same share them."""
+    made: dict[_AnySettings, _AnySettings] = {settings: settings}
+    found: list[_AnySettings] = []
+    for stream in streams:
+        own = apply_agreed(settings, stream.agreed) if stream.agreed else settings
+        found.append(own if own is settings else made.setdefault(own, own))
+    return found
+
+
 class ColumnDecoder(abc.ABC):
     """What a `columns.py` offers to the pipeline."""
 
@@ -171,7 +185,7 @@ class SlowColumns(ColumnDecoder):
             if int(spans.stream[index]) in broken:
                 rejects.append(Reject(index, start, end - start, BROKEN, AFTER_VIOLATION))
                 continue
-            decoder = self.protocol.decoder(stream.direction, settings, stream.topics)
+            decoder = self.protocol.decoder(stream.direction, apply_agreed(settings, stream.agreed), stream.topics)
             decoder.unlock(stream.secrets)
             for found in decode_stream(decoder, spans.data[start:end].tobytes(), final=False):
                 if isinstance(found, Decoded):
@@ -202,6 +216,17 @@ class SlowColumns(ColumnDecoder):
             consumed=consumed,
             state=[stream.state for stream in spans.streams],
         )
+
+
+def by_settings(
+    decode: Callable[[Spans, _AnySettings], Columns], spans: Spans, own: Sequence[_AnySettings], otherwise: _AnySettings
+) -> Columns:
+    """Decode streams of different settings, a call for each of these; `otherwise` is for spans without streams."""
+    different = list(dict.fromkeys(own))
+    if len(different) < 2:
+        return decode(spans, different[0] if different else otherwise)
+    part = np.array([different.index(each) for each in own])[spans.stream]
+    return in_parts(lambda some: decode(some, own[int(some.stream[0])]), spans, part)
 
 
 def in_parts(decode: Callable[[Spans], Columns], spans: Spans, part: NDArray[np.int64]) -> Columns:

@@ -30,8 +30,19 @@ from typing import TYPE_CHECKING, ClassVar
 from wireloom.model import Direction, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.decoding import CUT, Decoded, Decoder, Rejected, decode_stream
-from wireloom.protocols.session import Asker, Bulk, Calls, Renumbered, Role, Run, Session, SessionState, request_of
-from wireloom.protocols.settings import Settings
+from wireloom.protocols.session import (
+    NOTHING_AGREED,
+    Asker,
+    Bulk,
+    Calls,
+    Renumbered,
+    Role,
+    Run,
+    Session,
+    SessionState,
+    request_of,
+)
+from wireloom.protocols.settings import Settings, apply_agreed
 
 if TYPE_CHECKING:
     from wireloom.protocols.cases import Case
@@ -42,6 +53,7 @@ __all__ = [
     "HOLDING",
     "HUB_PREFIX",
     "LOGIN",
+    "NOTHING_AGREED",
     "PUBLISH",
     "TRACE",
     "URGENT",
@@ -62,6 +74,7 @@ __all__ = [
     "SessionState",
     "Sessions",
     "Settings",
+    "apply_agreed",
     "decode_stream",
     "request_of",
 ]
@@ -212,7 +225,8 @@ class Protocol(abc.ABC):
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
         """A decoder for one direction of one connection.
 
-        `topics` are the numbers that stand for topics, in protocols that number them.
+        `topics` are the numbers that stand for topics, in protocols that number them. Whoever reads a recorded
+        connection has put what it agreed on into the settings: `apply_agreed`.
         """
 
     @abc.abstractmethod

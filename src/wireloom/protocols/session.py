@@ -14,6 +14,9 @@ from wireloom.model import Direction, Kind, Message, ProtocolViolation
 from wireloom.protocols.decoding import Rejected
 
 _NO_SECRETS: Mapping[str, str] = types.MappingProxyType({})
+_NO_NUMBERS: Mapping[int, str] = types.MappingProxyType({})
+NOTHING_AGREED: Mapping[str, str | bool] = types.MappingProxyType({})
+"""What `Session.agreed` returns where all is as a reader assumes."""
 _RESPONSE = Kind.RESPONSE
 
 
@@ -469,8 +472,19 @@ class Session(abc.ABC):
         return _NO_SECRETS
 
     def topic_numbers(self) -> Mapping[int, str]:
-        """The numbers that stand for topics on this connection, in protocols that number them."""
-        return {}
+        """The numbers that stand for topics on this connection, in protocols that number them.
+
+        The same object every time until they change.
+        """
+        return _NO_NUMBERS
+
+    def agreed(self) -> Mapping[str, str | bool]:
+        """Settings without which recorded bytes of this connection cannot be read, by the names of their fields.
+
+        Only those that differ from what `Protocol.lenient` assumes; `Settings.agreed_fields` names them all. The same
+        object every time until something changes: it is asked for at every read.
+        """
+        return NOTHING_AGREED
 
     def count(self, what: str) -> None:
         """Count something that is otherwise ignored."""

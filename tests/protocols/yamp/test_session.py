@@ -14,7 +14,7 @@ from wireloom.model import BodyError, Kind, LimitExceeded, Message, NotSupported
 from wireloom.protocols.contract import Role, Run, SessionState
 from wireloom.protocols.yamp import YAMP, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.protocol import KILL, PROGRESSIVE, SERIALIZER
+from wireloom.protocols.yamp.protocol import KILL, PROGRESSIVE
 from wireloom.protocols.yamp.session import YampSession
 from wireloom.protocols.yamp.states import RECEIVES
 
@@ -769,8 +769,8 @@ def test_an_operation_whose_body_does_not_parse_arrives_as_it_is() -> None:
 
 
 def test_the_serializer_is_kept_among_the_numbers_of_a_connection_unless_it_is_json() -> None:
-    assert opened(Role.SERVER).topic_numbers() == {}
-    assert opened(Role.SERVER, serializer="cbor").topic_numbers() == {SERIALIZER: "cbor"}
+    assert opened(Role.SERVER).agreed() == {}
+    assert opened(Role.SERVER, serializer="cbor").agreed() == {"serializer": "cbor"}
 
 
 # Anything at all

@@ -19,6 +19,7 @@ from wireloom.journal import blocks
 from wireloom.journal.segment import LOCK, is_segment
 from wireloom.model import ConfigError, JournalError
 from wireloom.pipeline.captures.storage import changed_at, first_time_ns, is_far, list_captures
+from wireloom.pipeline.durable import replace_file
 
 CAPTURE = "capture"
 LATENESS_S = 3
@@ -139,7 +140,7 @@ class StateFolder:
             return known
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         chosen = choose_groups(asked, 1 << 62)
-        path.write_text(json.dumps({"groups": chosen}))
+        replace_file(path, json.dumps({"groups": chosen}).encode())
         return chosen
 
     def file(self, offsets: Positions, group: int) -> str | None:
@@ -170,9 +171,7 @@ def load_state(path: str) -> bytes:
 
 
 def save_state(path: str, frozen: bytes) -> None:
-    """Leave something for the next batch: all of it or nothing."""
+    """Leave something for the next batch: all of it or nothing, and on disk when this returns."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    passing = target.with_name(f".{target.name}.{os.getpid()}")
-    passing.write_bytes(frozen)
-    passing.replace(target)
+    replace_file(target, frozen)

@@ -1,13 +1,13 @@
 """Where captures are: which files an input names, and their bytes, plain or compressed, near or far.
 
-Near files that are not compressed are mapped; everything else is read in pieces. Far ones (`s3://`, `memory://`)
-go through fsspec.
+All are read in pieces, never mapped: a sector that cannot be read ends a capture, not the process. Far ones (`s3://`,
+`memory://`) go through fsspec.
 """
 
 from __future__ import annotations
 
 import glob
-import mmap
+import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,13 +16,17 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
+from wireloom.journal.disk import LOCAL, READ, Disk
 from wireloom.model import ConfigError
 from wireloom.pipeline.captures.plain import Damage
+from wireloom.pipeline.reading import PAGE, UNREADABLE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wireloom.pipeline.captures.packets import Packets, PacketScanner
+
+log = logging.getLogger("wireloom.pipeline")
 
 SUFFIXES = (".pcap", ".pcapng", ".cap", ".ntar")
 PACKED_SUFFIXES = (".gz", ".zst")
@@ -129,9 +133,10 @@ class Capture:
     capture that is not packed, although it may have grown.
     """
 
-    def __init__(self, path: str, limit: int | None = None) -> None:
+    def __init__(self, path: str, limit: int | None = None, disk: Disk = LOCAL) -> None:
         self.path = path
         self.limit = limit
+        self._disk = disk
         self.damage: Damage | None = None
         self.lost = b""
         """The first bytes that could not be read."""
@@ -141,22 +146,15 @@ class Capture:
         with _open(self.path) as file:
             if is_far(self.path) or _packing(file) is not None:
                 yield from self._in_pieces(_parts(file))
-            elif not file.read(1):
-                self._damaged(Damage(0, "an empty file"), np.zeros(0, np.uint8), 0, 0)
-            else:
-                # Unmapped when the last array that looks at it is gone.
-                yield from self._mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                return
+        size = min(Path(self.path).stat().st_size, 1 << 62 if self.limit is None else self.limit)
+        if not size:
+            self._damaged(Damage(0, "an empty file"), np.zeros(0, np.uint8), 0, 0)
+            return
+        yield from self._in_pieces(_stored(Path(self.path), size, self._disk), size)
 
-    def _mapped(self, mapped: mmap.mmap) -> Iterator[tuple[Packets, int]]:
-        data = np.frombuffer(mapped, np.uint8)[: self.limit]
-        scanner, at = _new_scanner(), 0
-        while at < len(data) and scanner.damage is None:
-            packets, at = scanner.scan(data, at, min(at + PIECE, len(data)), final=True)
-            yield packets, 0
-        if scanner.damage is not None:
-            self._damaged(scanner.damage, data, 0, len(data))
-
-    def _in_pieces(self, parts: Iterator[bytes]) -> Iterator[tuple[Packets, int]]:
+    def _in_pieces(self, parts: Iterator[bytes], whole: int | None = None) -> Iterator[tuple[Packets, int]]:
+        """What is in some parts of a capture; `whole` is how many bytes it has, where that is known."""
         scanner, rest, base, final, broken = _new_scanner(), b"", 0, False, ""
         data = np.zeros(0, np.uint8)
         while not final and scanner.damage is None:
@@ -175,10 +173,10 @@ class Capture:
         if damage is not None:
             left = data if scanner.damage is not None else np.frombuffer(rest, np.uint8)
             size = base + len(left)
-            while not final:
+            while whole is None and not final:
                 more, final, _ = _take(parts, PIECE)
                 size += len(more)
-            self._damaged(damage, left, base, size)
+            self._damaged(damage, left, base, size if whole is None else whole)
 
     def _damaged(self, damage: Damage, data: NDArray[np.uint8], base: int, size: int) -> None:
         from wireloom.pipeline.schemas import KEPT_BYTES
@@ -239,6 +237,29 @@ def _parts(file: IO[bytes]) -> Iterator[bytes]:
             data = data.lstrip(b"\0")
 
 
+def _stored(path: Path, size: int, disk: Disk) -> Iterator[bytes]:
+    """The first bytes of a file on this machine, up to those that cannot be read."""
+    file = disk.open(Path(os.path.realpath(path)), READ)
+    at, most = 0, PIECE
+    try:
+        while at < size:
+            try:
+                piece = disk.pread(file, min(most, size - at), at)
+            except OSError as error:
+                # All that stands before the bad page is still to be had.
+                if error.errno in UNREADABLE and most > PAGE:
+                    most = PAGE
+                    continue
+                log.warning("%s: cannot be read at byte %d: %s", path, at, error.strerror or error)
+                raise
+            if not piece:
+                return
+            at += len(piece)
+            yield piece
+    finally:
+        disk.close(file)
+
+
 def _open(path: str) -> IO[bytes]:
     try:
         if is_far(path):
@@ -264,6 +285,10 @@ def _take(parts: Iterator[bytes], size: int) -> tuple[bytes, bool, str]:
                 return b"".join(taken), False, ""
     except (EOFError, zlib.error, _zstd_error()) as error:
         return b"".join(taken), True, f"the compressed data is damaged or cut off: {error}"
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+        return b"".join(taken), True, f"cannot be read: {error.strerror or error}"
     return b"".join(taken), True, ""
 
 

@@ -27,9 +27,10 @@ from wireloom.protocols.columns import (
     Reject,
     Spans,
     Stream,
+    by_settings,
     gather_with,
-    in_parts,
     number_words,
+    settings_of,
     with_words,
     words_column,
 )
@@ -239,15 +240,13 @@ class EmpColumns(ColumnDecoder):
         self.decode(Spans.whole(sample, Stream(Direction.C2S)), EmpSettings())
 
     def decode(self, spans: Spans, settings: Settings) -> Columns:
-        """All messages of all spans, whatever the size mode of their connections."""
-        own = [for_numbers(cast(EmpSettings, settings), stream.topics) for stream in spans.streams]
-        modes = list(dict.fromkeys(own))
-        if len(modes) < 2:
-            return _decode(spans, modes[0] if modes else cast(EmpSettings, settings))
-        of_stream = np.array([modes.index(each) for each in own])
-        # One part a mode; a part's spans all have the same settings.
-        parts = of_stream[spans.stream]
-        return in_parts(lambda some: _decode(some, own[int(some.stream[0])]), spans, parts)
+        """All messages of all spans, whatever the size mode of their connections.
+
+        Number 0 of a stream's topics is its size mode, in journals of format 1.
+        """
+        found = settings_of(spans.streams, cast(EmpSettings, settings))
+        own = [for_numbers(each, stream.topics) for each, stream in zip(found, spans.streams, strict=True)]
+        return by_settings(_decode, spans, own, cast(EmpSettings, settings))
 
 
 def _decode(spans: Spans, settings: EmpSettings) -> Columns:

@@ -47,7 +47,7 @@ class Emp(Protocol):
         return EmpSettings(max_message=frames.MAX_MESSAGE_LIMIT, max_decompressed=_LENIENT_DECOMPRESSED)
 
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
-        """A decoder for one direction; the only number of a connection is that of its size mode."""
+        """A decoder for one direction. Number 0 of `topics` is the size mode, in journals of format 1."""
         return EmpDecoder(direction, for_numbers(cast(EmpSettings, settings), topics))
 
     def encode(self, message: Message, settings: Settings, topics: Mapping[int, str] | None = None) -> bytes:

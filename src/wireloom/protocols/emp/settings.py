@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 from wireloom.model import ConfigError
-from wireloom.protocols.contract import Settings
+from wireloom.protocols.contract import Settings, apply_agreed
 from wireloom.protocols.emp.extensions import MAX_DECOMPRESSED_DEFAULT
 from wireloom.protocols.emp.frames import MAX_MESSAGE_DEFAULT, MAX_MESSAGE_LIMIT, SizeMode
 
@@ -16,7 +17,7 @@ SMALLEST_MAX_MESSAGE = 1024
 
 
 SIZE_MODE = 0
-"""Among a connection's numbers: its size mode where that is not the usual one, for whoever reads it afterwards."""
+"""In topic maps of journals of format 1 only: the number under which they state the size mode of a connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class EmpSettings(Settings):
     Traceback (most recent call last):
     wireloom.model.ConfigError: setting 'max_message' is 3; it must be from 1024 to 4294967295
     """
+
+    agreed_fields: ClassVar[tuple[str, ...]] = ("size_mode",)
 
     max_message: int = MAX_MESSAGE_DEFAULT
     """Bytes of one message, its size field included, sent or received."""
@@ -67,7 +70,7 @@ def _in_range(name: str, value: float, low: int, high: int | None) -> None:
 
 
 def for_numbers(settings: EmpSettings, numbers: Mapping[int, str] | None) -> EmpSettings:
-    """The settings to read a connection with that has these numbers.
+    """The settings to read a connection with that has these numbers; only journals of format 1 have any.
 
     >>> for_numbers(EmpSettings(), {SIZE_MODE: "exclusive"}).size_mode
     <SizeMode.EXCLUSIVE: 'exclusive'>
@@ -75,4 +78,4 @@ def for_numbers(settings: EmpSettings, numbers: Mapping[int, str] | None) -> Emp
     mode = (numbers or {}).get(SIZE_MODE)
     if mode is None or mode == settings.size_mode:
         return settings
-    return replace(settings, size_mode=SizeMode(mode))
+    return apply_agreed(settings, {"size_mode": mode})

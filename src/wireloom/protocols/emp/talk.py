@@ -9,17 +9,18 @@ The tables in `states.py` say what each message does in each state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import cast
 
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, ProtocolViolation, WireloomError
-from wireloom.protocols.contract import LOGIN, Asker, Role, Run, Session, request_of
+from wireloom.protocols.contract import LOGIN, NOTHING_AGREED, Asker, Role, Run, Session, request_of
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.extensions import MAX_ID
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import is_reserved, to_frame, to_message
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.plain import LARGEST_SHAPE, LastShape, read_plain, read_related, write_plain
-from wireloom.protocols.emp.settings import SIZE_MODE, EmpSettings
+from wireloom.protocols.emp.settings import EmpSettings
 from wireloom.protocols.emp.states import (
     ANSWERS,
     APPLICATION,
@@ -37,6 +38,7 @@ from wireloom.protocols.stretches import Stretches
 _HELLO = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
 _PASSED_ON = Message(Kind.REQUEST)
 """Stands for requests of others: those who passed them on know more about them."""
+_EXCLUSIVE: Mapping[str, str | bool] = MappingProxyType({"size_mode": str(SizeMode.EXCLUSIVE)})
 _BYE, _PING, _PONG = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
 
 
@@ -54,7 +56,6 @@ class EmpTalk(Session):
         """Bytes of a body that surely fits, and is not compressed."""
         if settings.compress_above is not None:
             self._largest_plain = min(self._largest_plain, settings.compress_above)
-        self._numbers = {} if self._plain else {SIZE_MODE: str(settings.size_mode)}
         self._receives = role.sends.opposite
         self._buffer = bytearray()
         self._out: list[bytes] = []
@@ -243,9 +244,9 @@ class EmpTalk(Session):
             self.count("stream.cut")
         self._leave("close")
 
-    def topic_numbers(self) -> Mapping[int, str]:
+    def agreed(self) -> Mapping[str, str | bool]:
         """The size mode where it is not the usual one: later readers do not know the settings."""
-        return self._numbers
+        return NOTHING_AGREED if self._plain else _EXCLUSIVE
 
     def outgoing(self) -> bytes:
         """Bytes to write now."""

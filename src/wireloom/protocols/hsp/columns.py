@@ -24,9 +24,11 @@ from wireloom.protocols.columns import (
     Columns,
     Reject,
     Spans,
+    by_settings,
     gather,
     number_words,
     repeated,
+    settings_of,
     words_column,
 )
 from wireloom.protocols.contract import Settings
@@ -244,58 +246,63 @@ class HspColumns(ColumnDecoder):
         self.decode(Spans.whole(sample, Stream(Direction.C2S)), HspSettings())
 
     def decode(self, spans: Spans, settings: Settings) -> Columns:
-        """All messages of all spans."""
-        import pyarrow as pa
+        """All messages of all spans, whether their connections have the hub profile or not."""
+        own = settings_of(spans.streams, cast(HspSettings, settings))
+        return by_settings(_decode, spans, own, cast(HspSettings, settings))
 
-        own = cast(HspSettings, settings)
-        found = scan(spans, own.max_payload)
-        command, types = found.command, found.type
-        typed = command <= _DATA_ACK
-        names = [Names(stream.topics, own.profile) for stream in spans.streams]
-        topics = _Words()
-        kinds = _Words()
-        topic_code = _number_topics(topics, spans, found, typed, names)
-        kind_code = np.full(len(command), -1, np.int32)
-        if own.profile:
-            operations = typed & (types > ENVELOPE)
-            if operations.any():
-                for number in OPERATIONS:
-                    kind_code[operations & (types == number)] = kinds.code("application/json")
-            _unwrap(spans.data, found, topics, topic_code, kinds, kind_code)
-        statuses = _Words()
-        status_code = np.full(len(command), -1, np.int32)
-        answers = command > _DATA_ACK
-        if answers.any():
-            status_code[command == _ACK] = statuses.code("done")
-            status_code[command == _ERROR_UNDEF] = statuses.code(UNDEFINED)
-            errors = command == _ERROR
-            status_code[errors] = statuses.numbers(types[errors])
-            answers &= (command != _PING) & (command != _PONG)
-        rejects = []
-        for index in np.flatnonzero(found.bad >= 0):
-            at, end = int(found.bad[index]), int(spans.end[index])
-            if at == spans.start[index] and _broken_before(found, spans, int(index)):
-                rejects.append(Reject(int(index), at, end - at, BROKEN, AFTER_VIOLATION))
-            else:
-                violation = violation_at(spans.data, at, own.max_payload)
-                rejects.append(Reject(int(index), at, end - at, violation.clause, violation.detail))
-        return Columns(
-            span=found.span,
-            offset=found.offset,
-            size=found.size,
-            kind=_KIND_OF_COMMAND[command],
-            topic=topics.take(topic_code),
-            message_id=_ids(found, command == _DATA_ACK),
-            correlation_id=_ids(found, answers),
-            status=statuses.take(status_code),
-            content_type=kinds.take(kind_code),
-            body=gather(spans.data, found.body, found.body_size),
-            attributes=_attributes(types, typed),
-            authenticity=pa.DictionaryArray.from_arrays(np.zeros(len(command), np.int32), ["none"]),
-            rejects=rejects,
-            consumed=np.where(found.bad >= 0, spans.end, found.consumed),
-            state=[stream.state for stream in spans.streams],
-        )
+
+def _decode(spans: Spans, own: HspSettings) -> Columns:
+    """All messages of spans that share their settings."""
+    import pyarrow as pa
+
+    found = scan(spans, own.max_payload)
+    command, types = found.command, found.type
+    typed = command <= _DATA_ACK
+    names = [Names(stream.topics, own.profile) for stream in spans.streams]
+    topics = _Words()
+    kinds = _Words()
+    topic_code = _number_topics(topics, spans, found, typed, names)
+    kind_code = np.full(len(command), -1, np.int32)
+    if own.profile:
+        operations = typed & (types > ENVELOPE)
+        if operations.any():
+            for number in OPERATIONS:
+                kind_code[operations & (types == number)] = kinds.code("application/json")
+        _unwrap(spans.data, found, topics, topic_code, kinds, kind_code)
+    statuses = _Words()
+    status_code = np.full(len(command), -1, np.int32)
+    answers = command > _DATA_ACK
+    if answers.any():
+        status_code[command == _ACK] = statuses.code("done")
+        status_code[command == _ERROR_UNDEF] = statuses.code(UNDEFINED)
+        errors = command == _ERROR
+        status_code[errors] = statuses.numbers(types[errors])
+        answers &= (command != _PING) & (command != _PONG)
+    rejects = []
+    for index in np.flatnonzero(found.bad >= 0):
+        at, end = int(found.bad[index]), int(spans.end[index])
+        if at == spans.start[index] and _broken_before(found, spans, int(index)):
+            rejects.append(Reject(int(index), at, end - at, BROKEN, AFTER_VIOLATION))
+        else:
+            violation = violation_at(spans.data, at, own.max_payload)
+            rejects.append(Reject(int(index), at, end - at, violation.clause, violation.detail))
+    return Columns(
+        span=found.span,
+        offset=found.offset,
+        size=found.size,
+        kind=_KIND_OF_COMMAND[command],
+        topic=topics.take(topic_code),
+        message_id=_ids(found, command == _DATA_ACK),
+        correlation_id=_ids(found, answers),
+        status=statuses.take(status_code),
+        content_type=kinds.take(kind_code),
+        body=gather(spans.data, found.body, found.body_size),
+        attributes=_attributes(types, typed),
+        authenticity=pa.DictionaryArray.from_arrays(np.zeros(len(command), np.int32), ["none"]),
+        rejects=rejects,
+        consumed=np.where(found.bad >= 0, spans.end, found.consumed),
+        state=[stream.state for stream in spans.streams],
+    )
 
 
 def _attributes(types: NDArray[np.int32], typed: NDArray[np.bool_]) -> pa.Array:

@@ -28,6 +28,8 @@ UNDEFINED = "undefined"
 class HspSettings(Settings):
     """Limits and timers of one hsp connection."""
 
+    agreed_fields: ClassVar[tuple[str, ...]] = ("profile",)
+
     max_payload: int = frames.MAX_PAYLOAD_DEFAULT
     ping_interval: float = 30.0
     pong_timeout: float = 10.0

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
 from wireloom.protocols.contract import (
     HUB_PREFIX,
     LOGIN,
+    NOTHING_AGREED,
     Asker,
     Bulk,
     Renumbered,
@@ -40,6 +42,7 @@ BULK_FROM = 512
 
 _OPEN, _CLOSING, _CLOSED = SessionState.OPEN, SessionState.CLOSING, SessionState.CLOSED
 _REQUEST = Kind.REQUEST
+_NO_PROFILE: Mapping[str, str | bool] = MappingProxyType({"profile": False})
 ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR))
 
 
@@ -447,6 +450,10 @@ class HspSession(Session):
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""
         return [request_of(asked).with_(id=str(number)) for number, asked in self._waiting.items()]
+
+    def agreed(self) -> Mapping[str, str | bool]:
+        """That the hub profile is off, where it is."""
+        return NOTHING_AGREED if self.names.profile else _NO_PROFILE
 
     def topic_numbers(self) -> Mapping[int, str]:
         """The types that stand for topics on this connection."""

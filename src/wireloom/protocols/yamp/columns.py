@@ -27,6 +27,7 @@ from wireloom.protocols.columns import (
     Stream,
     gather,
     number_words,
+    settings_of,
     words_column,
 )
 from wireloom.protocols.contract import Settings
@@ -354,10 +355,14 @@ def _words(rest: bytes, max_body: int) -> tuple[str, str]:
 
 
 def _content_types(found: _Scanned, spans: Spans, settings: YampSettings, serializers: list[str]) -> pa.Array:
-    """What bodies are: by the handshake before them, the stream's state, or the settings."""
+    """What bodies are: by the handshake before them, the stream's state, or the settings.
+
+    Number 0 of a stream's topics is its serializer, in journals of format 1.
+    """
+    agreed = settings_of(spans.streams, settings)
     before = [
-        stream.state.decode() or stream.topics.get(SERIALIZER, settings.serializer)
-        for stream in reversed(spans.streams)
+        stream.state.decode() or stream.topics.get(SERIALIZER, own.serializer)
+        for stream, own in zip(reversed(spans.streams), reversed(agreed), strict=True)
     ]
     types = [formats.content_type(name) for name in (*before, *serializers)]
     known = {name: code for code, name in enumerate(dict.fromkeys(name for name in types if name is not None))}

@@ -50,6 +50,8 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://((?:\[[0-9A-Fa-f:.]+\]|[^\s/:?#@
 class YampSettings(Settings):
     """Limits, timers and choices of one yamp connection."""
 
+    agreed_fields: ClassVar[tuple[str, ...]] = ("serializer",)
+
     serializer: str = formats.DEFAULT
     """What a client names in its handshake, and what bodies are taken for where no handshake was seen."""
     serializers: tuple[str, ...] = formats.SERIALIZERS
@@ -200,11 +202,14 @@ def split_url(url: str) -> tuple[str, str] | None:
 
 
 SERIALIZER = 0
-"""Among a connection's numbers: the serializer that was agreed on, for whoever reads on after the handshake."""
+"""In topic maps of journals of format 1 only: the number under which they state the serializer of a connection."""
 
 
 class YampDecoder(Decoder):
-    """Frames of one direction, as messages; the handshake says what the bodies after it are."""
+    """Frames of one direction, as messages; the handshake says what the bodies after it are.
+
+    Number 0 of `topics` is the serializer that was agreed on before, in journals of format 1.
+    """
 
     def __init__(self, direction: Direction, settings: YampSettings, topics: Mapping[int, str] | None = None) -> None:
         super().__init__()

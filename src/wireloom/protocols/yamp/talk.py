@@ -13,6 +13,7 @@ tables in `states.py` say which frames each role takes in each state; what the o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from wireloom.model import (
@@ -25,12 +26,12 @@ from wireloom.model import (
     ProtocolViolation,
     WireloomError,
 )
-from wireloom.protocols.contract import HUB_PREFIX, LOGIN, Role, Run, Session, SessionState, request_of
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN, NOTHING_AGREED, Role, Run, Session, SessionState, request_of
 from wireloom.protocols.owing import OwedReads
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.plain import Asked, LastUri, Owed, owed_for, read_plain
-from wireloom.protocols.yamp.protocol import SERIALIZER, YampSettings, parse_uid, split_url, to_frame, to_message
+from wireloom.protocols.yamp.protocol import YampSettings, parse_uid, split_url, to_frame, to_message
 from wireloom.protocols.yamp.states import ANSWERS, RECEIVES, SENDABLE
 from wireloom.protocols.yamp.uids import Uids, uid_text
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 _OPEN, _CLOSED = SessionState.OPEN, SessionState.CLOSED
 PUBLISH = HUB_PREFIX + "publish/"
+_AGREED: Mapping[str, Mapping[str, str | bool]] = {
+    name: MappingProxyType({"serializer": name}) for name in formats.CONTENT_TYPES if name != formats.DEFAULT
+}
 
 
 class YampTalk(Session):
@@ -49,7 +53,7 @@ class YampTalk(Session):
     def __init__(self, role: Role, settings: YampSettings, *, unique: int = 0) -> None:
         super().__init__(role)
         self.settings = settings
-        self._numbers: Mapping[int, str] = {}
+        self._agreed = NOTHING_AGREED
         self.serializer: str | None = None
         """What the handshake agreed on; an empty serializer counts as json."""
         if role is Role.CLIENT:
@@ -234,7 +238,7 @@ class YampTalk(Session):
         else:
             self._say(theirs)
         self.serializer = serializer
-        self._numbers = {} if serializer == formats.DEFAULT else {SERIALIZER: serializer}
+        self._agreed = _AGREED.get(serializer, NOTHING_AGREED)
         self.content_type = formats.content_type(serializer)
         self.state = SessionState.OPEN
         for encoded in self._held:
@@ -487,9 +491,9 @@ class YampTalk(Session):
             self._closing_reason = reason
             self.state = SessionState.CLOSING
 
-    def topic_numbers(self) -> Mapping[int, str]:
-        """The agreed serializer where it is not the usual one: later readers do not see the handshake."""
-        return self._numbers
+    def agreed(self) -> Mapping[str, str | bool]:
+        """The serializer where it is not the usual one: later readers do not see the handshake."""
+        return self._agreed
 
     @property
     def buffered(self) -> int:

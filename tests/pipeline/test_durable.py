@@ -1,0 +1,132 @@
+"""Small files of the pipeline survive a power cut: written, synced, renamed, and the folder synced."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from wireloom.journal.disk import LocalDisk
+from wireloom.journal.retention import cursors
+from wireloom.pipeline import run
+from wireloom.pipeline.captures.planning import load_state, save_state
+from wireloom.pipeline.checkpoint import Checkpoint
+from wireloom.pipeline.durable import replace_file
+from wireloom.pipeline.run import leave_cursors
+from wireloom.pipeline.warehouse import Warehouse
+
+POSITION: dict[str, str | int] = {"segment": "00000000000000000001-00c0ffee00c0ffee.pcapng", "position": 4711}
+
+
+class Recorder(LocalDisk):
+    """Notes what is done, in order; fails as a medium that cannot be written to, if told so."""
+
+    def __init__(self, *, read_only: bool = False) -> None:
+        self.done: list[str] = []
+        self.read_only = read_only
+        self._open: dict[int, str] = {}
+
+    def open(self, path: Path, flags: int) -> int:
+        if self.read_only and flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        file = super().open(path, flags)
+        self._open[file] = path.name
+        return file
+
+    def sync(self, file: int) -> None:
+        super().sync(file)
+        self.done.append("sync file")
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        self.done.append(f"rename {new.name}")
+
+    def make_folder(self, path: Path) -> None:
+        if self.read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        super().make_folder(path)
+        self.done.append(f"make {path.name}")
+
+    def sync_folder(self, path: Path) -> None:
+        super().sync_folder(path)
+        self.done.append(f"sync {path.name}")
+
+
+class Known:
+    """Of a warehouse, what `leave_cursors` asks for."""
+
+    def __init__(self, lane: Path) -> None:
+        self.lane = lane
+
+    def query_id(self) -> str:
+        return "q"
+
+    def offsets(self, batch: int) -> dict[str, dict[str, str | int]]:
+        return {str(self.lane): POSITION, str(self.lane / "gone"): POSITION}
+
+
+def test_a_cursor_is_on_disk_when_the_batch_is_done(tmp_path: Path) -> None:
+    lane = tmp_path / "journal"
+    lane.mkdir()
+    disk = Recorder()
+    leave_cursors(Known(lane), 0, disk)  # type: ignore[arg-type]
+    assert disk.done == ["make cursors", "sync journal", "sync file", "rename q.json", "sync cursors"]
+    assert [(each.segment, each.position) for each in cursors(lane)] == [(POSITION["segment"], 4711)]
+    assert "crc32" in json.loads((lane / "cursors" / "q.json").read_text())
+    leave_cursors(Known(lane), 1, disk)  # type: ignore[arg-type]
+    assert disk.done[5:] == ["sync file", "rename q.json", "sync cursors"]
+
+
+def test_a_journal_on_a_medium_that_cannot_be_written_to_gets_no_cursor(tmp_path: Path) -> None:
+    lane = tmp_path / "journal"
+    lane.mkdir()
+    leave_cursors(Known(lane), 0, Recorder(read_only=True))  # type: ignore[arg-type]
+    (lane / "cursors").mkdir()
+    leave_cursors(Known(lane), 0, Recorder(read_only=True))  # type: ignore[arg-type]
+    assert cursors(lane) == []
+
+
+def test_a_file_is_replaced_whole_and_for_good(tmp_path: Path) -> None:
+    path, disk = tmp_path / "state", Recorder()
+    path.write_bytes(b"old")
+    replace_file(path, b"new", disk)
+    assert disk.done == ["sync file", "rename state", f"sync {tmp_path.name}"]
+    assert (path.read_bytes(), [each.name for each in tmp_path.iterdir()]) == (b"new", ["state"])
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(b"old")
+
+    class Full(Recorder):
+        def sync(self, file: int) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(OSError, match="full"):
+        replace_file(path, b"new", Full())
+    assert (path.read_bytes(), [each.name for each in tmp_path.iterdir()]) == (b"old", ["state"])
+
+
+def test_checkpoint_captures_and_description_go_that_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def noted(path: Path, content: bytes) -> None:
+        written.append(path.name)
+        replace_file(path, content)
+
+    for module in ("checkpoint", "captures.planning", "warehouse"):
+        monkeypatch.setattr(f"wireloom.pipeline.{module}.replace_file", noted)
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    checkpoint.prepare()
+    checkpoint.plan(0, {"lane": POSITION})
+    checkpoint.commit(0)
+    assert checkpoint.offsets(0) == {"lane": POSITION}
+    save_state(str(tmp_path / "kept" / "a-1"), b"frozen")
+    assert load_state(str(tmp_path / "kept" / "a-1")) == b"frozen"
+    Warehouse.prepared(tmp_path / "warehouse")
+    assert written[:4] == ["metadata", "0", "0", "a-1"]
+    assert len(written) == 5
+    assert run.leave_cursors is leave_cursors
