@@ -141,17 +141,21 @@ class Head:
     """The last packet id before this segment that counts; None where nobody said so."""
     size: int = 0
     """Bytes of the head: where the first block stands."""
+    refused: bool = False
+    """Whether the segment is one of refused bytes, which have packet ids of their own."""
 
 
-def segment_head(version: str, hub: str, epoch: str, generation: int, after: int) -> bytes:
+def segment_head(version: str, hub: str, epoch: str, generation: int, after: int, *, refused: bool = False) -> bytes:
     """The Section Header Block and the Interface Description Block every segment begins with.
 
     Its size does not depend on `after`, which is known late.
 
     >>> head_of(segment_head("1.0", "north", "00c0ffee00c0ffee", 3, 41))
-    Head(format=2, hub='north', epoch='00c0ffee00c0ffee', generation=3, after=41, size=212)
+    Head(format=2, hub='north', epoch='00c0ffee00c0ffee', generation=3, after=41, size=212, refused=False)
     """
     said: dict[str, type_of_json] = {"after": f"{after:020d}", "epoch": epoch, "generation": generation, "hub": hub}
+    if refused:
+        said["refused"] = True
     section = struct.pack("<IHHq", _BYTE_ORDER, 1, 0, -1)
     section += _option(OPTION_COMMENT, FORMAT) + _option(OPTION_COMMENT, canonical_json(said))
     section += _option(4, f"wireloom {version}".encode())
@@ -477,7 +481,8 @@ def head_of(data: Buffer) -> Head:
     try:
         said = json.loads(comments[1])
         after, generation = int(said["after"]), int(said["generation"])
-        return Head(version, str(said["hub"]), str(said["epoch"]), generation, after, end)
+        refused = said.get("refused") is True
+        return Head(version, str(said["hub"]), str(said["epoch"]), generation, after, end, refused)
     except (IndexError, ValueError, KeyError, TypeError):
         raise BlockFault(0, "section header that does not say whose segment this is") from None
 

@@ -11,7 +11,7 @@ import errno
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,8 +209,12 @@ class SegmentLog:
         time_ns: int,
         keys: Keys | None = None,
         principal: blocks.Principal | None = None,
+        said: Sequence[bytes] = (),
     ) -> None:
-        """Call before the blocks of a run: begins a segment if it is time, and states in it what is not stated yet."""
+        """Call before the blocks of a run: begins a segment if it is time, and states in it what is not stated yet.
+
+        `said` are comments of records about this run.
+        """
         self.encode()
         if not 0 < self._planned <= self.segment_bytes:
             self._begin()
@@ -227,6 +231,8 @@ class SegmentLog:
             stated.contexts[context.id] = context
             for record in context.records:
                 self._add_record(record, time_ns)
+        for record in said:
+            self._add_record(record, time_ns)
 
     def _add_record(self, comment: bytes, time_ns: int) -> None:
         self.add(time_ns, RECORD_TAGS, RECORD_TAGS_CRC, b"", comment, blocks.INBOUND)
