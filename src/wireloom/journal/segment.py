@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from wireloom.journal import blocks
-from wireloom.journal.disk import LOCAL, READ, Disk, read_range
+from wireloom.journal.disk import LOCAL, READ, Disk, read_around, read_range
 from wireloom.journal.sound import sound_length
 from wireloom.model import JournalError
 
@@ -123,7 +123,7 @@ def _sound_and_synced(path: Path, committed: int, disk: Disk) -> int:
         # A disk that cannot be written to loses nothing either.
         with contextlib.suppress(OSError):
             segment.sync()
-        return sound_length_of(path, segment.read(0, segment.size), committed, last)[0]
+        return sound_length_of(path, segment.read_around(), committed, last)[0]
 
 
 def sound_length_of(path: Path, data: bytes, committed: int, last: int | None = None) -> tuple[int, str]:
@@ -140,7 +140,7 @@ def _holds_something(path: Path, disk: Disk) -> bool:
         with OpenSegment(path, disk) as segment:
             if is_sealed(path, disk):
                 return segment.size > 0
-            length, _ = sound_length_of(path, segment.read(0, segment.size), synced_length(path, disk))
+            length, _ = sound_length_of(path, segment.read_around(), synced_length(path, disk))
             return length > segment.head().size
     except (OSError, JournalError):
         return False
@@ -257,6 +257,10 @@ class OpenSegment:
                 f"{self.path}: cannot read the segment at byte {self._fault(start, end)}: {error.strerror}; "
                 "check that disk"
             ) from None
+
+    def read_around(self) -> bytes:
+        """All of it, with zeros where it cannot be read."""
+        return read_around(self._disk, self._file, 0, self.size)[0]
 
     def _fault(self, start: int, end: int) -> int:
         """The first place that cannot be read, to a sector."""
