@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from wireloom.journal import Journal, blocks, committed_length, read_blocks, read_messages, segments
+from wireloom.journal.context import Principal
 from wireloom.journal.segment import committed_path, first_packet_id, is_sealed
 from wireloom.journal.verify import verify
 from wireloom.model import Direction, JournalError, Kind
@@ -231,7 +232,7 @@ def test_what_is_said_about_a_run_stands_right_before_it_in_the_same_segment(tmp
 
 
 def test_the_principal_is_stated_in_each_segment_and_where_it_changes(tmp_path):
-    alice, bob = blocks.Principal(1, "token:alice"), blocks.Principal(1, "token:bob")
+    alice, bob = Principal(1, "token:alice"), Principal(1, "token:bob")
     with Journal.open(tmp_path, segment_bytes=3000) as journal:
         for number in range(100):
             principal = None if number < 5 else alice if number < 60 else bob

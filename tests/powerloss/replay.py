@@ -24,7 +24,7 @@ from typing import TypeVar
 from tests.journal.simulated_disk import Call, SimulatedDisk
 from tests.powerloss.lineage import FAULT, FOLDER, STATE, STUCK, Lineage, Violation, body_of
 from wireloom.journal import Journal, Keep, Tail, prune, writing
-from wireloom.journal.blocks import Principal
+from wireloom.journal.context import Principal
 from wireloom.journal.disk import Buffer, make_folders
 from wireloom.journal.keys import Keys
 from wireloom.journal.state import save_state

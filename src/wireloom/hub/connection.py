@@ -22,7 +22,8 @@ from wireloom.hub.logs import about
 from wireloom.hub.outbox import Outbox
 from wireloom.hub.published import DENIED, TAKEN, excluding, published
 from wireloom.hub.screen import Screened, screen, screen_all
-from wireloom.journal.blocks import Context, Principal, record_comment
+from wireloom.journal.blocks import record_comment
+from wireloom.journal.context import Context, Principal
 from wireloom.journal.keys import Keys
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver

@@ -22,7 +22,8 @@ from types import TracebackType
 from typing import Self, cast
 
 from wireloom.journal import blocks
-from wireloom.journal.blocks import Context, Envelope, Principal
+from wireloom.journal.blocks import Envelope
+from wireloom.journal.context import Context, Principal
 from wireloom.journal.disk import LOCAL, READ, Disk, make_folders, write_all
 from wireloom.journal.identity import Identity, IdentityFile, LastIds, RandomBits, claim
 from wireloom.journal.keys import Keys
@@ -250,7 +251,9 @@ class Journal:
             ticket = log.add_later(now, envelope, sequence, data, context)
         else:
             log.prepare(context, now, keys, principal, said)
-            ticket = self._append_now(now, envelope, envelope.comment_for(sequence, context), data)
+            ticket = self._append_now(
+                now, envelope, envelope.comment_for(sequence, b"" if context is None else context.word), data
+            )
         if idle and self.on_pending is not None:
             self.on_pending()
         return ticket
