@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -194,3 +196,48 @@ async def test_nobody_looks_at_the_segment_while_the_thread_has_it(
         await reader.readexactly(500)
         await eventually(lambda: len(looks) > seen)
         writer.close()
+
+
+HANGING = """
+import os, sys, threading, time
+from wireloom.cli.main import main
+
+def hang(*_):
+    print("hanging", flush=True)
+    time.sleep(3600)
+
+def watch():
+    for line in sys.stdin:
+        os.fdatasync = os.fsync = os.pwritev = hang
+
+threading.Thread(target=watch, daemon=True).start()
+sys.exit(main(["hub", "--config", sys.argv[1]]))
+"""
+
+
+async def test_the_process_ends_although_the_disk_hangs(tmp_path: Path) -> None:
+    settings = tmp_path / "hub.toml"
+    settings.write_text(HSP + f'[limits]\ndrain_seconds = 1\n[journal]\nfolder = "{tmp_path / "journal"}"\n')
+    command = [sys.executable, "-c", HANGING, str(settings)]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=tmp_path
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            url = ""
+            while (line := (await process.stdout.readline()).decode()) != "ready\n":
+                assert line
+                url = line.split()[2] if line.startswith("listening on hsp") else url
+            process.stdin.write(b"go\n")
+            _, writer = await open_to(url)
+            assert await process.stdout.readline() == b"hanging\n"
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(15):
+            assert await process.wait() == 0
+        writer.close()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

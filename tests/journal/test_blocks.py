@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wireloom.journal import blocks
-from wireloom.journal.blocks import BlockFault, Context
+from wireloom.journal.blocks import BlockFault
+from wireloom.journal.context import Context
 from wireloom.model import Direction, JournalError
 
 ADDRESSES = st.one_of(

@@ -389,3 +389,53 @@ def test_a_segment_that_is_a_link_is_refused_not_cut(tmp_path, large):
     with pytest.raises(JournalError, match="symbolic links"):
         Journal.open(large)
     assert elsewhere.read_bytes() == before
+
+
+# --- old sectors and leftovers ----------------------------------------------------------------------
+
+
+def test_an_old_sector_of_the_journal_does_not_pass_for_refused_bytes(tmp_path):
+    journal = Journal.open(tmp_path / "live")
+    append(journal, 0)
+    journal.commit()
+    (segment,) = segments(tmp_path / "live")
+    journal.abandon()
+    name = tmp_path / "live" / "refused" / segment.name
+    shutil.copy(segment, name)
+    committed_path(name).write_text(f"{0:020d}?\n")
+    with Journal.open(tmp_path / "live"):
+        assert segments(tmp_path / "live" / "refused") == []
+
+
+def test_a_segment_of_another_epoch_is_not_taken_for_the_one_of_its_name(tmp_path):
+    for folder in ("one", "other"):
+        journal = Journal.open(tmp_path / folder)
+        append(journal, 0)
+        journal.commit()
+        journal.abandon()
+    (one,), (other,) = (segments(tmp_path / folder) for folder in ("one", "other"))
+    one.write_bytes(other.read_bytes())
+    committed_path(one).write_text(f"{0:020d}\n")
+    with Journal.open(tmp_path / "one"):
+        assert bodies(tmp_path / "one") == []
+
+
+def test_blocks_that_do_not_count_are_not_read_beside_a_segment_that_is_only_just_begun(tmp_path):
+    disk = Faulty()
+    journal = Journal.open(tmp_path / "live", disk=disk)
+    append(journal, 0)
+    journal.commit()
+    disk.failing = {"sync": errno.EIO, "truncate": errno.EIO, "unlink": errno.EIO}
+    append(journal, 1)
+    for _ in range(2):  # the second attempt leaves a segment that holds nothing
+        with pytest.raises(JournalError):
+            journal.commit()
+    disk.failing = {}
+    journal.commit()
+    shutil.copytree(tmp_path / "live", tmp_path / "cut")
+    journal.abandon()
+    begun = segments(tmp_path / "cut")[1]
+    begun.write_bytes(b"")
+    assert bodies(tmp_path / "cut") == [0, 1]
+    with Journal.open(tmp_path / "cut"):
+        assert bodies(tmp_path / "cut") == [0, 1]

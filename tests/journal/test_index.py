@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wireloom.journal import Journal, blocks, index, segments
-from wireloom.journal.blocks import Block, BlockFault, Context
+from wireloom.journal.blocks import Block, BlockFault
+from wireloom.journal.context import Context
 from wireloom.model import Direction
 
 from .conftest import TOPICS, data

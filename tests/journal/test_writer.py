@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from wireloom.journal import Journal, committed_length, read_blocks, read_messages, segments
+from wireloom.journal import Journal, blocks, committed_length, read_blocks, read_messages, segments
+from wireloom.journal.context import Principal
 from wireloom.journal.segment import committed_path, first_packet_id, is_sealed
 from wireloom.journal.verify import verify
 from wireloom.model import Direction, JournalError, Kind
@@ -210,3 +211,39 @@ def test_without_sync_everything_is_still_written_and_readable(tmp_path, fill):
         fill(journal)
         journal.commit()
         assert Kind.EVENT in {entry.message.kind for entry in read_messages(tmp_path)}
+
+
+def test_what_is_said_about_a_run_stands_right_before_it_in_the_same_segment(tmp_path):
+    with Journal.open(tmp_path, segment_bytes=3000) as journal:
+        for number in range(200):
+            said = [blocks.record_comment("taken", {"ids": [str(number)]}, 1)] if number % 2 else []
+            run = data("x" * (number * 37 % 600))
+            journal.append("hsp", 1, Direction.C2S, number, run, topics=TOPICS, said=said)
+            if number % 3 == 0:
+                journal.commit()
+    assert len(segments(tmp_path)) > 10
+    for segment in segments(tmp_path):
+        before = None
+        for block in read_blocks(segment):
+            if block.direction is not None and block.sequence % 2:
+                assert before is not None
+                assert before.details == {"ids": [str(block.sequence)]}
+            before = block if block.record == "taken" else None
+
+
+def test_the_principal_is_stated_in_each_segment_and_where_it_changes(tmp_path):
+    alice, bob = Principal(1, "token:alice"), Principal(1, "token:bob")
+    with Journal.open(tmp_path, segment_bytes=3000) as journal:
+        for number in range(100):
+            principal = None if number < 5 else alice if number < 60 else bob
+            journal.append("hsp", 1, Direction.C2S, number, data("x" * 100), principal=principal)
+            journal.append("hsp", 2, Direction.C2S, number, data("x" * 100))
+    assert len(segments(tmp_path)) > 5
+    for segment in segments(tmp_path):
+        stated, times = None, 0
+        for block in read_blocks(segment):
+            if block.record == "principal":
+                stated, times = block.details["principal"], times + 1
+            elif block.connection == 1 and block.direction is not None:
+                assert stated == (None if block.sequence < 5 else "token:alice" if block.sequence < 60 else "token:bob")
+        assert times <= 2

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.pipeline.journals import MAPS, START_NS, compared, expected_messages, expected_rejects
 from wireloom.journal import Journal, read_blocks, segments
-from wireloom.journal.blocks import MAX_PACKET_DATA, Context
+from wireloom.journal.blocks import MAX_PACKET_DATA
+from wireloom.journal.context import Context
 from wireloom.model import Direction, JournalError, Kind, Message
 from wireloom.pipeline.decode import decode_range
 from wireloom.pipeline.planning import Range, latest, plan

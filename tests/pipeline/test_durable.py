@@ -50,6 +50,10 @@ class Recorder(LocalDisk):
         super().make_folder(path)
         self.done.append(f"make {path.name}")
 
+    def sync_all(self, path: Path) -> None:
+        super().sync_all(path)
+        self.done.append(f"sync all {path.name}")
+
     def sync_folder(self, path: Path) -> None:
         super().sync_folder(path)
         self.done.append(f"sync {path.name}")
@@ -60,6 +64,8 @@ class Known:
 
     def __init__(self, lane: Path) -> None:
         self.lane = lane
+        self.root = lane.parent / "warehouse"
+        self.root.mkdir(exist_ok=True)
 
     def query_id(self) -> str:
         return "q"
@@ -73,11 +79,12 @@ def test_a_cursor_is_on_disk_when_the_batch_is_done(tmp_path: Path) -> None:
     lane.mkdir()
     disk = Recorder()
     leave_cursors(Known(lane), 0, disk)  # type: ignore[arg-type]
-    assert disk.done == ["make cursors", "sync journal", "sync file", "rename q.json", "sync cursors"]
+    saved = ["sync file", "rename q.json", "sync cursors"]
+    assert disk.done == ["sync all warehouse", "make cursors", "sync journal", *saved], "the tables come first"
     assert [(each.segment, each.position) for each in cursors(lane)] == [(POSITION["segment"], 4711)]
     assert "crc32" in json.loads((lane / "cursors" / "q.json").read_text())
     leave_cursors(Known(lane), 1, disk)  # type: ignore[arg-type]
-    assert disk.done[5:] == ["sync file", "rename q.json", "sync cursors"]
+    assert disk.done[6:] == ["sync all warehouse", *saved]
 
 
 def test_a_journal_on_a_medium_that_cannot_be_written_to_gets_no_cursor(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_segments_of_both_forms_of_names_are_planned_in_order_of_their_packet_id
     assert target[str(lane)]["segment"] == names[-1]
     parts = [part for part in plan(inputs, {}, target) if not part.refused]
     assert [Path(part.file).name for part in parts] == names
-    middle = {**target, str(lane): {"segment": names[3], "position": 0}}
+    middle: Offsets = {**target, str(lane): {"segment": names[3], "position": 0}}
     before, after = plan(inputs, {}, middle), plan(inputs, middle, target)
     assert [Path(part.file).name for part in (*before, *after) if not part.refused] == names
     assert bytes_after(lane, names[3], 0) == sum(committed_length(lane / name) for name in names[3:])

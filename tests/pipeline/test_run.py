@@ -15,6 +15,7 @@ import pytest
 
 from tests.pipeline.journals import START_NS, compared, expected_messages, expected_rejects, make_journal
 from wireloom.journal import segments
+from wireloom.journal.state import load_state
 from wireloom.model import ConfigError
 from wireloom.pipeline import Pipeline, PipelineFailed, tables
 from wireloom.pipeline.query import ask, ask_spark, describe
@@ -157,7 +158,7 @@ def test_a_growing_journal_is_followed(spark: SparkSession, tmp_path: Path) -> N
         runner.join(60)
     assert not runner.is_alive()
     check_against_journal(warehouse, source)
-    cursor = json.loads(next((source / "cursors").iterdir()).read_text())
+    cursor = load_state(next((source / "cursors").iterdir()))
     last = segments(source)[-1]
     assert cursor == {"segment": last.name, "position": last.stat().st_size}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.pipeline.batches import ranges
 from wireloom.journal import Entry, Journal, read_all
-from wireloom.journal.blocks import Context
+from wireloom.journal.context import Context
 from wireloom.model import Direction, Kind, Message
 from wireloom.pipeline.decode import decode_range
 from wireloom.protocols.contract import Role

@@ -25,7 +25,7 @@ from tests.journal.simulated_disk import Call, SimulatedDisk
 from tests.ledger import Ledger, Line, Sent
 from tests.powerloss.lineage import FAULT, FOLDER, STATE, STUCK, Lineage, fail
 from wireloom.journal import Journal, Keep, Tail, prune, writing
-from wireloom.journal.blocks import Principal
+from wireloom.journal.context import Principal
 from wireloom.journal.disk import Buffer, make_folders
 from wireloom.journal.keys import Keys
 from wireloom.journal.state import save_state

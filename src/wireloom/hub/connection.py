@@ -22,9 +22,10 @@ from wireloom.hub.logs import about
 from wireloom.hub.outbox import Outbox
 from wireloom.hub.published import DENIED, TAKEN, excluding, published
 from wireloom.hub.screen import Screened, screen, screen_all
-from wireloom.journal.blocks import Context, Principal
+from wireloom.journal.blocks import record_comment
+from wireloom.journal.context import Context, Principal
 from wireloom.journal.keys import Keys
-from wireloom.model import Kind, Message, WireloomError, type_of_json
+from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import fresh
 from wireloom.protocols.contract import CUT, Calls, Role, Run, Session, Sessions
@@ -37,8 +38,6 @@ log = logging.getLogger("wireloom.hub")
 
 _NO_PIECES = (b"", b"")
 _NOTHING: frozenset[str | None] = frozenset()
-_Said = Sequence[tuple[str, Mapping[str, type_of_json]]]
-"""Records about a run: name and details."""
 _DENIED_TOLD = 64
 """Refusals of one connection that are logged; all are counted."""
 
@@ -51,11 +50,6 @@ def _shared(numbers: tuple[tuple[int, str], ...], agreed: tuple[tuple[str, str |
 def _context(numbers: Mapping[int, str], agreed: Mapping[str, str | bool]) -> Context | None:
     """What a reader must know of a connection, one for all with the same; None where that is nothing."""
     return _shared(tuple(numbers.items()), tuple(agreed.items())) if numbers or agreed else None
-
-
-def _say(denied: Iterable[str | None], taken: Iterable[str | None]) -> _Said:
-    """The records that stand before a run."""
-    return [(DENIED, each) for each in excluding(denied)] + [(TAKEN, each) for each in excluding(taken)]
 
 
 class Connection(Outbox):
@@ -286,7 +280,7 @@ class Connection(Outbox):
         ticket, data = 0, run.data
         if data:
             count = run.count
-            said = _say(denied, self.taken) if denied or self.taken else ()
+            said = self._say(denied) if denied or self.taken else ()
             if run.renumbered:
                 ticket = self._record_stages(run, said)
             else:
@@ -374,7 +368,12 @@ class Connection(Outbox):
         if self.driver.failure is None:
             self.driver.release("rate")
 
-    def _record_stages(self, run: Run, said: _Said) -> int:
+    def _say(self, denied: Iterable[str | None]) -> Sequence[bytes]:
+        """The records that stand before a run: they tell readers which requests in it are no publishes."""
+        kinds = ((DENIED, denied), (TAKEN, self.taken))
+        return [record_comment(name, each, self.id) for name, ids in kinds for each in excluding(ids)]
+
+    def _record_stages(self, run: Run, said: Sequence[bytes]) -> int:
         """The same for a read in which the numbers that stand for topics changed."""
         ticket, start, counted = 0, 0, 0
         for end, count, numbers in run.renumbered:
@@ -385,13 +384,8 @@ class Connection(Outbox):
             ticket = self._record(run.data[start:], run.count - counted, self._topics(), said)
         return ticket
 
-    def _record(self, data: bytes | memoryview, count: int, topics: Context | None, said: _Said) -> int:
-        """Append what the peer said to the journal; returns the ticket.
-
-        `said` stands before it, for those who read the journal: which requests in it are no publishes.
-        """
-        for name, details in said:
-            self.hub.journal.record(name, details, self.id, protocol=self.name)
+    def _record(self, data: bytes | memoryview, count: int, topics: Context | None, said: Sequence[bytes]) -> int:
+        """Append what the peer said to the journal; returns the ticket. `said` are records about it."""
         before = self._recorded[0]
         self._recorded[0] += count
         return self.hub.journal.append(
@@ -405,6 +399,7 @@ class Connection(Outbox):
             topics=topics,
             keys=None if self._is_open_book else self._keys_in_force(),
             principal=self._principal,
+            said=said,
         )
 
     def _topics(self) -> Context | None:

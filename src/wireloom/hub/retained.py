@@ -101,13 +101,15 @@ class LastValues:
             wanted = await loop.run_in_executor(self._threads, _matching, known, pattern, now)
             for at in range(0, len(wanted), _AT_A_TIME):
                 part = [(self._hub.journal.packet_id(ticket), topic) for ticket, topic in wanted[at : at + _AT_A_TIME]]
-                values = await loop.run_in_executor(
+                values, errors = await loop.run_in_executor(
                     self._threads,
                     _values,
                     self._hub.config.journal_folder,
                     part,
                     Routing(self._hub),
                 )
+                for error in errors:
+                    self._tell_unreadable(f"{connection!r}: some last values cannot be read", error)
                 for value in values:
                     await connection.writable()
                     await self._hub.router.deliver_now(connection, value)
@@ -205,15 +207,19 @@ def _matching(known: dict[str, int], pattern: str, now: int) -> list[tuple[int, 
     return sorted((ticket, topic) for topic, ticket in known.items() if ticket <= now and matches(pattern, topic))
 
 
-def _values(folder: Path, wanted: Sequence[tuple[int, str]], routing: Routing) -> list[Message]:
-    """On a thread: the last values of these topics, where the journal still has them; by packet id."""
-    runs: dict[int, list[Entry]] = dict(read_runs(folder, [packet_id for packet_id, _ in wanted]))
+def _values(
+    folder: Path, wanted: Sequence[tuple[int, str]], routing: Routing
+) -> tuple[list[Message], list[JournalError]]:
+    """On a thread: the last values of these topics, where the journal still has them, and why some cannot be read."""
+    errors: list[JournalError] = []
+    packet_ids = [packet_id for packet_id, _ in wanted]
+    runs: dict[int, list[Entry]] = dict(read_runs(folder, packet_ids, on_error=errors.append))
     values = []
     for packet_id, topic in wanted:
         last = _last_of(folder, runs.get(packet_id, ()), topic, routing)
         if last is not None:
             values.append(Message(Kind.EVENT, topic, last.body, content_type=last.content_type))
-    return values
+    return values, errors
 
 
 def _last_of(folder: Path, run: Sequence[Entry], topic: str, routing: Routing) -> Message | None:

@@ -168,7 +168,8 @@ class Router:
     def _acknowledge_bulk(self, source: Connection, bulk: Bulk) -> None:
         count = bulk.unanswered
         self._hub.metrics.acknowledged.add(count, source.name)
-        source.send_frames(bulk.acknowledgements(), count)
+        with contextlib.suppress(PeerClosed):
+            source.send_frames(bulk.acknowledgements(), count)
 
     def _fan_out(self, source: Connection, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
         """Frames of one topic as they are to peers that read them the same way; others get them as messages."""

@@ -1,7 +1,8 @@
 """The durable log of everything that was said: pcapng segments, group commit, readers, recovery."""
 
-from wireloom.journal.blocks import Block, Context
+from wireloom.journal.blocks import Block
 from wireloom.journal.commit import GroupCommit
+from wireloom.journal.context import Context
 from wireloom.journal.reader import (
     Entry,
     Offset,

@@ -8,7 +8,6 @@ Header Block, one Interface Description Block, then Enhanced Packet Blocks of li
 from __future__ import annotations
 
 import ipaddress
-import itertools
 import json
 import re
 import struct
@@ -71,7 +70,6 @@ _FRAMES = re.compile(
 _RECORD = re.compile(rb"record=([a-z]{1,32})(?: conn=([0-9a-f]{16}))? (\{.*\})", re.DOTALL)
 _DIRECTIONS = {direction.value.encode(): direction for direction in Direction}
 _NO_DETAILS: Mapping[str, type_of_json] = MappingProxyType({})
-_NO_SETTINGS: Mapping[str, str | bool] = MappingProxyType({})
 
 Buffer = bytes | bytearray | memoryview
 
@@ -141,17 +139,21 @@ class Head:
     """The last packet id before this segment that counts; None where nobody said so."""
     size: int = 0
     """Bytes of the head: where the first block stands."""
+    refused: bool = False
+    """Whether the segment is one of refused bytes, which have packet ids of their own."""
 
 
-def segment_head(version: str, hub: str, epoch: str, generation: int, after: int) -> bytes:
+def segment_head(version: str, hub: str, epoch: str, generation: int, after: int, *, refused: bool = False) -> bytes:
     """The Section Header Block and the Interface Description Block every segment begins with.
 
     Its size does not depend on `after`, which is known late.
 
     >>> head_of(segment_head("1.0", "north", "00c0ffee00c0ffee", 3, 41))
-    Head(format=2, hub='north', epoch='00c0ffee00c0ffee', generation=3, after=41, size=212)
+    Head(format=2, hub='north', epoch='00c0ffee00c0ffee', generation=3, after=41, size=212, refused=False)
     """
     said: dict[str, type_of_json] = {"after": f"{after:020d}", "epoch": epoch, "generation": generation, "hub": hub}
+    if refused:
+        said["refused"] = True
     section = struct.pack("<IHHq", _BYTE_ORDER, 1, 0, -1)
     section += _option(OPTION_COMMENT, FORMAT) + _option(OPTION_COMMENT, canonical_json(said))
     section += _option(4, f"wireloom {version}".encode())
@@ -267,10 +269,9 @@ class Envelope:
         size = packet_size(tags, b"", comment) + 8
         return cls(ends, tags, crc32(tags), comment, INBOUND if inbound else OUTBOUND, size)
 
-    def comment_for(self, sequence: int, context: Context | None) -> bytes:
-        """The comment of a block."""
-        comment = b"%b%d" % (self.comment, sequence)
-        return comment if context is None else comment + context.word
+    def comment_for(self, sequence: int, word: bytes = b"") -> bytes:
+        """The comment of a block; `word` names its context."""
+        return b"%b%d%b" % (self.comment, sequence, word)
 
 
 def encode_packet(
@@ -390,61 +391,6 @@ def canonical_json(value: Mapping[str, type_of_json]) -> bytes:
     return text.encode(errors="replace")
 
 
-_CONTEXT_IDS = itertools.count(1)
-
-
-class Context:
-    """What a reader must know to decode some connections, with its id and the records that state it. Never changes.
-
-    `topics` are the numbers that stand for topics; `settings` are settings of the protocol that the peers agreed on.
-    A context too large for one comment is stated in several records, which readers unite. Ids are counted, not computed
-    from the content: a peer that chooses topics must not be able to choose an id that is taken.
-
-    >>> Context({1: "a/b"}, {"profile": False}).records[0].decode()
-    'record=context {"ctx":"...","settings":{"profile":false},"topics":{"1":"a/b"}}'
-    """
-
-    __slots__ = ("id", "records", "settings", "topics", "word")
-
-    def __init__(
-        self, topics: Mapping[int, str] = MappingProxyType({}), settings: Mapping[str, str | bool] = _NO_SETTINGS
-    ) -> None:
-        self.topics = dict(topics)
-        self.settings = dict(settings)
-        named: dict[str, type_of_json] = {str(number): topic for number, topic in self.topics.items()}
-        chosen: dict[str, type_of_json] = {"settings": {**self.settings}} if self.settings else {}
-        self.id = next(_CONTEXT_IDS) & 0xFFFFFFFF
-        self.word = b" ctx=%08x" % self.id
-        self.records = [
-            record_comment("context", {"ctx": f"{self.id:08x}", **chosen, "topics": part}) for part in _parts(named)
-        ]
-
-
-def _parts(topics: dict[str, type_of_json]) -> Iterator[dict[str, type_of_json]]:
-    """The topics in pieces that fit a comment; no topics are one empty piece."""
-    part: dict[str, type_of_json] = {}
-    size = 0
-    for number, topic in topics.items():
-        entry = len(canonical_json({number: topic}))
-        if part and size + entry > MAX_COMMENT - 1000:
-            yield part
-            part, size = {}, 0
-        part[number] = topic
-        size += entry
-    yield part
-
-
-class Principal:
-    """Who a connection was proved to be, with the record that states it. Never changes."""
-
-    __slots__ = ("connection", "name", "record")
-
-    def __init__(self, connection: int, name: str) -> None:
-        self.connection = connection
-        self.name = name
-        self.record = record_comment("principal", {"principal": name}, connection)
-
-
 # --- reading ---------------------------------------------------------------------------------------
 
 
@@ -477,7 +423,8 @@ def head_of(data: Buffer) -> Head:
     try:
         said = json.loads(comments[1])
         after, generation = int(said["after"]), int(said["generation"])
-        return Head(version, str(said["hub"]), str(said["epoch"]), generation, after, end)
+        refused = said.get("refused") is True
+        return Head(version, str(said["hub"]), str(said["epoch"]), generation, after, end, refused)
     except (IndexError, ValueError, KeyError, TypeError):
         raise BlockFault(0, "section header that does not say whose segment this is") from None
 

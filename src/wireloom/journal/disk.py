@@ -10,6 +10,7 @@ Two rules hold for every implementation. A name is created, replaced or removed 
 from __future__ import annotations
 
 import abc
+import ctypes
 import errno
 import fcntl
 import os
@@ -104,6 +105,10 @@ class Disk(abc.ABC):
     def sync_folder(self, path: Path) -> None:
         """Return when the disk has the names in a folder."""
 
+    def sync_all(self, path: Path) -> None:
+        """Return when the disk has everything on the file system of a folder, whoever wrote it."""
+        os.sync()
+
     @abc.abstractmethod
     def list(self, path: Path) -> list[str]:
         """The names in a folder, in no particular order."""
@@ -172,6 +177,18 @@ class LocalDisk(Disk):
         finally:
             os.close(folder)
 
+    def sync_all(self, path: Path) -> None:
+        """Sync its file system, or all of them where that is not possible."""
+        if _syncfs is None:
+            os.sync()
+            return
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _syncfs(folder):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        finally:
+            os.close(folder)
+
     def list(self, path: Path) -> list[str]:
         """Read the names in it."""
         with os.scandir(path) as entries:
@@ -186,6 +203,9 @@ class LocalDisk(Disk):
             os.close(file)
             raise
         return file
+
+
+_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 
 
 def _status(found: os.stat_result) -> Status:

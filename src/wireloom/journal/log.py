@@ -11,13 +11,14 @@ import errno
 import time
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from wireloom.journal import blocks
 from wireloom.journal.blocks import encode_packet, packet_around, packet_size
+from wireloom.journal.context import Context, Principal
 from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.keys import Keys
 from wireloom.journal.segment import is_segment, segment_name
@@ -33,7 +34,7 @@ PART = 2 * 1024 * 1024
 MOST_UNWRITTEN = 64
 """Blocks that wait to be encoded."""
 
-_Unwritten = tuple[int, int, blocks.Envelope, int, bytes, blocks.Context | None]
+_Unwritten = tuple[int, int, blocks.Envelope, int, bytes, Context | None]
 """Packet id, time, envelope, sequence, payload, context: what a block is made of."""
 
 HeadOf = Callable[[int], bytes]
@@ -51,11 +52,11 @@ def one_thread() -> Executor:
 class Statements:
     """What has been stated in a segment so far, so that each segment can be understood by itself."""
 
-    contexts: dict[int, blocks.Context] = field(default_factory=dict)
+    contexts: dict[int, Context] = field(default_factory=dict)
     """By their id."""
     keys: dict[int, Keys] = field(default_factory=dict)
     """Of encrypted connections, by connection."""
-    principals: dict[int, blocks.Principal] = field(default_factory=dict)
+    principals: dict[int, Principal] = field(default_factory=dict)
     """Of connections that proved who they are, by connection."""
 
 
@@ -94,7 +95,7 @@ class Part:
         packets, estimate = [], 0
         for number, time_ns, envelope, sequence, payload, context in self.unwritten:
             estimate += envelope.size + len(payload)
-            comment = envelope.comment_for(sequence, context)
+            comment = envelope.comment_for(sequence, b"" if context is None else context.word)
             packets.append(
                 encode_packet(number, time_ns, envelope.tags, envelope.tags_crc, payload, comment, envelope.flags)
             )
@@ -205,12 +206,16 @@ class SegmentLog:
 
     def prepare(
         self,
-        context: blocks.Context | None,
+        context: Context | None,
         time_ns: int,
         keys: Keys | None = None,
-        principal: blocks.Principal | None = None,
+        principal: Principal | None = None,
+        said: Sequence[bytes] = (),
     ) -> None:
-        """Call before the blocks of a run: begins a segment if it is time, and states in it what is not stated yet."""
+        """Call before the blocks of a run: begins a segment if it is time, and states in it what is not stated yet.
+
+        `said` are comments of records about this run.
+        """
         self.encode()
         if not 0 < self._planned <= self.segment_bytes:
             self._begin()
@@ -227,13 +232,13 @@ class SegmentLog:
             stated.contexts[context.id] = context
             for record in context.records:
                 self._add_record(record, time_ns)
+        for record in said:
+            self._add_record(record, time_ns)
 
     def _add_record(self, comment: bytes, time_ns: int) -> None:
         self.add(time_ns, RECORD_TAGS, RECORD_TAGS_CRC, b"", comment, blocks.INBOUND)
 
-    def takes_later(
-        self, context: blocks.Context | None, keys: Keys | None, principal: blocks.Principal | None
-    ) -> bool:
+    def takes_later(self, context: Context | None, keys: Keys | None, principal: Principal | None) -> bool:
         """Whether a small block can be left to `encode`: no segment begins, and nothing has to be stated before it."""
         parts, stated = self._parts, self._stated
         return (
@@ -245,7 +250,7 @@ class SegmentLog:
         )
 
     def add_later(
-        self, time_ns: int, envelope: blocks.Envelope, sequence: int, payload: bytes, context: blocks.Context | None
+        self, time_ns: int, envelope: blocks.Envelope, sequence: int, payload: bytes, context: Context | None
     ) -> int:
         """Append one block that is encoded later; returns its ticket."""
         part = self._parts[-1] if self._parts else self._continue()

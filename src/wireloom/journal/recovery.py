@@ -17,15 +17,15 @@ from wireloom.journal.disk import CHANGE, LOCAL, Disk, read_around, write_all
 from wireloom.journal.segment import (
     COMMITTED,
     committed_path,
-    epoch_in,
     first_packet_id,
     is_sealed,
     last_block,
     last_id_before,
     segments,
+    sound_length_of,
     synced_length,
 )
-from wireloom.journal.sound import holds_no_packet, sound_length, without_padding
+from wireloom.journal.sound import holds_no_packet, without_padding
 
 SMALLEST_PACKET = 72
 """Bytes of a packet block without tags, payload and comment."""
@@ -92,8 +92,7 @@ def _seal(path: Path, last: int | None, disk: Disk) -> Iterator[Cut]:
         data, _ = read_around(disk, file, 0, size)
         stated = synced_length(path, disk)
         committed = stated if stated <= size else 0
-        first, epoch = first_packet_id(path), epoch_in(path)
-        keep, reason = sound_length(data, committed, first=first, epoch=epoch, last=last)
+        keep, reason = sound_length_of(path, data, committed, last)
         torn = without_padding(data, keep) - keep
         empty = keep == 0 or (committed == 0 and holds_no_packet(data, keep))
         if not empty:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from wireloom.journal import blocks
-from wireloom.journal.disk import LOCAL, READ, Disk, read_range
+from wireloom.journal.disk import LOCAL, READ, Disk, read_around, read_range
 from wireloom.journal.sound import sound_length
 from wireloom.model import JournalError
 
@@ -115,14 +115,35 @@ def committed_length(segment: Path | str, disk: Disk = LOCAL) -> int:
 
 
 def _sound_and_synced(path: Path, committed: int, disk: Disk) -> int:
-    following = next((each for each in segments(path.parent, disk) if each.name > path.name), None)
+    later = (each for each in segments(path.parent, disk) if each.name > path.name)
+    # One that is only just begun says nothing yet: recovery will remove it.
+    following = next((each for each in later if _holds_something(each, disk)), None)
     last = None if following is None else last_id_before(following, disk)
     with OpenSegment(path, disk) as segment:
         # A disk that cannot be written to loses nothing either.
         with contextlib.suppress(OSError):
             segment.sync()
-        data = segment.read(0, segment.size)
-        return sound_length(data, committed, first=first_packet_id(path), epoch=epoch_in(path), last=last)[0]
+        return sound_length_of(path, segment.read_around(), committed, last)[0]
+
+
+def sound_length_of(path: Path, data: bytes, committed: int, last: int | None = None) -> tuple[int, str]:
+    """`sound_length` of the segment of this name with these bytes."""
+    is_refused = path.parent.name == REFUSED
+    return sound_length(
+        data, committed, first=first_packet_id(path), epoch=epoch_in(path), refused=is_refused, last=last
+    )
+
+
+def _holds_something(path: Path, disk: Disk) -> bool:
+    """Whether a segment holds a block that recovery will keep."""
+    try:
+        with OpenSegment(path, disk) as segment:
+            if is_sealed(path, disk):
+                return segment.size > 0
+            length, _ = sound_length_of(path, segment.read_around(), synced_length(path, disk))
+            return length > segment.head().size
+    except (OSError, JournalError):
+        return False
 
 
 def has_writer(folder: Path, disk: Disk = LOCAL) -> bool:
@@ -236,6 +257,10 @@ class OpenSegment:
                 f"{self.path}: cannot read the segment at byte {self._fault(start, end)}: {error.strerror}; "
                 "check that disk"
             ) from None
+
+    def read_around(self) -> bytes:
+        """All of it, with zeros where it cannot be read."""
+        return read_around(self._disk, self._file, 0, self.size)[0]
 
     def _fault(self, start: int, end: int) -> int:
         """The first place that cannot be read, to a sector."""

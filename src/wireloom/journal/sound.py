@@ -13,17 +13,23 @@ from wireloom.journal import blocks
 
 
 def sound_length(
-    data: blocks.Buffer, committed: int = 0, *, first: int = 0, epoch: str = "", last: int | None = None
+    data: blocks.Buffer,
+    committed: int = 0,
+    *,
+    first: int = 0,
+    epoch: str = "",
+    refused: bool = False,
+    last: int | None = None,
 ) -> tuple[int, str]:
     """How much of a segment is whole, and why it ends there ("" at the end of the data or at padding).
 
-    At least `committed`, which is not judged. `first` and `epoch` are what the segment's name says, as far as it does.
-    Blocks with a packet id after `last` do not count: what was in doubt when their segment ended was written again to
-    the next one.
+    At least `committed`, which is not judged. `first` and `epoch` are what the segment's name says, as far as it does;
+    `refused` tells whether its folder is that of refused bytes. Blocks with a packet id after `last` do not count: what
+    was in doubt when their segment ended was written again to the next one.
     """
     try:
         head = blocks.head_of(data)
-        if epoch and head.epoch != epoch:
+        if epoch and (head.epoch != epoch or head.refused != refused):
             raise blocks.BlockFault(0, "the head of another segment")
         if committed > head.size:
             # A sound tail is found without a walk through what was committed.

@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
@@ -22,7 +22,8 @@ from types import TracebackType
 from typing import Self, cast
 
 from wireloom.journal import blocks
-from wireloom.journal.blocks import Context, Envelope, Principal
+from wireloom.journal.blocks import Envelope
+from wireloom.journal.context import Context, Principal
 from wireloom.journal.disk import LOCAL, READ, Disk, make_folders, write_all
 from wireloom.journal.identity import Identity, IdentityFile, LastIds, RandomBits, claim
 from wireloom.journal.keys import Keys
@@ -137,8 +138,8 @@ class Journal:
             identity, why = claim(path, last, random_bits, hub, disk)
             own, version = identity.identity, _version()
 
-            def head_of(after: int) -> bytes:
-                return blocks.segment_head(version, own.hub, own.epoch, own.generation, after)
+            def head_of(after: int, *, refused: bool = False) -> bytes:
+                return blocks.segment_head(version, own.hub, own.epoch, own.generation, after, refused=refused)
 
             log = SegmentLog(
                 path,
@@ -156,7 +157,7 @@ class Journal:
             refused = SegmentLog(
                 path / REFUSED,
                 own.epoch,
-                head_of,
+                functools.partial(head_of, refused=True),
                 identity.reserve_refused,
                 last_packet_id=last.refused,
                 next_packet_id=own.refused_reserved,
@@ -223,13 +224,15 @@ class Journal:
         topics: Context | Mapping[int, str] | None = None,
         keys: Keys | None = None,
         principal: Principal | None = None,
+        said: Sequence[bytes] = (),
         time_ns: int | None = None,
     ) -> int:
         """Append a run of complete frames; returns the ticket that is durable once the run is.
 
         `sequence` counts the messages of this connection and direction before the run. `topics` are the numbers that
         stand for topics in it, or a `Context` made once, which is faster and has settings, too. `keys` open what is
-        encrypted in it, `principal` is who the peer was proved to be: both are stated once a segment.
+        encrypted in it, `principal` is who the peer was proved to be: both are stated once a segment. `said` are
+        comments of records about this run: they stand right before it, in the same segment and the same commit.
         """
         now = self._now_ns() if time_ns is None else time_ns
         log = self._log
@@ -244,11 +247,13 @@ class Journal:
             context = topics
         else:
             context = self._context(cast("Mapping[int, str]", topics)) if topics else None
-        if data.__class__ is bytes and len(data) < LARGE and log.takes_later(context, keys, principal):
+        if not said and data.__class__ is bytes and len(data) < LARGE and log.takes_later(context, keys, principal):
             ticket = log.add_later(now, envelope, sequence, data, context)
         else:
-            log.prepare(context, now, keys, principal)
-            ticket = self._append_now(now, envelope, envelope.comment_for(sequence, context), data)
+            log.prepare(context, now, keys, principal, said)
+            ticket = self._append_now(
+                now, envelope, envelope.comment_for(sequence, b"" if context is None else context.word), data
+            )
         if idle and self.on_pending is not None:
             self.on_pending()
         return ticket

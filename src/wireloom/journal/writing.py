@@ -134,8 +134,10 @@ class SegmentFile:
         """After a failure: cut off what was not committed, and seal the rest if that much works.
 
         If it does not, the committed-length file stays and keeps readers away from the tail until the next writer's
-        recovery. The next segment says with which packet id this one ends. A segment that was never synced is not
-        sealed here at all: after a failed sync, the next one succeeds without writing what the first did not.
+        recovery. The next segment says with which packet id this one ends.
+
+        A segment whose commits were not synced is not sealed here at all: after a failed sync, the next one succeeds
+        without writing what the first did not.
         """
         try:
             if self.committed == 0:
@@ -145,9 +147,9 @@ class SegmentFile:
                 self._disk.sync_folder(self.path.parent)
             else:
                 self._disk.truncate(self._data, self.committed)
+                self._disk.sync(self._data)
                 if not self.sync:
                     return
-                self._disk.sync(self._data)
             self._disk.unlink(committed_path(self.path))
         except OSError:
             return

@@ -133,7 +133,9 @@ class SegmentBytes:
 
     def _lose(self, start: int, end: int, error: OSError) -> None:
         reason = f"cannot be read: {error.strerror or error}"
-        log.warning("%s: %d bytes at byte %d %s", self.path, end - start, start, reason)
+        before = self.unreadable[-1] if self.unreadable else None
+        if before is None or before.offset + before.size != start:
+            log.warning("%s: %s, from byte %d on", self.path, reason, start)
         self.unreadable.append(Damage(start, end - start, reason))
 
     def unreadable_between(self, start: int, end: int) -> list[Damage]:

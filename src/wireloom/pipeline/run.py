@@ -294,9 +294,11 @@ def bytes_left(inputs: Sequence[str], read: planning.Offsets) -> int:
 def leave_cursors(warehouse: Warehouse, batch: int, disk: Disk = LOCAL) -> None:
     """Tell each journal how far this pipeline is, so that retention spares what it has not read.
 
-    A journal on a medium that cannot be written to has no retention either.
+    The tables are synced first: retention removes what a cursor is past. A journal on a medium that cannot be written
+    to has no retention either.
     """
     name = f"{warehouse.query_id()}.json"
+    disk.sync_all(warehouse.root)
     for lane, position in warehouse.offsets(batch).items():
         folder = Path(lane) / CURSORS
         with contextlib.suppress(OSError):

@@ -178,12 +178,14 @@ def test_no_more_is_read_than_the_range_needs(tmp_path: Path) -> None:
     assert max(seen) < 500_000 < path.stat().st_size
 
 
-def test_a_line_names_file_and_offset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, _ = write(tmp_path, [1000] * 10)
-    with SegmentBytes(path, path.stat().st_size, BadSectors(1)) as segment:
+def test_one_line_names_file_and_offset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, _ = write(tmp_path, [1000] * 20)
+    with SegmentBytes(path, path.stat().st_size, BadSectors(1, 2)) as segment:
         segment.fill(segment.limit)
-        assert [(each.offset, each.size) for each in segment.unreadable] == [(PAGE, PAGE)]
-    assert f"{path}: 4096 bytes at byte 4096 cannot be read: Input/output error" in caplog.text
+        assert [(each.offset, each.size) for each in segment.unreadable] == [(PAGE, PAGE), (2 * PAGE, PAGE)]
+    assert [record.message for record in caplog.records] == [
+        f"{path}: cannot be read: Input/output error, from byte 4096 on"
+    ]
 
 
 @pytest.fixture
