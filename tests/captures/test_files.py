@@ -20,7 +20,7 @@ from tests.captures import writing
 from tests.captures.conversations import Wire, exchange, expected, mixed_up, talk
 from tests.captures.reading import read_files, read_packets
 from tests.captures.writing import START_NS, Captured, pcap, pcapng
-from tests.pipeline.test_reading import BadSectors
+from tests.disks import BadSectors
 from wireloom.journal.blocks import encode_tags
 from wireloom.model import Direction
 from wireloom.pipeline.captures import plain, storage

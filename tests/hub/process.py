@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from tests.pipeline.commands import WIRELOOM
 
 HSP_AND_HTTP = """\
 [[listener]]
@@ -25,7 +26,7 @@ def hub_command(folder: Path, extra: str = "", config_folder: Path | None = None
         folder.mkdir(parents=True, exist_ok=True)
     config = (config_folder or folder) / "hub.toml"
     config.write_text(HSP_AND_HTTP + extra)
-    return [sys.executable, "-m", "wireloom", "hub", "--config", str(config), "--data", str(folder)]
+    return [*WIRELOOM, "hub", "--config", str(config), "--data", str(folder)]
 
 
 class HubProcess:
@@ -88,6 +89,6 @@ def kill_while_starting(folder: Path, seconds: float, extra: str = "", config_fo
 
 def verify(journal: Path) -> None:
     """`wireloom journal verify` finds no fault."""
-    command = [sys.executable, "-m", "wireloom", "journal", "verify", str(journal)]
+    command = [*WIRELOOM, "journal", "verify", str(journal)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,7 +7,6 @@ import random
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -111,29 +110,25 @@ def test_sigterm_drains_and_says_so(tmp_path: Path) -> None:
     assert [e.message.body for e in journaled(tmp_path) if e.message.kind is Kind.REQUEST] == [b"x"]
 
 
+def second_hub(config: Path, url: str, data: Path) -> str:
+    """A hub that cannot start says why in one line; what it said."""
+    config.write_text(f'[[listener]]\nurl = "{url}"\n[http]\nurl = "off"\n')
+    command = [*WIRELOOM, "hub", "--config", str(config), "--data", str(data)]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert second.returncode == 2
+    assert "Traceback" not in second.stderr
+    return second.stderr
+
+
 def test_a_port_in_use_is_one_line_on_standard_error(tmp_path: Path) -> None:
     hub = HubProcess(tmp_path / "a")
-    config = tmp_path / "b.toml"
-    config.write_text(f'[[listener]]\nurl = "hsp://127.0.0.1:{hub.port}"\n[http]\nurl = "off"\n')
-    second = subprocess.run(
-        [sys.executable, "-m", "wireloom", "hub", "--config", str(config), "--data", str(tmp_path / "b")],
-        capture_output=True, text=True, timeout=30,
-    )  # fmt: skip
+    said = second_hub(tmp_path / "b.toml", f"hsp://127.0.0.1:{hub.port}", tmp_path / "b")
     hub.stop()
-    assert second.returncode == 2
-    assert second.stderr.splitlines()[-1].startswith(f"wireloom: cannot listen on hsp://127.0.0.1:{hub.port}: ")
-    assert "Traceback" not in second.stderr
+    assert said.splitlines()[-1].startswith(f"wireloom: cannot listen on hsp://127.0.0.1:{hub.port}: ")
 
 
 def test_a_second_hub_on_the_same_data_is_refused_in_one_line(tmp_path: Path) -> None:
     hub = HubProcess(tmp_path)
-    config = tmp_path / "b.toml"
-    config.write_text('[[listener]]\nurl = "hsp://127.0.0.1:0"\n[http]\nurl = "off"\n')
-    second = subprocess.run(
-        [sys.executable, "-m", "wireloom", "hub", "--config", str(config), "--data", str(tmp_path)],
-        capture_output=True, text=True, timeout=30,
-    )  # fmt: skip
+    said = second_hub(tmp_path / "b.toml", "hsp://127.0.0.1:0", tmp_path)
     hub.stop()
-    assert second.returncode == 2
-    assert "another process" in second.stderr
-    assert "Traceback" not in second.stderr
+    assert "another process" in said

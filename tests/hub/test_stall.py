@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from tests.disks import SlowDisk
 from tests.hub.running import ALL, HSP, ack, data_ack, eventually, hub_on, journaled, open_to, stream_to, url_of
-from tests.slow_disk import SlowDisk
 from wireloom.hub import hub as hub_module
 from wireloom.journal.verify import verify
 from wireloom.model import Kind

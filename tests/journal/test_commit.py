@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from tests.slow_disk import SlowDisk
+from tests.disks import SlowDisk
 from wireloom.journal import GroupCommit, Journal, read_blocks, read_messages, segments
 from wireloom.journal.verify import verify
 from wireloom.model import Direction

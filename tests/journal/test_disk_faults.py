@@ -6,14 +6,13 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.disks import BadSectors, FaultyDisk
 from wireloom.cli.main import main
 from wireloom.journal import Journal, Keep, Offset, Tail, committed_length, prune, read_all, read_messages, segments
-from wireloom.journal.disk import WRITE_SYNCED, LocalDisk
 from wireloom.journal.recovery import recover
 from wireloom.journal.runs import read_runs
 from wireloom.journal.segment import committed_path, is_sealed
@@ -23,57 +22,6 @@ from wireloom.model import Direction, JournalError
 from .conftest import TOPICS, data
 
 DAY = 24 * 3600 * 1_000_000_000
-
-
-class Faulty(LocalDisk):
-    """The real disk, with some calls that fail."""
-
-    def __init__(self) -> None:
-        self.failing: dict[str, int] = {}
-        """The error number, by the name of the call."""
-        self.calls: list[tuple[str, str]] = []
-        """Names of calls, and of the files or folders they concern."""
-        self.unreadable = range(0)
-        self._paths: dict[int, Path] = {}
-
-    def _call(self, name: str, path: Path) -> None:
-        self.calls.append((name, path.name))
-        if name in self.failing:
-            raise OSError(self.failing[name], os.strerror(self.failing[name]))
-
-    def open(self, path: Path, flags: int) -> int:
-        file = super().open(path, flags)
-        self._paths[file] = path
-        return file
-
-    def pwritev(self, file: int, buffers: Sequence[bytes | bytearray | memoryview], at: int, flags: int = 0) -> int:
-        self._call("pwritev synced" if flags & WRITE_SYNCED else "pwritev", self._paths[file])
-        return super().pwritev(file, buffers, at, flags)
-
-    def pread(self, file: int, size: int, at: int) -> bytes:
-        if self._paths[file].suffix == ".pcapng" and at < self.unreadable.stop and at + size > self.unreadable.start:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return super().pread(file, size, at)
-
-    def sync(self, file: int) -> None:
-        self._call("sync", self._paths[file])
-        super().sync(file)
-
-    def truncate(self, file: int, length: int) -> None:
-        self._call("truncate", self._paths.get(file, Path("lock")))
-        super().truncate(file, length)
-
-    def unlink(self, path: Path) -> None:
-        self._call("unlink", path)
-        super().unlink(path)
-
-    def sync_folder(self, path: Path) -> None:
-        self._call("sync_folder", path)
-        super().sync_folder(path)
-
-    def make_folder(self, path: Path) -> None:
-        self._call("make_folder", path)
-        super().make_folder(path)
 
 
 def append(journal: Journal, number: int, size: int = 0) -> int:
@@ -99,8 +47,7 @@ def large(tmp_path: Path) -> Path:
 
 def test_a_sector_that_cannot_be_read_is_an_error_that_names_file_and_place(large):
     (segment,) = segments(large)
-    disk = Faulty()
-    disk.unreadable = range(200_000, 200_512)
+    disk = BadSectors(48)
     place = f"{segment}: cannot read the segment at byte 196608: Input/output error"
     with pytest.raises(JournalError, match=place):
         list(read_all(large, disk=disk))
@@ -121,8 +68,7 @@ def test_a_sector_that_cannot_be_read_is_an_error_that_names_file_and_place(larg
 def test_a_journal_is_recovered_around_a_sector_that_cannot_be_read(large):
     (segment,) = segments(large)
     committed_path(segment).write_text(f"{segment.stat().st_size:020d}\n")
-    disk = Faulty()
-    disk.unreadable = range(200_000, 200_512)
+    disk = BadSectors(48)
     with Journal.open(large, disk=disk) as journal:
         assert journal.recovery.cuts == ()
         append(journal, 100)
@@ -135,7 +81,7 @@ def test_a_journal_is_recovered_around_a_sector_that_cannot_be_read(large):
 def test_recovery_syncs_a_segment_before_it_seals_it(large):
     (segment,) = segments(large)
     committed_path(segment).write_text(f"{1000:020d}\n")
-    disk = Faulty()
+    disk = FaultyDisk()
     recover(large, disk)
     assert disk.calls.index(("sync", segment.name)) < disk.calls.index(("unlink", committed_path(segment).name))
 
@@ -144,7 +90,7 @@ def test_recovery_syncs_a_segment_before_it_seals_it(large):
 
 
 def test_a_failed_first_sync_a_failed_unlink_a_clock_set_back_and_a_power_cut_lose_nothing(tmp_path):
-    folder, disk, clock = tmp_path / "journal", Faulty(), [100 * DAY]
+    folder, disk, clock = tmp_path / "journal", FaultyDisk(), [100 * DAY]
     journal = Journal.open(folder, disk=disk, segment_bytes=3000, now_ns=lambda: clock[0])
     for number in range(20):
         append(journal, number)
@@ -218,7 +164,7 @@ def test_a_deleted_segment_is_noticed_when_nothing_is_written(tmp_path):
 
 
 def test_a_failed_synced_write_ends_the_segment(tmp_path):
-    disk = Faulty()
+    disk = FaultyDisk()
     journal = Journal.open(tmp_path, disk=disk)
     for number in range(50):  # until there is padding
         append(journal, number)
@@ -238,7 +184,7 @@ def test_a_failed_synced_write_ends_the_segment(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSPC])
 def test_a_synced_write_that_is_not_supported_or_finds_no_space_is_written_in_two_steps(tmp_path, number):
-    disk = Faulty()
+    disk = FaultyDisk()
     journal = Journal.open(tmp_path, disk=disk)
     for count in range(50):
         append(journal, count)
@@ -268,7 +214,7 @@ def test_a_segment_whose_committed_length_is_gone_with_the_power_does_not_stop_r
 
 
 def test_every_name_is_synced_before_the_next_step_relies_on_it(tmp_path):
-    folder, disk = tmp_path / "a" / "b" / "journal", Faulty()
+    folder, disk = tmp_path / "a" / "b" / "journal", FaultyDisk()
     with Journal.open(folder, disk=disk):
         (segment,) = segments(folder)
     calls = disk.calls
@@ -334,7 +280,7 @@ def test_the_open_segment_is_readable_after_a_power_cut_before_any_hub_has_recov
 
 
 def test_blocks_that_were_written_again_are_not_read_twice_before_recovery(tmp_path):
-    disk = Faulty()
+    disk = FaultyDisk()
     journal = Journal.open(tmp_path / "live", disk=disk)
     append(journal, 0)
     journal.commit()
@@ -421,7 +367,7 @@ def test_a_segment_of_another_epoch_is_not_taken_for_the_one_of_its_name(tmp_pat
 
 
 def test_blocks_that_do_not_count_are_not_read_beside_a_segment_that_is_only_just_begun(tmp_path):
-    disk = Faulty()
+    disk = FaultyDisk()
     journal = Journal.open(tmp_path / "live", disk=disk)
     append(journal, 0)
     journal.commit()

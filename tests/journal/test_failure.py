@@ -13,35 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.disks import FaultyDisk
 from wireloom.journal import GroupCommit, Journal, read_blocks, read_messages, segments
 from wireloom.journal.segment import is_sealed
 from wireloom.journal.verify import verify
 from wireloom.model import Direction, JournalError
 
 from .conftest import TOPICS, data
-
-
-class FailingDisk:
-    """Makes one call of the operating system fail on demand; everything else is the real thing."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.failing: dict[str, int] = {}
-        for name in ("pwrite", "fdatasync", "ftruncate"):
-            monkeypatch.setattr(os, name, self.wrapped(name, getattr(os, name)))
-        monkeypatch.setattr(os, "pwritev", self.wrapped("pwrite", os.pwritev))
-
-    def wrapped(self, name, real):
-        def call(*arguments):
-            if name in self.failing:
-                raise OSError(self.failing[name], os.strerror(self.failing[name]))
-            return real(*arguments)
-
-        return call
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
-    return FailingDisk(monkeypatch)
 
 
 def bodies(folder: Path) -> list[bytes]:
@@ -115,13 +93,14 @@ def test_a_journal_that_cannot_even_begin_says_so(small_disk):
     Journal.open(small_disk / "journal").close()
 
 
-@pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
+@pytest.mark.parametrize("call", ["pwritev", "sync"])
 @pytest.mark.parametrize("truncates", [True, False])
-def test_a_failed_write_or_sync_ends_the_segment_and_the_rest_begins_a_new_one(tmp_path, disk, call, truncates):
-    journal = Journal.open(tmp_path)
+def test_a_failed_write_or_sync_ends_the_segment_and_the_rest_begins_a_new_one(tmp_path, call, truncates):
+    disk = FaultyDisk()
+    journal = Journal.open(tmp_path, disk=disk)
     first = append(journal, 0)
     journal.commit()
-    disk.failing = {call: errno.EIO} | ({} if truncates else {"ftruncate": errno.EIO})
+    disk.failing = {call: errno.EIO} | ({} if truncates else {"truncate": errno.EIO})
     second = append(journal, 1, 200_000)
     for attempt in range(3):
         with pytest.raises(JournalError, match="Input/output error"):
@@ -142,11 +121,12 @@ def test_a_failed_write_or_sync_ends_the_segment_and_the_rest_begins_a_new_one(t
         assert len(list(tmp_path.glob("*.committed"))) == 1
 
 
-def test_blocks_planned_into_later_segments_move_up_when_an_earlier_one_fails(tmp_path, disk):
-    journal = Journal.open(tmp_path, segment_bytes=5000)
+def test_blocks_planned_into_later_segments_move_up_when_an_earlier_one_fails(tmp_path):
+    disk = FaultyDisk()
+    journal = Journal.open(tmp_path, segment_bytes=5000, disk=disk)
     append(journal, 0)
     journal.commit()
-    disk.failing = {"fdatasync": errno.EIO}
+    disk.failing = {"sync": errno.EIO}
     numbers = list(range(1, 60))
     for number in numbers:
         ticket = append(journal, number, 300)
@@ -165,9 +145,10 @@ def test_blocks_planned_into_later_segments_move_up_when_an_earlier_one_fails(tm
     assert ids[-1] > len(ids)
 
 
-def test_blocks_appended_while_a_store_fails_on_another_thread_are_kept_in_order(tmp_path, disk):
-    journal = Journal.open(tmp_path, segment_bytes=2000)
-    disk.failing = {"fdatasync": errno.EIO}
+def test_blocks_appended_while_a_store_fails_on_another_thread_are_kept_in_order(tmp_path):
+    disk = FaultyDisk()
+    journal = Journal.open(tmp_path, segment_bytes=2000, disk=disk)
+    disk.failing = {"sync": errno.EIO}
     append(journal, 0)
     batch = journal.take()
     for number in range(1, 20):
@@ -182,9 +163,10 @@ def test_blocks_appended_while_a_store_fails_on_another_thread_are_kept_in_order
     journal.close()
 
 
-def test_a_payload_that_looks_like_a_record_survives_the_move(tmp_path, disk):
-    journal = Journal.open(tmp_path)
-    disk.failing = {"pwrite": errno.ENOSPC}
+def test_a_payload_that_looks_like_a_record_survives_the_move(tmp_path):
+    disk = FaultyDisk()
+    journal = Journal.open(tmp_path, disk=disk)
+    disk.failing = {"pwritev": errno.ENOSPC}
     text = 'record=topics {"map":"00000000","topics":{}}'
     journal.append("hsp", 1, Direction.C2S, 0, data(text), topics=TOPICS)
     with pytest.raises(JournalError):
@@ -256,9 +238,10 @@ def test_without_sync_a_segment_is_sealed_once_it_is_synced_while_the_next_is_wr
     assert list(verify(tmp_path)) == list(verify(crashed)) == []
 
 
-def test_without_sync_a_segment_that_cannot_be_sealed_is_told_with_the_next(tmp_path, disk):
-    journal = Journal.open(tmp_path, segment_bytes=5000, sync=False)
-    disk.failing = {"fdatasync": errno.EIO}
+def test_without_sync_a_segment_that_cannot_be_sealed_is_told_with_the_next(tmp_path):
+    disk = FaultyDisk()
+    journal = Journal.open(tmp_path, segment_bytes=5000, sync=False, disk=disk)
+    disk.failing = {"sync": errno.EIO}
     for number in range(2):
         append(journal, number, 6000)
         journal.commit()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.disks import FaultyDisk
 from wireloom.journal import Journal, Offset, Tail, parse_since, read_blocks, read_messages, segments
-from wireloom.journal.disk import LocalDisk
 from wireloom.journal.identity import FORMAT_1, STEP, Ancestor, load_identity
 from wireloom.journal.segment import OpenSegment, committed_path
 from wireloom.journal.verify import verify
@@ -112,26 +112,18 @@ def test_more_ids_are_reserved_before_a_block_after_them_is_written(tmp_path, mo
 def test_ids_are_not_used_when_they_cannot_be_reserved(tmp_path, monkeypatch):
     monkeypatch.setattr("wireloom.journal.identity.STEP", 5)
 
-    class Full(LocalDisk):
-        full = False
-
-        def rename(self, old: Path, new: Path) -> None:
-            if self.full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            super().rename(old, new)
-
-    disk = Full()
+    disk = FaultyDisk()
     journal = Journal.open(tmp_path, disk=disk)
     append(journal, 0)
     journal.commit()
-    disk.full = True
+    disk.failing = {"rename": errno.ENOSPC}
     for number in range(1, 20):
         ticket = append(journal, number)
     for _ in range(3):
         with pytest.raises(JournalError, match="No space left"):
             journal.commit()
     before = journal.next_packet_id
-    disk.full = False
+    disk.failing = {}
     assert journal.commit() == ticket
     assert journal.next_packet_id == before, "nothing was written under these ids, so they are still good"
     journal.close()
@@ -141,27 +133,19 @@ def test_ids_are_not_used_when_they_cannot_be_reserved(tmp_path, monkeypatch):
 
 
 def test_blocks_in_doubt_get_fresh_ids_and_tickets_still_tell_them(tmp_path):
-    class Failing(LocalDisk):
-        failing = False
-
-        def sync(self, file: int) -> None:
-            if self.failing:
-                raise OSError(errno.EIO, "Input/output error")
-            super().sync(file)
-
-    disk = Failing()
+    disk = FaultyDisk()
     journal = Journal.open(tmp_path, disk=disk, segment_bytes=3000)
     tickets = {append(journal, 0): 0}
     journal.commit()
     for round_ in range(4):
         first = journal.next_packet_id
-        disk.failing = True
+        disk.failing = {"sync": errno.EIO}
         for number in range(round_ * 20 + 1, round_ * 20 + 21):
             tickets[append(journal, number)] = number
             if number % 7 == 0:
                 with pytest.raises(JournalError):
                     journal.commit()
-        disk.failing = False
+        disk.failing = {}
         journal.commit()
         assert journal.packet_id(min(t for t, n in tickets.items() if n == round_ * 20 + 1)) > first
     found = {each.place.packet_id: int(each.message.body) for each in read_messages(tmp_path)}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.disks import FaultyDisk
 from wireloom.journal import Journal, blocks, committed_length, read_blocks, read_messages, segments
 from wireloom.journal.recovery import recover
 from wireloom.journal.segment import committed_path
@@ -261,21 +262,17 @@ def test_a_system_that_cannot_write_and_sync_in_one_call_does_it_in_two(tmp_path
         assert numbers(tmp_path) == list(range(2 * MANY))
 
 
-def test_a_disk_that_fails_in_the_padding_ends_the_segment_at_what_is_committed(tmp_path, monkeypatch):
-    journal = Journal.open(tmp_path)
+def test_a_disk_that_fails_in_the_padding_ends_the_segment_at_what_is_committed(tmp_path):
+    disk = FaultyDisk()
+    journal = Journal.open(tmp_path, disk=disk)
     commit(journal, range(MANY))
     segment = padded(tmp_path)
     length = committed_length(segment)
-    with monkeypatch.context() as broken:
-
-        def fail(*_: object) -> int:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-        broken.setattr(os, "fdatasync", fail)
-        broken.setattr(os, "pwritev", fail)
-        append(journal, MANY)
-        with pytest.raises(Exception, match="Input/output error"):
-            journal.commit()
+    disk.failing = dict.fromkeys(("sync", "pwritev", "pwritev synced"), errno.EIO)
+    append(journal, MANY)
+    with pytest.raises(Exception, match="Input/output error"):
+        journal.commit()
+    disk.failing = {}
     assert segment.stat().st_size == length
     commit(journal, range(MANY + 1, 2 * MANY))
     assert numbers(tmp_path) == list(range(2 * MANY))

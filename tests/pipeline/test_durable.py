@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from wireloom.journal.disk import LocalDisk
+from tests.disks import FaultyDisk
 from wireloom.journal.retention import cursors
 from wireloom.pipeline import run
 from wireloom.pipeline.captures.planning import load_state, save_state
@@ -19,44 +18,13 @@ from wireloom.pipeline.run import leave_cursors
 from wireloom.pipeline.warehouse import Warehouse
 
 POSITION: dict[str, str | int] = {"segment": "00000000000000000001-00c0ffee00c0ffee.pcapng", "position": 4711}
+READ_ONLY = {"create": errno.EROFS, "make_folder": errno.EROFS}
 
 
-class Recorder(LocalDisk):
-    """Notes what is done, in order; fails as a medium that cannot be written to, if told so."""
-
-    def __init__(self, *, read_only: bool = False) -> None:
-        self.done: list[str] = []
-        self.read_only = read_only
-        self._open: dict[int, str] = {}
-
-    def open(self, path: Path, flags: int) -> int:
-        if self.read_only and flags & os.O_CREAT:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        file = super().open(path, flags)
-        self._open[file] = path.name
-        return file
-
-    def sync(self, file: int) -> None:
-        super().sync(file)
-        self.done.append("sync file")
-
-    def rename(self, old: Path, new: Path) -> None:
-        super().rename(old, new)
-        self.done.append(f"rename {new.name}")
-
-    def make_folder(self, path: Path) -> None:
-        if self.read_only:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        super().make_folder(path)
-        self.done.append(f"make {path.name}")
-
-    def sync_all(self, path: Path) -> None:
-        super().sync_all(path)
-        self.done.append(f"sync all {path.name}")
-
-    def sync_folder(self, path: Path) -> None:
-        super().sync_folder(path)
-        self.done.append(f"sync {path.name}")
+def steps(disk: FaultyDisk) -> list[str]:
+    """Syncs and new names, in order; which file is synced says the rename."""
+    done = (each for each in disk.calls if each[0] in ("make_folder", "rename") or each[0].startswith("sync"))
+    return [call if call == "sync" else f"{call} {name}" for call, name in done]
 
 
 class Known:
@@ -77,43 +45,40 @@ class Known:
 def test_a_cursor_is_on_disk_when_the_batch_is_done(tmp_path: Path) -> None:
     lane = tmp_path / "journal"
     lane.mkdir()
-    disk = Recorder()
+    disk = FaultyDisk()
     leave_cursors(Known(lane), 0, disk)  # type: ignore[arg-type]
-    saved = ["sync file", "rename q.json", "sync cursors"]
-    assert disk.done == ["sync all warehouse", "make cursors", "sync journal", *saved], "the tables come first"
+    saved = ["sync", "rename q.json", "sync_folder cursors"]
+    assert steps(disk) == ["sync_all warehouse", "make_folder cursors", "sync_folder journal", *saved], (
+        "the tables come first"
+    )
     assert [(each.segment, each.position) for each in cursors(lane)] == [(POSITION["segment"], 4711)]
     assert "crc32" in json.loads((lane / "cursors" / "q.json").read_text())
     leave_cursors(Known(lane), 1, disk)  # type: ignore[arg-type]
-    assert disk.done[6:] == ["sync all warehouse", *saved]
+    assert steps(disk)[6:] == ["sync_all warehouse", *saved]
 
 
 def test_a_journal_on_a_medium_that_cannot_be_written_to_gets_no_cursor(tmp_path: Path) -> None:
     lane = tmp_path / "journal"
     lane.mkdir()
-    leave_cursors(Known(lane), 0, Recorder(read_only=True))  # type: ignore[arg-type]
+    leave_cursors(Known(lane), 0, FaultyDisk(READ_ONLY))  # type: ignore[arg-type]
     (lane / "cursors").mkdir()
-    leave_cursors(Known(lane), 0, Recorder(read_only=True))  # type: ignore[arg-type]
+    leave_cursors(Known(lane), 0, FaultyDisk(READ_ONLY))  # type: ignore[arg-type]
     assert cursors(lane) == []
 
 
 def test_a_file_is_replaced_whole_and_for_good(tmp_path: Path) -> None:
-    path, disk = tmp_path / "state", Recorder()
+    path, disk = tmp_path / "state", FaultyDisk()
     path.write_bytes(b"old")
     replace_file(path, b"new", disk)
-    assert disk.done == ["sync file", "rename state", f"sync {tmp_path.name}"]
+    assert steps(disk) == ["sync", "rename state", f"sync_folder {tmp_path.name}"]
     assert (path.read_bytes(), [each.name for each in tmp_path.iterdir()]) == (b"new", ["state"])
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(b"old")
-
-    class Full(Recorder):
-        def sync(self, file: int) -> None:
-            raise OSError(errno.ENOSPC, "full")
-
-    with pytest.raises(OSError, match="full"):
-        replace_file(path, b"new", Full())
+    with pytest.raises(OSError, match="No space"):
+        replace_file(path, b"new", FaultyDisk({"sync": errno.ENOSPC}))
     assert (path.read_bytes(), [each.name for each in tmp_path.iterdir()]) == (b"old", ["state"])
 
 

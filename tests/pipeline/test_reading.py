@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.disks import BadSectors
 from tests.pipeline.batches import ranges
 from wireloom.journal import Journal, read_blocks
 from wireloom.journal.blocks import MAX_PACKET_DATA
@@ -23,23 +24,6 @@ from wireloom.pipeline.reading import PAGE, SegmentBytes
 from wireloom.protocols.hsp import frames
 
 Row = dict[str, object]
-
-
-class BadSectors(LocalDisk):
-    """A disk on which some pages of every file cannot be read."""
-
-    def __init__(self, *pages: int, error: int = errno.EIO) -> None:
-        self.pages = set(pages)
-        self.error = error
-
-    def pread(self, file: int, size: int, at: int) -> bytes:
-        """As Linux does it: what stands before the bad page, then an error."""
-        bad = [page * PAGE for page in self.pages if at < (page + 1) * PAGE and page * PAGE < at + size]
-        if bad and min(bad) <= at:
-            raise OSError(self.error, os.strerror(self.error))
-        return super().pread(file, min(bad) - at if bad else size, at)
-
-    pread_into = Disk.pread_into
 
 
 def write(folder: Path, sizes: list[int], **options: int) -> tuple[Path, list[int]]:
