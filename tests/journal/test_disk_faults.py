@@ -118,7 +118,7 @@ def test_a_failed_first_sync_a_failed_unlink_a_clock_set_back_and_a_power_cut_lo
 
 @pytest.mark.parametrize("what", ["segment", "committed length", "folder"])
 def test_nothing_is_acknowledged_in_a_segment_that_was_deleted(tmp_path, what, monkeypatch):
-    monkeypatch.setattr("wireloom.journal.writing._LOOK_EVERY", 0)
+    monkeypatch.setattr("wireloom.journal.writing._LOOK_EVERY", -1)
     folder = tmp_path / "journal"
     journal = Journal.open(folder)
     append(journal, 0)
@@ -139,7 +139,23 @@ def test_nothing_is_acknowledged_in_a_segment_that_was_deleted(tmp_path, what, m
     assert journal.commit() >= ticket
     append(journal, 2)
     journal.close()
-    assert bodies(folder)[-2:] == [1, 2]
+    assert bodies(folder) == [0, 1, 2], "what was acknowledged before is there again"
+    assert list(verify(folder)) == []
+
+
+def test_what_was_acknowledged_before_a_deletion_was_noticed_is_not_lost(tmp_path):
+    journal = Journal.open(tmp_path)
+    for number in range(100):
+        append(journal, number)
+        journal.commit()
+        if number == 50:
+            segments(tmp_path)[0].unlink()
+    journal.check()
+    with pytest.raises(JournalError, match="was deleted by somebody"):
+        journal.commit()
+    journal.close()
+    assert bodies(tmp_path) == list(range(100))
+    assert list(verify(tmp_path)) == []
 
 
 def test_a_deleted_segment_is_noticed_when_nothing_is_written(tmp_path):

@@ -254,9 +254,20 @@ def read_around(disk: Disk, file: int, start: int, end: int) -> tuple[bytes, lis
         return b"".join(pieces), faults
 
 
-def write_all(disk: Disk, file: int, buffers: Sequence[Buffer], at: int, flags: int = 0) -> bool:
-    """Write buffers one behind the other, however many calls that takes; True if `flags` held for all of it."""
+def write_all(
+    disk: Disk, file: int, buffers: Sequence[Buffer], at: int, flags: int = 0, total: int | None = None
+) -> bool:
+    """Write buffers one behind the other, however many calls that takes; True if `flags` held for all of it.
+
+    `total` is the size of all buffers, for who knows it.
+    """
     held = bool(flags)
+    if total is not None and len(buffers) <= _MOST_BUFFERS:
+        written = disk.pwritev(file, buffers, at, flags)
+        if written == total:
+            return held
+        held, flags, at = False, 0, at + written
+        buffers = [memoryview(b"".join(buffers))[written:]]
     for start in range(0, len(buffers), _MOST_BUFFERS):
         some = buffers[start : start + _MOST_BUFFERS]
         size = sum(map(len, some))

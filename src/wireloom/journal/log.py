@@ -380,7 +380,7 @@ class SegmentLog:
         """
         try:
             if self._file is not None and not self._is_storing:
-                self._file.check(names=True)
+                self._file.check()
         except OSError as error:
             return error
         return None

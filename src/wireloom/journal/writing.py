@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from wireloom.journal import blocks
-from wireloom.journal.disk import CREATE, NO_SPACE, NOT_SUPPORTED, WRITE_SYNCED, Disk, write_all
+from wireloom.journal.disk import CREATE, NO_SPACE, NOT_SUPPORTED, WRITE_SYNCED, Disk, read_range, write_all
 from wireloom.journal.segment import SYNCED, UNSYNCED, committed_path
 
 _SMALL, _FEW = 16 * 1024, 32
@@ -56,15 +57,18 @@ class SegmentFile:
             raise
 
     def store(self, pieces: Sequence[blocks.Buffer], size: int) -> None:
-        """Write, sync, make sure that the file is still there, then state the new length."""
+        """Write, sync, then state the new length."""
         end = self.committed + size
         padding = self._padding(end, size) if self.sync else b""
         is_synced = False
         try:
             if padding:
-                is_synced = write_all(self._disk, self._data, (*pieces, padding), self.committed, self._synced_writes)
+                buffers = (*pieces, padding)
+                is_synced = write_all(
+                    self._disk, self._data, buffers, self.committed, self._synced_writes, size + len(padding)
+                )
             else:
-                write_all(self._disk, self._data, pieces, self.committed)
+                write_all(self._disk, self._data, pieces, self.committed, 0, size)
         except OSError as error:
             if not padding or error.errno not in NO_SPACE | NOT_SUPPORTED:
                 raise
@@ -76,23 +80,21 @@ class SegmentFile:
             write_all(self._disk, self._data, pieces, self.committed)
         if self.sync and not is_synced:
             self._disk.sync(self._data)
-        self.check()
+        if time.monotonic() - self._looked > _LOOK_EVERY:
+            self.check()
         self._state_length(end)
         self.committed = end
 
-    def check(self, *, names: bool = False) -> None:
-        """Raise OSError if somebody deleted the segment or what stands beside it.
+    def check(self) -> None:
+        """Raise OSError if somebody deleted or moved the segment, what stands beside it, or the folder.
 
-        The number of names is asked for each time. Now and then, and with `names`, also whether the names are still
-        those of the open files: the whole folder may have been moved or replaced.
+        Not with every commit: asking for the status of a file makes the next write to it slower.
         """
         disk = self._disk
+        # If this raises, the next commit looks again.
+        self._looked = -math.inf
         if not (disk.status(self._data).links and disk.status(self._length).links):
             raise OSError(errno.ENOENT, f"{self.path.name} was deleted by somebody while it was being written")
-        now = time.monotonic()
-        if not names and now - self._looked < _LOOK_EVERY:
-            return
-        self._looked = now
         for path, file in ((self.path, self._data), (committed_path(self.path), self._length)):
             try:
                 inode = disk.look(path).inode
@@ -102,6 +104,7 @@ class SegmentFile:
                 raise OSError(
                     errno.ESTALE, f"{path.name} or its folder was moved by somebody while it was being written"
                 )
+        self._looked = time.monotonic()
 
     def _padding(self, end: int, size: int) -> bytes:
         """What is written behind a commit: up to the next page of padding, and more of it where it is used up."""
@@ -134,13 +137,16 @@ class SegmentFile:
         """After a failure: cut off what was not committed, and seal the rest if that much works.
 
         If it does not, the committed-length file stays and keeps readers away from the tail until the next writer's
-        recovery. The next segment says with which packet id this one ends.
+        recovery. The next segment says with which packet id this one ends. A segment that somebody deleted is written
+        again from the open file: it may hold what was acknowledged before that was noticed.
 
         A segment whose commits were not synced is not sealed here at all: after a failed sync, the next one succeeds
         without writing what the first did not.
         """
         try:
-            if self.committed == 0:
+            if self.committed and not self._disk.status(self._data).links:
+                self._write_again()
+            elif self.committed == 0:
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(self.path)
                 # Its name must be gone before that of its length: alone it would pass for a sealed segment.
@@ -150,11 +156,27 @@ class SegmentFile:
                 self._disk.sync(self._data)
                 if not self.sync:
                     return
-            self._disk.unlink(committed_path(self.path))
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(committed_path(self.path))
         except OSError:
             return
         finally:
             self.close()
+
+    def _write_again(self) -> None:
+        """Give the committed bytes of a deleted segment back their name."""
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(committed_path(self.path))
+        # Under another name until it is whole: without a committed length it counts as sealed.
+        draft = self.path.with_name(f".{self.path.name}.new")
+        file = self._disk.open(draft, CREATE)
+        try:
+            write_all(self._disk, file, [read_range(self._disk, self._data, 0, self.committed)], 0)
+            self._disk.sync(file)
+        finally:
+            self._disk.close(file)
+        self._disk.rename(draft, self.path)
+        self._disk.sync_folder(self.path.parent)
 
     def close(self) -> None:
         """Let go of the files."""
