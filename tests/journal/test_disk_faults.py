@@ -143,7 +143,8 @@ def test_nothing_is_acknowledged_in_a_segment_that_was_deleted(tmp_path, what, m
     assert list(verify(folder)) == []
 
 
-def test_what_was_acknowledged_before_a_deletion_was_noticed_is_not_lost(tmp_path):
+def test_what_was_acknowledged_before_a_deletion_was_noticed_is_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("wireloom.journal.writing._LOOK_EVERY", 1000)
     journal = Journal.open(tmp_path)
     for number in range(100):
         append(journal, number)

@@ -13,6 +13,7 @@ import pytest
 
 from wireloom.journal import Journal, read_blocks, read_messages, segments
 from wireloom.journal.blocks import check_head
+from wireloom.journal.disk import LocalDisk
 from wireloom.journal.recovery import recover
 from wireloom.journal.segment import committed_path, is_sealed
 from wireloom.journal.verify import verify
@@ -275,3 +276,25 @@ def test_a_writer_killed_under_load_loses_nothing_it_committed(tmp_path, attempt
         assert last == list(range(len(last)))
         assert len(last) >= committed
     assert ids(tmp_path) == sorted(set(ids(tmp_path)))
+
+
+def test_opening_a_journal_reads_no_more_of_a_large_one_than_of_a_small_one(tmp_path):
+    class Counting(LocalDisk):
+        opened = 0
+
+        def open(self, path: Path, flags: int) -> int:
+            self.opened += 1
+            return super().open(path, flags)
+
+    counts = []
+    for many in (3, 300):
+        folder = tmp_path / str(many)
+        journal = Journal.open(folder, segment_bytes=1)
+        for number in range(many):
+            journal.append("hsp", 1, Direction.C2S, number, data("x"))
+            journal.commit()
+        journal.abandon()
+        disk = Counting()
+        Journal.open(folder, disk=disk).close()
+        counts.append(disk.opened)
+    assert counts[0] == counts[1]

@@ -8,8 +8,6 @@ that recovery can begin with again.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from wireloom.journal.segment import (
     COMMITTED,
     committed_path,
     first_packet_id,
-    is_sealed,
     last_block,
     last_id_before,
     segments,
@@ -54,25 +51,26 @@ def recover(folder: Path, disk: Disk = LOCAL) -> Recovery:
     """Seal every segment of a folder nobody writes to, cutting torn tails."""
     cuts: list[Cut] = []
     left: list[Path] = []
+    open_names = {name.removesuffix(COMMITTED) for name in disk.list(folder) if name.endswith(COMMITTED)}
     # From the last to the first: a segment says with which packet id the one before it ended, unless it is empty.
     for path in reversed(segments(folder, disk)):
-        # Blocks of a segment that a failed write ended went into the next one: they count there.
-        last = last_id_before(left[-1], disk) if left else None
-        if is_sealed(path, disk):
+        if path.name in open_names:
+            # Blocks of a segment that a failed write ended went into the next one: they count there.
+            last = last_id_before(left[-1], disk) if left else None
+            cut, is_empty = _seal(path, last, disk)
+            cuts += cut
+        else:
             # Without a byte it never held any: its name came to the disk before the name of its committed length.
-            if not disk.look(path).size:
+            is_empty = not disk.look(path).size
+            if is_empty:
                 disk.unlink(path)
                 disk.sync_folder(folder)
-                continue
-        else:
-            cuts += _seal(path, last, disk)
-        with contextlib.suppress(FileNotFoundError):
-            disk.look(path)
+        open_names.discard(path.name)
+        if not is_empty:
             left.append(path)
-    for name in disk.list(folder):
-        if name.endswith(COMMITTED):
-            disk.unlink(folder / name)
-            disk.sync_folder(folder)
+    for name in sorted(open_names):
+        disk.unlink(folder / (name + COMMITTED))
+        disk.sync_folder(folder)
     packet_id, time_ns = 0, 0
     for path in left[:1]:
         found = last_block(path, disk)
@@ -84,7 +82,8 @@ def recover(folder: Path, disk: Disk = LOCAL) -> Recovery:
     return Recovery(packet_id, time_ns, tuple(reversed(cuts)))
 
 
-def _seal(path: Path, last: int | None, disk: Disk) -> Iterator[Cut]:
+def _seal(path: Path, last: int | None, disk: Disk) -> tuple[list[Cut], bool]:
+    """Seal a segment; what was cut, and whether nothing was left of it."""
     file = disk.open(path, CHANGE)
     try:
         size = disk.status(file).size
@@ -109,5 +108,5 @@ def _seal(path: Path, last: int | None, disk: Disk) -> Iterator[Cut]:
         disk.sync_folder(path.parent)
     disk.unlink(committed_path(path))
     disk.sync_folder(path.parent)
-    if torn:
-        yield Cut(path.name, torn, reason or "a write that is not complete")
+    cuts = [Cut(path.name, torn, reason or "a write that is not complete")] if torn else []
+    return cuts, empty
