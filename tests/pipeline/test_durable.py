@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.disks import FaultyDisk
+from wireloom.journal.disk import replace_file
 from wireloom.journal.retention import cursors
 from wireloom.pipeline import run
 from wireloom.pipeline.captures.planning import load_state, save_state
 from wireloom.pipeline.checkpoint import Checkpoint
-from wireloom.pipeline.durable import replace_file
 from wireloom.pipeline.run import leave_cursors
 from wireloom.pipeline.warehouse import Warehouse
 

@@ -10,6 +10,7 @@ Two rules hold for every implementation. A name is created, replaced or removed 
 from __future__ import annotations
 
 import abc
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -279,6 +280,26 @@ def write_all(
                 written += disk.pwritev(file, [rest[written:]], at + written)
         at += size
     return held
+
+
+def replace_file(path: Path, content: Buffer, disk: Disk = LOCAL) -> None:
+    """Replace a file. When this returns, the new content survives a power cut; if it raises, the old does."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    with contextlib.suppress(FileNotFoundError):
+        disk.unlink(draft)
+    file = disk.open(draft, CREATE)
+    try:
+        try:
+            write_all(disk, file, [content], 0)
+            disk.sync(file)
+        finally:
+            disk.close(file)
+        disk.rename(draft, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.unlink(draft)
+        raise
+    disk.sync_folder(path.parent)
 
 
 def make_folders(disk: Disk, path: Path) -> None:

@@ -6,15 +6,13 @@ member was written before there was one and is taken as it is.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from wireloom.journal.blocks import canonical_json
-from wireloom.journal.disk import LOCAL, READ, Disk, read_range, write_all
+from wireloom.journal.disk import LOCAL, READ, Disk, read_range, replace_file
 from wireloom.model import JournalError, type_of_json
 
 _CHECKSUM = "crc32"
@@ -28,17 +26,7 @@ class StateDamaged(JournalError):
 def save_state(path: Path, value: Mapping[str, type_of_json], disk: Disk = LOCAL) -> None:
     """Replace a state file. When this returns, the new content survives a power cut; if it raises, the old does."""
     text = canonical_json({**value, _CHECKSUM: f"{zlib.crc32(canonical_json(value)):08x}"}) + b"\n"
-    draft = path.with_name(f".{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        disk.unlink(draft)
-    file = disk.open(draft, os.O_CREAT | os.O_RDWR | os.O_EXCL)
-    try:
-        write_all(disk, file, [text], 0)
-        disk.sync(file)
-    finally:
-        disk.close(file)
-    disk.rename(draft, path)
-    disk.sync_folder(path.parent)
+    replace_file(path, text, disk)
 
 
 def load_state(path: Path, disk: Disk = LOCAL) -> dict[str, type_of_json] | None:

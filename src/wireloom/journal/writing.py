@@ -16,7 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wireloom.journal import blocks
-from wireloom.journal.disk import CREATE, NO_SPACE, NOT_SUPPORTED, WRITE_SYNCED, Disk, read_range, write_all
+from wireloom.journal.disk import (
+    CREATE,
+    NO_SPACE,
+    NOT_SUPPORTED,
+    WRITE_SYNCED,
+    Disk,
+    read_range,
+    replace_file,
+    write_all,
+)
 from wireloom.journal.segment import SYNCED, UNSYNCED, committed_path
 
 _SMALL, _FEW = 16 * 1024, 32
@@ -167,16 +176,7 @@ class SegmentFile:
         """Give the committed bytes of a deleted segment back their name."""
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(committed_path(self.path))
-        # Under another name until it is whole: without a committed length it counts as sealed.
-        draft = self.path.with_name(f".{self.path.name}.new")
-        file = self._disk.open(draft, CREATE)
-        try:
-            write_all(self._disk, file, [read_range(self._disk, self._data, 0, self.committed)], 0)
-            self._disk.sync(file)
-        finally:
-            self._disk.close(file)
-        self._disk.rename(draft, self.path)
-        self._disk.sync_folder(self.path.parent)
+        replace_file(self.path, read_range(self._disk, self._data, 0, self.committed), self._disk)
 
     def close(self) -> None:
         """Let go of the files."""

@@ -15,7 +15,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from wireloom.pipeline.durable import replace_file
+from wireloom.journal.disk import replace_file
 from wireloom.pipeline.planning import Offsets
 
 KEPT = 100

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from wireloom.journal.disk import replace_file
 from wireloom.model import ConfigError
 from wireloom.pipeline import folders, tables
-from wireloom.pipeline.durable import replace_file
 from wireloom.pipeline.schemas import STATE, TABLES, Table
 from wireloom.pipeline.tables import WrittenFile
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wireloom.journal import blocks
+from wireloom.journal.disk import replace_file
 from wireloom.journal.segment import LOCK, is_segment
 from wireloom.model import ConfigError, JournalError
 from wireloom.pipeline.captures.storage import changed_at, first_time_ns, is_far, list_captures
-from wireloom.pipeline.durable import replace_file
 
 CAPTURE = "capture"
 LATENESS_S = 3
