@@ -214,6 +214,30 @@ def test_a_synced_write_that_is_not_supported_or_finds_no_space_is_written_in_tw
     journal.close()
 
 
+def test_a_disk_that_stays_full_costs_no_more_with_each_attempt(tmp_path):
+    """Blocks that wait are numbered anew once, not again and again on the event loop."""
+    disk = FaultyDisk()
+    journal = Journal.open(tmp_path, disk=disk)
+    append(journal, 0)
+    journal.commit()
+    disk.failing = {"pwritev": errno.ENOSPC}
+    for number in range(1, 200):
+        append(journal, number)
+    with pytest.raises(JournalError, match="No space left"):
+        journal.commit()
+    following = journal.next_packet_id
+    for _ in range(50):
+        with pytest.raises(JournalError, match="No space left"):
+            journal.commit()
+    assert journal.next_packet_id == following
+    disk.failing = {}
+    journal.commit()
+    journal.close()
+    assert bodies(tmp_path) == list(range(200))
+    assert len(segments(tmp_path)) == 2
+    assert list(verify(tmp_path)) == []
+
+
 # --- names in any order (7) -------------------------------------------------------------------------
 
 

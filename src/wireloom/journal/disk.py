@@ -284,7 +284,7 @@ def write_all(
 
 def replace_file(path: Path, content: Buffer, disk: Disk = LOCAL) -> None:
     """Replace a file. When this returns, the new content survives a power cut; if it raises, the old does."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    draft = path.with_name(f".{os.getpid()}.{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         disk.unlink(draft)
     file = disk.open(draft, CREATE)

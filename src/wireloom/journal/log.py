@@ -21,7 +21,7 @@ from wireloom.journal.blocks import encode_packet, packet_around, packet_size
 from wireloom.journal.context import Context, Principal
 from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.keys import Keys
-from wireloom.journal.segment import is_segment, segment_name
+from wireloom.journal.segment import committed_path, is_segment, segment_name
 from wireloom.journal.writing import SegmentFile
 from wireloom.model import JournalError
 
@@ -332,9 +332,26 @@ class SegmentLog:
                 del batch.parts[0]
         except OSError as error:
             batch.error = error
-            if self._file is not None and batch.ids_used:
-                self._file.abandon()
-                self._file = None
+            if batch.ids_used:
+                if self._file is not None:
+                    self._file.abandon()
+                    self._file = None
+                # A segment that could not even be begun was removed, and leaves its name and its ids to the next try.
+                begins = batch.parts[0].begins
+                batch.ids_used = begins is None or self._is_there(begins)
+
+    def _is_there(self, first_packet_id: int) -> bool:
+        """Whether a segment, or what stands beside it, has the name that begins with this packet id; in doubt, yes."""
+        path = self.folder / segment_name(first_packet_id, self.epoch)
+        for each in (path, committed_path(path)):
+            try:
+                self._disk.look(each)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                pass
+            return True
+        return False
 
     def _next_file(self, first_packet_id: int) -> None:
         if self._file is not None:
