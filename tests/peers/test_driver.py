@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from asyncio import Event
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +19,7 @@ from wireloom.peers.peer import Peer
 from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import Role, Run, Session, SessionState
 from wireloom.protocols.emp import extensions
+from wireloom.protocols.hsp import HspSettings
 from wireloom.protocols.hsp.session import HspSession
 from wireloom.protocols.registry import protocol
 from wireloom.transports import Pipe
@@ -327,7 +327,7 @@ class Working(HspSession):
     offloads = True
 
     def __init__(self, work: Callable[[], object]) -> None:
-        super().__init__(Role.SERVER, HSP.settings())
+        super().__init__(Role.SERVER, HspSettings())
         self._work: Callable[[], object] | None = None
         self._next = work
 
@@ -357,8 +357,14 @@ async def test_work_that_fails_drops_the_connection_with_the_reason(
     work: Callable[[], object], caplog: pytest.LogCaptureFixture
 ) -> None:
     errors: list[WireloomError] = []
-    driver, pipe, aborted = Driver(Working(work), on_run=lambda run: None, on_end=errors.append), StubPipe(), Event()
-    pipe.abort = lambda: (aborted.set(), driver.ended(None))[0]  # type: ignore[method-assign]
+    aborted = asyncio.Event()
+
+    class AbortedPipe(StubPipe):
+        def abort(self) -> None:
+            driver.ended(None)
+            aborted.set()
+
+    driver, pipe = Driver(Working(work), on_run=lambda run: None, on_end=errors.append), AbortedPipe()
     driver.opened(pipe)
     driver.received(PING)
     assert driver.holds == {"work"}
