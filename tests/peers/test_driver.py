@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import threading
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import wireloom
 from wireloom.model import HandshakeFailed, Kind, Message, PeerClosed, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import BURST, PIECE
 from wireloom.peers.peer import Peer
 from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import Role, Run, Session, SessionState
+from wireloom.protocols.emp import extensions
+from wireloom.protocols.hsp import HspSettings
+from wireloom.protocols.hsp.session import HspSession
 from wireloom.protocols.registry import protocol
 from wireloom.transports import Pipe
 
@@ -312,3 +319,92 @@ async def test_what_arrived_before_the_end_is_taken_even_if_the_pipe_is_gone() -
     bench.driver.ended(ConnectionResetError("gone"))
     assert len(bench.messages) == 100_000
     assert bench.errors
+
+
+class Working(HspSession):
+    """A session that has work for another thread after each read."""
+
+    offloads = True
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__(Role.SERVER, HspSettings())
+        self._work: Callable[[], object] | None = None
+        self._next = work
+
+    def enable_work(self) -> None:
+        pass
+
+    def receive(self, data: bytes, now: float) -> Run:
+        self._work = self._next
+        return super().receive(data, now)
+
+    def work(self) -> Callable[[], object] | None:
+        work, self._work = self._work, None
+        return work
+
+    def worked(self, result: object, now: float) -> Run:
+        if isinstance(result, Exception):
+            raise result
+        return Run()
+
+
+def fails() -> object:
+    raise ZeroDivisionError("in the thread")
+
+
+@pytest.mark.parametrize("work", [fails, lambda: ZeroDivisionError("in the session")])
+async def test_work_that_fails_drops_the_connection_with_the_reason(
+    work: Callable[[], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[WireloomError] = []
+    aborted = asyncio.Event()
+
+    class AbortedPipe(StubPipe):
+        def abort(self) -> None:
+            driver.ended(None)
+            aborted.set()
+
+    driver, pipe = Driver(Working(work), on_run=lambda run: None, on_end=errors.append), AbortedPipe()
+    driver.opened(pipe)
+    driver.received(PING)
+    assert driver.holds == {"work"}
+    waiting = asyncio.ensure_future(driver.drain())
+    await asyncio.wait_for(aborted.wait(), 10)
+    assert driver.aborted
+    assert isinstance(errors[0], PeerClosed) and isinstance(errors[0].__cause__, ZeroDivisionError)
+    assert "in the " in str(errors[0])
+    with pytest.raises(PeerClosed, match="ZeroDivisionError"):
+        await waiting
+    assert [record.exc_info is not None for record in caplog.records if "work failed" in record.message] == [True]
+
+
+async def test_work_that_fails_after_the_end_is_told_in_the_log_only(caplog: pytest.LogCaptureFixture) -> None:
+    go, errors = threading.Event(), list[WireloomError]()
+
+    def fails_late() -> object:
+        go.wait(10)
+        raise ZeroDivisionError("too late")
+
+    driver, pipe = Driver(Working(fails_late), on_run=lambda run: None, on_end=errors.append), StubPipe()
+    driver.opened(pipe)
+    driver.received(PING)
+    driver.ended(None)
+    go.set()
+    while "too late" not in caplog.text:
+        await asyncio.sleep(0.001)
+    assert "abort" not in pipe.done and len(errors) == 1
+    assert "too late" not in str(errors[0])
+
+
+async def test_a_server_drops_a_connection_whose_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> bytes:
+        raise MemoryError("no room to unpack")
+
+    async with wireloom.serve("emp://127.0.0.1:0", lambda message, peer: b"") as server:
+        async with wireloom.connect(server.url) as peer:
+            assert await peer.request("a", b"1", timeout=10) is not None
+            monkeypatch.setattr(extensions, "gunzip", broken)
+            # Random bytes stay many when they are packed, so that they are unpacked by another thread.
+            body = random.Random(1).randbytes(100_000)
+            with pytest.raises(PeerClosed):
+                await peer.request("a", body, attributes={"compression": "gzip"}, timeout=10)

@@ -8,6 +8,7 @@ mean is not its business: every read's `Run` goes to `on_run`. What is sent, and
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,8 @@ from wireloom.peers.outlet import Outlet
 from wireloom.peers.rounds import FAR, rounds_of
 from wireloom.protocols.contract import Role, Run, Session, SessionState
 from wireloom.transports.base import Pipe
+
+LOG = logging.getLogger("wireloom.peers")
 
 LINGER = 5.0
 """Seconds a closed conversation waits for the peer to take the last words and close its half."""
@@ -42,6 +45,7 @@ class Driver(Outlet):
     """
 
     __slots__ = (
+        "_broken",
         "_holds",
         "_input_over",
         "_linger",
@@ -80,6 +84,8 @@ class Driver(Outlet):
         self._timer_at = _NEVER
         self._holds = _NO_HOLDS
         self._input_over = False
+        self._broken: BaseException | None = None
+        """What went wrong at this end, so that the conversation cannot go on."""
         self.aborted = False
         """Whether this end dropped the connection: nobody knows what the peer took of the last words."""
         if session.offloads:
@@ -260,11 +266,21 @@ class Driver(Outlet):
             self._loop.run_in_executor(None, work).add_done_callback(self._worked)
 
     def _worked(self, done: asyncio.Future[object]) -> None:
+        if done.cancelled():
+            self._break(asyncio.CancelledError("the work was cancelled"))
+            return
+        failed = done.exception()
+        if failed is not None:
+            self._break(failed)
+            return
         if self._finishing:
             return
         self._busy = True
         try:
             self._took(self.session.worked(done.result(), self._now()))
+        except Exception as error:
+            self._break(error)
+            return
         finally:
             self._busy = False
         self._working = False
@@ -272,6 +288,14 @@ class Driver(Outlet):
         self._after()
         if not self._working:
             self._wake_writers()
+
+    def _break(self, error: BaseException) -> None:
+        """Work failed in a way that nobody foresaw: what the peer said is lost, so the connection is, too."""
+        where = self._pipe.peername if self._pipe is not None else ""
+        LOG.error("%s: the connection is dropped, its work failed: %r", where, error, exc_info=error)
+        if self.failure is None:
+            self._broken = error
+            self.abort()
 
     def _arm(self, deadline: float) -> None:
         self._disarm()
@@ -331,6 +355,8 @@ class Driver(Outlet):
         violation: ProtocolViolation | None = session.violation
         if violation is not None:
             detail = f"the connection to {where} was closed because the peer broke the protocol: {violation}"
+        elif self._broken is not None:
+            detail = f"the connection to {where} was dropped: work on it failed: {self._broken!r}"
         elif error is not None:
             detail = f"the connection to {where} was lost: {error}"
         elif session.close_reason == "redirect":
@@ -340,5 +366,5 @@ class Driver(Outlet):
         else:
             detail = f"the connection to {where} was closed"
         failure = PeerClosed(detail) if self._announced else HandshakeFailed(f"no handshake: {detail}")
-        failure.__cause__ = violation or error
+        failure.__cause__ = violation or self._broken or error
         return failure

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
@@ -40,7 +41,7 @@ class WebSocketPipe(TCPPipe):
         self._protocol = protocol
         self._announced = False
         self._told_end = False
-        self._held: list[bytes] = []
+        self._held: deque[bytes] = deque()
         """Messages that arrived while reading was paused; at most those of one read."""
         self._paused_above = False
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -118,7 +119,7 @@ class WebSocketPipe(TCPPipe):
         """Hand over what was held, then read again."""
         self._paused_above = False
         while self._held and not self._paused_above:
-            self._above.received(self._held.pop(0))
+            self._above.received(self._held.popleft())
         if not self._paused_above:
             super().resume_reading()
 

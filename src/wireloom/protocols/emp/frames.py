@@ -254,6 +254,14 @@ def decode(
     return Frame(type_, bytes(buffer[position:end]), blocks), end
 
 
+def needed(buffer: bytes | bytearray, start: int, size_mode: SizeMode = SizeMode.INCLUSIVE) -> int:
+    """How many bytes of the message at `start` must be there before `decode`, which gave None, can say more."""
+    available = len(buffer) - start
+    if available < 8:
+        return 4 if available < 4 else 8
+    return int(_SIZE.unpack_from(buffer, start)[0]) + (4 if size_mode is SizeMode.EXCLUSIVE else 0)
+
+
 def _decode_blocks(buffer: bytes | bytearray, position: int, end: int, left_out: int) -> tuple[tuple[Block, ...], int]:
     """The chain of blocks and where the body begins."""
     blocks: list[Block] = []

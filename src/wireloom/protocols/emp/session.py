@@ -47,6 +47,8 @@ class EmpSession(EmpTalk):
     def receive(self, data: bytes, now: float) -> Run:
         """Take what the transport read."""
         kept = self._buffer
+        if kept and self.state is not CLOSED and kept.takes(data):
+            return Run()
         if self._plain and self.state is OPEN:
             if self._bulk is not None and self._owed_reads.are_for(len(kept) + len(data)):
                 if self._slow.reading is None:
@@ -191,7 +193,7 @@ class EmpSession(EmpTalk):
             for read, row in self._owed_reads.single_out():
                 self.owe(read.key(row))
             return None
-        self._buffer = bytearray(buffer[found.consumed :])
+        self._buffer.keep(buffer[found.consumed :])
         return Run(memoryview(buffer)[: found.consumed], bulk=found)
 
     def _receive_calls(self, buffer: bytes, calls: EmpCalls) -> Run | None:
@@ -218,10 +220,9 @@ class EmpSession(EmpTalk):
                 for identifier in ids:
                     del waiting[identifier]
         consumed = calls.consumed
+        self._buffer.keep(buffer[consumed:])
         if consumed == len(buffer):
-            self._buffer.clear()
             return Run(buffer, calls=calls)
-        self._buffer = bytearray(buffer[consumed:])
         return Run(memoryview(buffer)[:consumed], calls=calls)
 
     def owe(self, request_id: int) -> None:

@@ -32,6 +32,7 @@ from wireloom.protocols.emp.states import (
     OPENING,
     OUT_OF_TURN,
 )
+from wireloom.protocols.kept import Kept
 from wireloom.protocols.owing import OwedReads
 from wireloom.protocols.stretches import Stretches
 
@@ -57,7 +58,7 @@ class EmpTalk(Session):
         if settings.compress_above is not None:
             self._largest_plain = min(self._largest_plain, settings.compress_above)
         self._receives = role.sends.opposite
-        self._buffer = bytearray()
+        self._buffer = Kept()
         self._out: list[bytes] = []
         self._held: list[bytes] = []
         """Messages of the application that wait for the handshake to end."""
@@ -93,6 +94,8 @@ class EmpTalk(Session):
         if self.state is CLOSED:
             return Run()
         kept = self._buffer
+        if kept and kept.takes(data):
+            return Run()
         if kept or self._slow.reading is not None:
             kept += data
         if self._slow.reading is not None:
@@ -102,6 +105,7 @@ class EmpTalk(Session):
     def _receive_more(self, buffer: bytes | bytearray, position: int, messages: list[Message], now: float) -> Run:
         """Take what is in a buffer, after the messages up to `position`; what is not complete is kept."""
         settings, direction, kept = self.settings, self._receives, self._buffer
+        kept.needed = 0
         logins: list[tuple[int, int, Message]] = []
         """Where messages with credentials are."""
         try:
@@ -123,6 +127,7 @@ class EmpTalk(Session):
                         break
                     message, end = self._accept(found[0], now), found[1]
                 else:
+                    kept.needed = frames.needed(buffer, position, settings.size_mode)
                     break
                 messages.append(message)
                 if message.topic == LOGIN:

@@ -134,6 +134,14 @@ def header_size(command: int) -> int:
     return _HEAD_ID.size if command in (Command.ACK, Command.ERROR_UNDEF) else 1
 
 
+def needed(buffer: bytes, start: int) -> int:
+    """How many bytes of the frame at `start` must be there before `decode`, which gave None, can say more."""
+    head = header_size(buffer[start])
+    if len(buffer) - start < head:
+        return head
+    return head + int.from_bytes(buffer[start + head - 4 : start + head])
+
+
 def decode(
     buffer: bytes | bytearray, start: int = 0, max_payload: int = MAX_PAYLOAD_DEFAULT
 ) -> tuple[Frame, int] | None:

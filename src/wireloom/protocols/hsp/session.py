@@ -29,6 +29,7 @@ from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.plain import read_plain, write_ack, write_event, write_request
 from wireloom.protocols.hsp.profile import ENVELOPE, Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
+from wireloom.protocols.kept import Kept
 
 if TYPE_CHECKING:
     from wireloom.protocols.hsp import bulk
@@ -61,7 +62,7 @@ class HspSession(Session):
         )
         """What we write; `names` is what we read."""
         self._receives = role.sends.opposite
-        self._buffer = b""
+        self._buffer = Kept()
         self._out: list[bytes] = []
         self._next_id = unique & 0xFFFFFFFF
         self._waiting: dict[int, Message | Asker] = {}
@@ -94,10 +95,14 @@ class HspSession(Session):
         if self.state is SessionState.CLOSED:
             return Run()
         self._heard = now
-        buffer = self._buffer + data if self._buffer else data
-        if self._bulk is not None and len(buffer) >= BULK_FROM:
-            return self._receive_bulk(buffer)
-        return self._receive_frames(buffer)
+        kept = self._buffer
+        if kept:
+            if kept.takes(data):
+                return Run()
+            data = kept.joined(data)
+        if self._bulk is not None and len(data) >= BULK_FROM:
+            return self._receive_bulk(data)
+        return self._receive_frames(data)
 
     def take_plain(self, data: bytes, now: float, messages: list[Message]) -> int:
         """Take data, requests and acknowledgements."""
@@ -143,8 +148,10 @@ class HspSession(Session):
             violation.offset = None
             self._refuse(violation, buffer[position:])
             return Run(_blanked(buffer[:position], logins), messages, ignored=ignored, renumbered=renumbered)
-        self._buffer = buffer[position:]
-        accepted = buffer[:position] if self._buffer else buffer
+        accepted = buffer
+        if position < len(buffer):
+            self._buffer.keep(buffer[position:], frames.needed(buffer, position))
+            accepted = buffer[:position]
         if logins:
             accepted = _blanked(accepted, logins)
         return Run(accepted, messages, ignored=ignored, renumbered=renumbered)
@@ -155,14 +162,16 @@ class HspSession(Session):
         if run.by_frame:
             # What follows a new topic map must be read with it, and credentials must be found: frame after frame.
             return self._receive_frames(buffer)
-        self._buffer = buffer[run.consumed :]
+        rest = buffer[run.consumed :]
+        if run.violation is None and rest:
+            # After others it was not looked at yet.
+            self._buffer.keep(rest, 0 if run.consumed else frames.needed(rest, 0))
         if run.pings:
             self._queue(frames.encode(frames.PONG) * run.pings, run.pings)
         for _ in range(run.pongs):
             self._pong()
         if run.violation is not None:
-            self._refuse(run.violation, self._buffer)
-            self._buffer = b""
+            self._refuse(run.violation, rest)
         if run.owes:
             self._bulk_owed[run] = None
         return Run(memoryview(buffer)[: run.consumed], bulk=run)
@@ -236,7 +245,7 @@ class HspSession(Session):
         self.violation, self.refused, self.close_reason = violation, bytes(rest), "error"
         if violation.reply:
             self._queue(violation.reply)
-        self._buffer = b""
+        self._buffer.clear()
         self.state = SessionState.CLOSED
 
     def end_of_input(self, now: float) -> None:
@@ -445,7 +454,7 @@ class HspSession(Session):
 
     def unread(self) -> bytes:
         """The beginning of a frame."""
-        return self._buffer
+        return bytes(self._buffer)
 
     def outstanding(self) -> Sequence[Message]:
         """Requests sent and not answered yet."""

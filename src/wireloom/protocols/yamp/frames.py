@@ -250,6 +250,25 @@ def decode(buffer: bytes | bytearray, start: int = 0, max_body: int = MAX_BODY_D
     return CloseRedirect(_text(buffer, at + 2, stop, "url")), stop
 
 
+def needed(buffer: bytes | bytearray, start: int) -> int:
+    """How many bytes of the frame at `start` must be there before `decode`, which gave None, can say more."""
+    available = len(buffer) - start
+    if not available:
+        return 1
+    type_ = buffer[start]
+    if type_ < FrameType.EVENT:
+        # The sizes of these are in one byte or two, so little waits for them.
+        return available + 1 if type_ < FrameType.CLOSE or available < 3 else 3 + _U16.unpack_from(buffer, start + 1)[0]
+    size = 2 + UID_SIZE
+    if available < size or available < (size := size + buffer[start + size - 1]):
+        return size
+    if type_ != FrameType.EVENT:
+        size += 1 if type_ == FrameType.REQUEST else UID_SIZE + 1
+        if available < size:
+            return size
+    return size + 4 if available < size + 4 else size + 4 + int(_U32.unpack_from(buffer, start + size)[0])
+
+
 def _decode_user(buffer: bytes | bytearray, type_: int, at: int, end: int, max_body: int) -> tuple[Frame, int] | None:
     """A frame with UserMessageHeader; all but `Cancel` have a UserMessageBody, too."""
     if type_ > FrameType.RESPONSE:

@@ -42,6 +42,9 @@ class YampSession(YampTalk):
     def receive(self, data: bytes, now: float) -> Run:
         """Take what the transport read."""
         kept = self._buffer
+        if kept and self.state is not SessionState.CLOSED and kept.takes(data):
+            self._heard, self._ping_sent = now, None
+            return Run()
         if self._bulk is not None and self.state is _OPEN and self._owed_reads.are_for(len(kept) + len(data)):
             self._heard, self._ping_sent = now, None
             run = self._receive_bulk(b"".join((kept, data)) if kept else data)
@@ -199,7 +202,7 @@ class YampSession(YampTalk):
                 self.owe(read, row)
                 self._singled[uid_text(read.key(row))] = read, row
             return None
-        self._buffer = bytearray(buffer[found.consumed :])
+        self._buffer.keep(buffer[found.consumed :])
         return Run(memoryview(buffer)[: found.consumed], bulk=found)
 
     def owe(self, read: YampBulk, row: int) -> None:

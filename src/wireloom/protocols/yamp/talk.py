@@ -27,6 +27,7 @@ from wireloom.model import (
     WireloomError,
 )
 from wireloom.protocols.contract import HUB_PREFIX, LOGIN, NOTHING_AGREED, Role, Run, Session, SessionState, request_of
+from wireloom.protocols.kept import Kept
 from wireloom.protocols.owing import OwedReads
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
@@ -59,7 +60,7 @@ class YampTalk(Session):
         if role is Role.CLIENT:
             self.content_type = formats.content_type(settings.serializer)
         self._uids = Uids(unique)
-        self._buffer = bytearray()
+        self._buffer = Kept()
         self._out: list[bytes] = []
         self._held: list[bytes] = []
         """Frames to send once the handshake is done."""
@@ -103,14 +104,18 @@ class YampTalk(Session):
                 self._count_followed()
             return Run()
         self._heard, self._ping_sent = now, None
-        if not self._buffer:
+        kept = self._buffer
+        if not kept:
             position, run = self._read(data)
             if position < len(data):
-                self._buffer += data[position:]
+                kept += data[position:]
+        elif not kept.takes(data):
+            kept.needed = 0
+            kept += data
+            position, run = self._read(kept)
+            del kept[:position]
         else:
-            self._buffer += data
-            position, run = self._read(self._buffer)
-            del self._buffer[:position]
+            run = Run()
         return run
 
     def _read(self, buffer: bytes | bytearray) -> tuple[int, Run]:
@@ -136,6 +141,7 @@ class YampTalk(Session):
                 self._check_turn(buffer[position])
                 found = frames.decode(buffer, position, self.settings.max_body)
                 if found is None:
+                    self._buffer.needed = frames.needed(buffer, position)
                     break
                 message = self._accept(found[0])
                 if message is None:
