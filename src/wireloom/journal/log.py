@@ -548,6 +548,8 @@ def _failure(folder: Path, error: OSError) -> str:
         errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
         errno.EROFS: "mount that disk writable",
         errno.EACCES: "let this user write there",
+        errno.ENOENT: "let nobody remove files of a hub that runs",
+        errno.ESTALE: "let nobody move files of a hub that runs",
     }.get(error.errno or 0, "check that disk")
     return (
         f"{folder}: cannot write the journal: {error.strerror}; {hint}. "
