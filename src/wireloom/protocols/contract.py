@@ -28,16 +28,24 @@ from importlib import resources
 from typing import TYPE_CHECKING, ClassVar
 
 from wireloom.model import Direction, Message, NotSupported, ProtocolViolation
+from wireloom.protocols.batch import (
+    HUB_PREFIX,
+    NOTHING,
+    PUBLISH,
+    TRACE,
+    Batch,
+    EventList,
+    Events,
+    Publishes,
+    is_control,
+)
 from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.decoding import CUT, Decoded, Decoder, Rejected, decode_stream
 from wireloom.protocols.session import (
     NOTHING_AGREED,
     Asker,
-    Bulk,
-    Calls,
-    Renumbered,
+    EventHead,
     Role,
-    Run,
     Session,
     SessionState,
     request_of,
@@ -57,18 +65,21 @@ __all__ = [
     "PUBLISH",
     "TRACE",
     "URGENT",
+    "NOTHING",
     "Asker",
-    "Bulk",
-    "Calls",
+    "Batch",
+    "EventHead",
+    "EventList",
+    "Events",
+    "Publishes",
+    "is_control",
     "Decoded",
     "Decoder",
     "Format",
     "Framing",
     "Protocol",
     "Rejected",
-    "Renumbered",
     "Role",
-    "Run",
     "Scheme",
     "Session",
     "SessionState",
@@ -79,23 +90,11 @@ __all__ = [
     "request_of",
 ]
 
-HUB_PREFIX = "$hub/"
-"""Requests for topics under this prefix are operations of the hub profile: `$hub/subscribe`,
-`$hub/unsubscribe`, `$hub/provide`, `$hub/withdraw`, `$hub/map`, `$hub/login`, each with a JSON body, and
-`$hub/publish/<topic>`, an acknowledged publish of the request's body."""
-
-PUBLISH = HUB_PREFIX + "publish/"
-"""What the topics of acknowledged publishes begin with."""
-
 LOGIN = HUB_PREFIX + "login"
-"""Shows a token: `{"token": "..."}`. Sessions blank the body of such a message in `Run.data`."""
+"""Shows a token: `{"token": "..."}`. Sessions blank the body of such a message in `Batch.data`."""
 
 URGENT = "urgent"
 """The attribute, `1`, of a message that goes ahead of others in every queue."""
-
-TRACE = ("traceparent", "tracestate")
-"""Attributes with the context of a trace (W3C Trace Context) in which a message is sent. A protocol whose messages
-have a place that peers may ignore carries them there; the others leave them out."""
 
 HOLDING = 3
 """So many frames in a row show that reading began at a frame; see `Protocol.holds`."""

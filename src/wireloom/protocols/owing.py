@@ -1,62 +1,75 @@
-"""Reads whose acknowledged publishes are answered in bulk: what a session must remember of them until then."""
+"""Acknowledged publishes that wait for their answers, remembered a batch at a time.
+
+A session must know which ids its peer waits on: an id may be used again only after its answer. Thousands of ids that
+came in one read, and are answered in one write, are not worth an entry each. A session keeps the batch instead.
+
+Whether a new batch uses an id that waits already is decided by the smallest and the largest id first. Only where two
+ranges overlap are the ids themselves compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from wireloom.protocols.publishes import Publishes
-
-Key = TypeVar("Key", int, bytes)
-
-BULK_FROM = 512
-"""Bytes of a read from which on the kernels are tried."""
-FEWEST = 4
-"""Reads of fewer frames are handled faster one by one."""
+from collections.abc import Container
+from typing import NamedTuple, Protocol
 
 
-class OwedReads(Generic[Key]):
-    """The reads that wait for their answers."""
+class Keyed(Protocol):
+    """A batch whose publishes have ids."""
 
-    def __init__(self) -> None:
-        self._reads: dict[Publishes[Key], None] = {}
+    def keys(self, read: int) -> frozenset[int] | frozenset[bytes]:
+        """The ids of the acknowledged publishes of one of its reads, as the session tells them apart."""
 
-    def __bool__(self) -> bool:
-        return bool(self._reads)
 
-    def are_for(self, size: int) -> bool:
-        """Whether a read of so many bytes is to be tried in bulk: if it is large, or others are answered that way."""
-        return size >= BULK_FROM or bool(self._reads)
+class Owed(NamedTuple):
+    """The acknowledged publishes of one read."""
 
-    @property
-    def fewest(self) -> int:
-        """How many frames make a bulk; while others wait, any, so that ids need not be known one by one."""
-        return 1 if self._reads else FEWEST
+    batch: Keyed
+    read: int
+    low: int
+    high: int
+    count: int
+    ascending: bool
+    """Whether each id is larger than the one before, so that none stands twice."""
 
-    def admit(self, read: Publishes[Key], alone: Iterable[Key], count: int, limit: int) -> bool:
-        """Take a read in; False if its keys may be in use already, or if that were more than the limit.
 
-        `alone` are the keys that are owed one by one, `count` is how many there are.
+class OwedBatches(list[Owed]):
+    """All batches of one session that wait for their answers."""
+
+    __slots__ = ()
+
+    def admit(self, new: Owed, alone: Container[object], others: int, limit: int) -> bool:
+        """Take in the publishes of a read; False if an id is in use, or if that were more than the limit.
+
+        `alone` are the ids that are owed one by one, `others` is how many there are.
         """
-        new = read.stretches()
-        if not new:
-            return True
-        pending = count + sum(each.unanswered for each in self._reads if not each.singled)
-        if pending + read.unanswered > limit or any(low <= key <= high for key in alone for low, high in new):
-            return False
-        known = [stretch for each in self._reads for stretch in each.stretches()]
-        for low, high in new:
-            if any(low <= last and first <= high for first, last in known):
+        if others or self:
+            if others + sum(each.count for each in self) + new.count > limit:
                 return False
-            known.append((low, high))
-        self._reads[read] = None
+            if others and any(key in alone for key in new.batch.keys(new.read)):
+                return False
+            for each in self:
+                overlaps = each.low <= new.high and new.low <= each.high
+                if overlaps and not new.batch.keys(new.read).isdisjoint(each.batch.keys(each.read)):
+                    return False
+        elif new.count > limit:
+            return False
+        if not new.ascending and len(new.batch.keys(new.read)) < new.count:
+            return False
+        self.append(new)
         return True
 
-    def single_out(self) -> list[tuple[Publishes[Key], int]]:
-        """Every request that waits, as its read and its row: from now on they are owed one by one as well."""
-        return [(read, row) for read in self._reads if not read.singled for row in read.single()]
+    def has(self, key: int | bytes) -> bool:
+        """Whether the peer waits for an answer to this id."""
+        return any(key in each.batch.keys(each.read) for each in self)
 
-    def forget(self, read: Publishes[Key]) -> None:
-        """A read is answered."""
-        self._reads.pop(read, None)
+    @property
+    def count(self) -> int:
+        """How many publishes wait."""
+        return sum(each.count for each in self)
+
+    def settle(self, batch: Keyed, read: int) -> None:
+        """The publishes of a read are answered, or answered one by one from now on."""
+        for index, each in enumerate(self):
+            if each.batch is batch and each.read == read:
+                del self[index]
+                return

@@ -5,13 +5,16 @@ from __future__ import annotations
 import abc
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from wireloom.model import Direction, Kind, Message, ProtocolViolation
-from wireloom.protocols.decoding import Rejected
+from wireloom.protocols.batch import NOTHING, TRACE, Batch
+
+if TYPE_CHECKING:
+    from wireloom.protocols.owing import Owed
+    from wireloom.protocols.publish_columns import PublishColumns
 
 _NO_SECRETS: Mapping[str, str] = types.MappingProxyType({})
 _NO_NUMBERS: Mapping[int, str] = types.MappingProxyType({})
@@ -43,141 +46,22 @@ class SessionState(StrEnum):
     """Send what is left in `outgoing`, then close the transport."""
 
 
-class Renumbered(NamedTuple):
-    """Up to `end` in a run's data, and for its first `messages` messages, other numbers were in force."""
+class EventHead(NamedTuple):
+    """What the frame of an event is, before its body: it depends on topic and content type alone, except for the size.
 
-    end: int
-    messages: int
-    topics: Mapping[int, str]
-
-
-@dataclass(init=False)
-class Run:
-    """What a session took from one read.
-
-    `data` is the run of complete, accepted frames exactly as they came, for the journal, but for credentials: the
-    body of a `LOGIN` is blanked there. `messages`
-    are those frames as messages, in order. A session with column kernels may leave `messages` empty
-    and fill `bulk` or `calls` instead; then no object was made per message.
+    A size of four bytes, big-endian, stands at `size_at`; it is the body's plus `extra`. A body has at most `largest`
+    bytes. In protocols whose events have uids, the place for one is empty.
     """
 
-    data: bytes | memoryview = b""
-    messages: Sequence[Message] = ()
-    bulk: Bulk | None = None
-    ignored: int = 0
-    """Messages that `data` holds and `messages` does not: valid on the wire, but nobody is to act on them."""
-    added: int = 0
-    """Messages that `messages` holds and `data` does not: what a frame implies beside itself."""
-    refused: Sequence[Rejected] = ()
-    """Datagrams or lines that were not accepted; the conversation goes on without them."""
-    renumbered: Sequence[Renumbered] = ()
-    """Where the numbers that stand for topics changed inside the run; what follows has `Session.topic_numbers`."""
-    calls: Calls | None = None
-    """All that the run holds, where that is plain requests of one topic, or plain answers."""
+    head: bytes
+    size_at: int
+    extra: int
+    largest: int
 
-    # One is made for every read: what is as usual stays with the class.
-    def __init__(
-        self,
-        data: bytes | memoryview = b"",
-        messages: Sequence[Message] = (),
-        bulk: Bulk | None = None,
-        ignored: int = 0,
-        added: int = 0,
-        refused: Sequence[Rejected] = (),
-        renumbered: Sequence[Renumbered] = (),
-        calls: Calls | None = None,
-    ) -> None:
-        self.data = data
-        self.messages = messages
-        if bulk is not None:
-            self.bulk = bulk
-        if calls is not None:
-            self.calls = calls
-        if ignored or added:
-            self.ignored, self.added = ignored, added
-        if refused or renumbered:
-            self.refused, self.renumbered = refused, renumbered
-
-    @property
-    def count(self) -> int:
-        """How many messages the run's data holds."""
-        if self.bulk is not None:
-            return self.bulk.count
-        if self.calls is not None:
-            return self.calls.count
-        return len(self.messages) + self.ignored - self.added
-
-
-class Calls(abc.ABC):
-    """Requests of one read, or answers, that differ in nothing but id and body: the hub's way to pass them on as bytes.
-
-    The session that read them keeps its books as if it had read them one by one.
-    """
-
-    count: int
-    asks: bool
-    """Whether these are requests; else they are answers, all of them done."""
-    topic: str
-    numbers: range | Sequence[int]
-    """The ids of the requests, or of those that are answered, as numbers; a range where each follows the other."""
-
-    @abc.abstractmethod
-    def messages(self) -> list[Message]:
-        """All of them as messages, in order."""
-
-    @abc.abstractmethod
-    def part(self, which: slice) -> Calls:
-        """Some of them."""
-
-
-class Bulk(abc.ABC):
-    """Many messages of one read in columns: the hub's way to route and acknowledge without objects."""
-
-    count: int
-    unanswered: int
-    """How many publishes left in the bulk wait for their acknowledgement."""
-
-    @abc.abstractmethod
-    def topics(self) -> Sequence[str]:
-        """The topics that events and acknowledged publishes of this run are for, each once."""
-
-    @abc.abstractmethod
-    def messages(self, topic: str | None = None) -> list[Message]:
-        """The events and publishes of one topic (or of all) as messages, in order."""
-
-    @abc.abstractmethod
-    def count_of(self, topic: str) -> int:
-        """How many events and publishes of one topic there are."""
-
-    @abc.abstractmethod
-    def forward(self, topic: str) -> bytes:
-        """The events and publishes of one topic as unacknowledged frames, for whom `Session.can_forward` says so."""
-
-    def authors(self, topic: str) -> Sequence[str]:
-        """Who wrote the events of one topic, each once, as `Session.written_by` names them.
-
-        Empty where messages have no authors but the peer.
-        """
-        return ()
-
-    def drop(self, topic: str, author: str) -> list[bytes]:
-        """Take out what one of those authors wrote; returns the frames, as they came."""
-        raise NotImplementedError
-
-    @abc.abstractmethod
-    def others(self) -> list[Message]:
-        """Everything that is neither event nor publish, as messages: responses, errors, pings."""
-
-    @abc.abstractmethod
-    def take(self, topic: str) -> list[Message]:
-        """Take a topic out of the bulk: its messages will be handled, and answered, one by one."""
-
-    @abc.abstractmethod
-    def acknowledgements(self, refused: frozenset[str] = frozenset()) -> bytes:
-        """The answers to all acknowledged publishes left in the bulk, as frames; they count as answered.
-
-        What was published to a topic in `refused` is answered with the protocol's plain error.
-        """
+    def with_size(self, body_size: int) -> bytes:
+        """The head of an event with a body of so many bytes."""
+        at = self.size_at
+        return self.head[:at] + (body_size + self.extra).to_bytes(4) + self.head[at + 4 :]
 
 
 class Asker(typing.Protocol):
@@ -237,6 +121,8 @@ class Session(abc.ABC):
     """The most bytes of one frame that the transport takes; 0: any. The owner sets it before `connected`."""
     remembers: ClassVar[bool] = False
     """Whether what was sent is remembered until the peer has confirmed it; events then wait for their turn unsent."""
+    event_uid_at: ClassVar[int] = -1
+    """Where in the frame of an event its uid of 16 bytes stands; -1 in protocols whose events have none."""
     authored: ClassVar[bool] = False
     """Whether messages prove by themselves who wrote them; see `written_by`."""
     identities: tuple[str, ...] = ()
@@ -253,23 +139,17 @@ class Session(abc.ABC):
         self.state = SessionState.OPEN
 
     @abc.abstractmethod
-    def receive(self, data: bytes, now: float) -> Run:
-        """Take bytes from the transport."""
+    def receive(self, data: bytes, now: float) -> Sequence[Batch]:
+        """Take bytes from the transport; what they brought, in order. A batch ends with its first control message."""
 
-    def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Run:
+    def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Sequence[Batch]:
         """Take datagrams that arrived together: one after the other in `data`, each up to its place in `ends`."""
-        runs: list[Run] = []
+        batches: list[Batch] = []
         start = 0
         for end in ends:
-            runs.append(self.receive(data[start:end], now))
+            batches += self.receive(data[start:end], now)
             start = end
-        return Run(
-            b"".join(run.data for run in runs),
-            [message for run in runs for message in run.messages],
-            ignored=sum(run.ignored for run in runs),
-            added=sum(run.added for run in runs),
-            refused=[refused for run in runs for refused in run.refused],
-        )
+        return batches
 
     @property
     def inbound(self) -> Direction:
@@ -298,9 +178,9 @@ class Session(abc.ABC):
         """When `expire` wants to be called, if nothing else happens."""
         return None
 
-    def expire(self, now: float) -> Run:
+    def expire(self, now: float) -> Sequence[Batch]:
         """A deadline has passed: send pings, resend, give up."""
-        return Run()
+        return NOTHING
 
     @abc.abstractmethod
     def send(self, message: Message, now: float) -> Message:
@@ -361,7 +241,7 @@ class Session(abc.ABC):
     def take_plain(self, data: bytes, now: float, messages: list[Message]) -> int:
         """Take the plain messages at the beginning of a read the short way; returns where they end.
 
-        Answers to `ask_for` are given to who asked, the others are added to `messages`, and no `Run` is made. What
+        Answers to `ask_for` are given to who asked, the others are added to `messages`, and no batch is made. What
         follows is for `receive`. There is nothing to do where there is no short way.
         """
         return 0
@@ -371,24 +251,8 @@ class Session(abc.ABC):
         self.send(Message(_RESPONSE, request.topic, body, None, request.id, "done", content_type), now)
 
     def send_frames(self, encoded: bytes, count: int) -> None:
-        """Queue frames that are encoded already (from `Bulk.forward` or `Bulk.acknowledgements`)."""
+        """Queue frames that are encoded already (from `Events.frames` or `Publishes.acknowledgements`)."""
         raise NotImplementedError
-
-    def can_relay(self, calls: Calls) -> bool:
-        """Whether `relay` can pass on these requests, read on another connection, or `relay_back` these answers."""
-        return False
-
-    def relay(self, calls: Calls) -> range:
-        """Queue requests that were read on another connection; returns the numbers that are their ids here."""
-        raise NotImplementedError
-
-    def relay_back(self, calls: Calls, numbers: range) -> None:
-        """Queue answers that were read on another connection, to the requests whose ids here are these numbers."""
-        raise NotImplementedError
-
-    def can_forward(self, bulk: Bulk, topic: str) -> bool:
-        """Whether `bulk.forward(topic)`, read on another connection, means the same to this session's peer."""
-        return False
 
     @property
     def event_style(self) -> object:
@@ -398,12 +262,36 @@ class Session(abc.ABC):
         """
         return None
 
+    def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
+        """What the frames of such events begin with, for this session and all of its `event_style`.
+
+        None where events have to be sent one by one. Raises what `send` raises.
+        """
+        return None
+
+    def draw_uids(self, now: float) -> bytes:
+        """A uid to count up from, in protocols whose events have uids at `event_uid_at`."""
+        raise NotImplementedError
+
     def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
-        """Events of one topic as frames in a row, not queued; None if one of them is not for the short way.
+        """Events as frames in a row, not queued; None if one of them has to be sent by itself.
 
         Only their topic, body and content type are looked at. Raises what `send` raises.
         """
-        return None
+        written: list[bytes] = []
+        uid_at = self.event_uid_at
+        for event in events:
+            topic, body = event.topic, event.body
+            head = self.event_head(topic, event.content_type) if topic else None
+            if head is None or len(body) > head.largest:
+                return None
+            if event.attributes and not event.attributes.keys().isdisjoint(TRACE):
+                return None
+            frame = head.with_size(len(body))
+            if uid_at >= 0:
+                frame = frame[:uid_at] + self.draw_uids(now) + frame[uid_at + 16 :]
+            written += (frame, body)
+        return b"".join(written)
 
     def say_all(self) -> None:
         """Have `outgoing` give all there is to say, also what would wait for company."""
@@ -415,21 +303,50 @@ class Session(abc.ABC):
     def recordable(self, data: bytes) -> bytes:
         """What a record of the conversation may keep of bytes that were sent: credentials are blanked.
 
-        Of what was received, `Run.data` is that already.
+        Of what was received, `Batch.data` is that already.
         """
         return data
 
     def frames_of(self, encoded: bytes) -> Sequence[bytes]:
-        """Encoded frames (from `Bulk.forward`) one by one, for transports that carry messages."""
+        """Encoded frames (from `Events.frames`) one by one, for transports that carry messages."""
         return (encoded,)
 
     def is_urgent(self, frame: bytes) -> bool:
         """Whether an encoded frame goes ahead of others in every queue."""
         return False
 
-    def enable_bulk(self) -> bool:
-        """Allow `receive` to answer with `Run.bulk` for large reads; False where there is no kernel."""
+    # Batches in columns (see `publish_columns.py`)
+
+    columns: type[PublishColumns] | None = None
+    """What the kernel's batches are; None until `enable_columns`, and where there is no kernel."""
+
+    def enable_columns(self) -> bool:
+        """Let `receive` use the kernel for long reads; False where there is none."""
         return False
+
+    def batch_key(self, now: float) -> Hashable | None:
+        """Sessions of one listener with equal keys may have their next reads decoded together.
+
+        None where the next read must go to `receive`: something is incomplete, closing, or not usual. Whoever asks has
+        a read at hand, which counts as a sign of life.
+        """
+        return None
+
+    def keep(self, rest: bytes) -> None:
+        """Keep the beginning of a frame that stood at the end of a read."""
+        raise NotImplementedError
+
+    def owe(self, owed: Owed) -> bool:
+        """The peer waits for the answers to these publishes; False, and nothing done, if that breaks a rule."""
+        raise NotImplementedError
+
+    def owe_one(self, request: Message) -> None:
+        """The peer waits for the answer to this request, which came in columns."""
+        raise NotImplementedError
+
+    def settled(self, batch: PublishColumns, read: int) -> None:
+        """The publishes of a read are answered, or answered one by one from now on."""
+        raise NotImplementedError
 
     def enable_work(self) -> None:
         """The owner will ask for `work` after each step and run it; without this it is done inside the step."""
@@ -438,9 +355,9 @@ class Session(abc.ABC):
         """Something slow for another thread to do, one at a time; its result goes to `worked`."""
         return None
 
-    def worked(self, result: object, now: float) -> Run:
+    def worked(self, result: object, now: float) -> Sequence[Batch]:
         """Slow work is done; what waited for it goes on."""
-        return Run()
+        return NOTHING
 
     @abc.abstractmethod
     def close(self, now: float, reason: str = "") -> None:

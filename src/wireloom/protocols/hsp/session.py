@@ -6,8 +6,8 @@ on either side, and when the peer was heard last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -15,30 +15,34 @@ from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViol
 from wireloom.protocols.contract import (
     HUB_PREFIX,
     LOGIN,
+    NOTHING,
     NOTHING_AGREED,
     Asker,
-    Bulk,
-    Renumbered,
+    Batch,
+    EventHead,
     Role,
-    Run,
     Session,
     SessionState,
+    is_control,
     request_of,
 )
 from wireloom.protocols.hsp import frames
-from wireloom.protocols.hsp.plain import read_plain, write_ack, write_event, write_request
-from wireloom.protocols.hsp.profile import ENVELOPE, Names, parse_map
+from wireloom.protocols.hsp.plain import write_ack, write_event, write_request
+from wireloom.protocols.hsp.profile import Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
 from wireloom.protocols.kept import Kept
+from wireloom.protocols.owing import Owed, OwedBatches
 
 if TYPE_CHECKING:
-    from wireloom.protocols.hsp import bulk
+    from wireloom.protocols.publish_columns import PublishColumns
 
 MAP = HUB_PREFIX + "map"
 MAX_NAMES = 1024 * 1024
 """Characters of all topics that one connection may give numbers to."""
-BULK_FROM = 512
-"""Reads shorter than this are decoded frame by frame: a kernel call costs more than a few frames do."""
+KERNEL_FROM = 512
+"""Bytes of a read from which on the kernel is used."""
+MAX_IDS = 1 << 32
+"""There are no more ids than that."""
 
 
 _OPEN, _CLOSING, _CLOSED = SessionState.OPEN, SessionState.CLOSING, SessionState.CLOSED
@@ -69,9 +73,7 @@ class HspSession(Session):
         """Requests we sent, or who asked them, by id, until they are answered; the messages need not bear the id."""
         self._owed: dict[int, None] = {}
         """Ids the peer waits on."""
-        self._bulk: type[bulk.HspBulk] | None = None
-        self._bulk_owed: dict[bulk.HspBulk, None] = {}
-        """Runs whose acknowledgements are still to be sent, in order."""
+        self._owed_batches = OwedBatches()
         self._heard = 0.0
         self._ping_sent: float | None = None
 
@@ -82,99 +84,88 @@ class HspSession(Session):
         self.state = SessionState.OPEN
         self._heard = now
 
-    def enable_bulk(self) -> bool:
-        """Let `receive` use the column kernels for large reads."""
-        from wireloom.protocols.hsp.bulk import HspBulk, warm
+    def enable_columns(self) -> bool:
+        """Let `receive` use the kernel for long reads."""
+        from wireloom.protocols.hsp.publish_columns import HspPublishes, warm
 
         warm()
-        self._bulk = HspBulk
+        self.columns = HspPublishes
         return True
 
-    def receive(self, data: bytes, now: float) -> Run:
+    def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take what the transport read."""
-        if self.state is SessionState.CLOSED:
-            return Run()
+        if self.state is _CLOSED:
+            return NOTHING
         self._heard = now
         kept = self._buffer
         if kept:
             if kept.takes(data):
-                return Run()
+                return NOTHING
             data = kept.joined(data)
-        if self._bulk is not None and len(data) >= BULK_FROM:
-            return self._receive_bulk(data)
-        return self._receive_frames(data)
+        if self.columns is not None and len(data) >= KERNEL_FROM and self.state is _OPEN:
+            from wireloom.protocols.publish_columns import take_read
 
-    def take_plain(self, data: bytes, now: float, messages: list[Message]) -> int:
-        """Take data, requests and acknowledgements."""
-        if self._buffer or self.state is not _OPEN or self._bulk is not None:
-            return 0
+            return take_read(self, self.columns, data, partial(self._read_frames, data))
+        batches: list[Batch] = []
+        position = 0
+        while position < len(data):
+            position = self._read_frames(data, position, len(data), batches)
+        return batches
+
+    def batch_key(self, now: float) -> Hashable | None:
+        """Names are shared by the sessions of a listener until a peer brings its own."""
+        if self._buffer or self.state is not _OPEN:
+            return None
         self._heard = now
-        return read_plain(
-            data, 0, self.settings.max_payload, self.names, self._receives, self._waiting, self._owed, messages,
-            to_askers=True,
-        )  # fmt: skip
+        return id(self.names)
 
-    def _receive_frames(self, buffer: bytes) -> Run:
+    def keep(self, rest: bytes) -> None:
+        """Keep the beginning of a frame."""
+        self._buffer.keep(rest, frames.needed(rest, 0))
+
+    def _read_frames(self, buffer: bytes, start: int, most: int, batches: list[Batch]) -> int:
+        """Decode up to so many frames, to the first control message; returns where the next one begins.
+
+        That is the end of the buffer where nothing more can be taken: what is incomplete is kept.
+        """
         messages: list[Message] = []
-        position, ignored = 0, 0
-        limit = self.settings.max_payload
-        renumbered: list[Renumbered] = []
-        logins: list[tuple[int, int]] = []
-        """Where credentials are."""
+        position, ignored, limit = start, 0, self.settings.max_payload
+        numbers = self.names.topics
+        credentials = 0
+        """How many bytes at the end of what was accepted are credentials."""
+        over = False
         try:
-            while True:
-                if not self._bulk_owed:
-                    position = read_plain(
-                        buffer, position, limit, self.names, self._receives, self._waiting, self._owed, messages
-                    )
-                    if position == len(buffer):
-                        break
+            for _ in range(most):
                 found = frames.decode(buffer, position, limit)
                 if found is None:
+                    over = True
                     break
-                frame, end = found
-                numbers = self.names.topics
-                message = self._accept(frame)
-                if message is not None:
-                    messages.append(message)
-                    if message.topic == LOGIN:
-                        logins.append((end - len(message.body), end))
-                else:
+                message = self._accept(found[0])
+                position = found[1]
+                if message is None:
                     ignored += 1
-                position = end
-                if self.names.topics is not numbers:
-                    renumbered.append(Renumbered(end, len(messages) + ignored, numbers))
+                    continue
+                messages.append(message)
+                if is_control(message):
+                    credentials = len(message.body) if message.topic == LOGIN else 0
+                    break
         except ProtocolViolation as violation:
             violation.offset = None
             self._refuse(violation, buffer[position:])
-            return Run(_blanked(buffer[:position], logins), messages, ignored=ignored, renumbered=renumbered)
-        accepted = buffer
-        if position < len(buffer):
-            self._buffer.keep(buffer[position:], frames.needed(buffer, position))
-            accepted = buffer[:position]
-        if logins:
-            accepted = _blanked(accepted, logins)
-        return Run(accepted, messages, ignored=ignored, renumbered=renumbered)
-
-    def _receive_bulk(self, buffer: bytes) -> Run:
-        assert self._bulk is not None
-        run = self._bulk(self, buffer)
-        if run.by_frame:
-            # What follows a new topic map must be read with it, and credentials must be found: frame after frame.
-            return self._receive_frames(buffer)
-        rest = buffer[run.consumed :]
-        if run.violation is None and rest:
-            # After others it was not looked at yet.
-            self._buffer.keep(rest, 0 if run.consumed else frames.needed(rest, 0))
-        if run.pings:
-            self._queue(frames.encode(frames.PONG) * run.pings, run.pings)
-        for _ in range(run.pongs):
-            self._pong()
-        if run.violation is not None:
-            self._refuse(run.violation, rest)
-        if run.owes:
-            self._bulk_owed[run] = None
-        return Run(memoryview(buffer)[: run.consumed], bulk=run)
+            over = True
+        data = buffer if start == 0 and position == len(buffer) else buffer[start:position]
+        if credentials:
+            data = data[:-credentials] + b"*" * credentials
+        if data:
+            batches.append(Batch(data, messages, ignored=ignored))
+        if self.names.topics is not numbers:
+            for batch in batches:
+                batch.numbers = numbers if batch.numbers is None else batch.numbers
+        if not over:
+            return position
+        if position < len(buffer) and self.violation is None:
+            self.keep(buffer[position:])
+        return len(buffer)
 
     def _accept(self, frame: frames.Frame) -> Message | None:
         """Check a frame against the conversation; returns what it says, None if nobody is to act on it."""
@@ -202,28 +193,19 @@ class HspSession(Session):
 
     def owes(self, message_id: int) -> bool:
         """Whether the peer waits for an answer to this id."""
-        if message_id in self._owed:
-            return True
-        return bool(self._bulk_owed) and any(run.owes_id(message_id) for run in self._bulk_owed)
+        return message_id in self._owed or (bool(self._owed_batches) and self._owed_batches.has(message_id))
 
-    def owed_ids(self) -> set[int]:
-        """Every id the peer waits on."""
-        return set(self._owed).union(*(run.owed_ids() for run in self._bulk_owed))
+    def owe(self, owed: Owed) -> bool:
+        """Ids of a batch must not be in use."""
+        return self._owed_batches.admit(owed, self._owed, len(self._owed), MAX_IDS)
 
-    def owed_ranges(self) -> list[tuple[int, int]]:
-        """Among which the ids are that the peer waits on: a cheap way to see that new ones are new."""
-        ranges = [each for run in self._bulk_owed for each in run.owed_ranges]
-        if self._owed:
-            ranges.append((min(self._owed), max(self._owed)))
-        return ranges
+    def owe_one(self, request: Message) -> None:
+        """The request is answered by itself."""
+        self._owed[int(request.id or 0)] = None
 
-    def owe(self, message_id: int) -> None:
-        """The peer waits for an answer to this id, one by one."""
-        self._owed[message_id] = None
-
-    def answered(self, run: bulk.HspBulk) -> None:
-        """A run was acknowledged in bulk."""
-        self._bulk_owed.pop(run, None)
+    def settled(self, batch: PublishColumns, read: int) -> None:
+        """The publishes of a read are answered."""
+        self._owed_batches.settle(batch, read)
         self._close_when_settled()
 
     def _pong(self) -> None:
@@ -259,7 +241,7 @@ class HspSession(Session):
         self._close_when_settled()
 
     def _close_when_settled(self) -> None:
-        if self.state is SessionState.CLOSING and not self._owed and not self._bulk_owed:
+        if self.state is SessionState.CLOSING and not self._owed and not self._owed_batches:
             self.state = SessionState.CLOSED
 
     def outgoing(self) -> bytes:
@@ -279,18 +261,18 @@ class HspSession(Session):
             return self._ping_sent + self.settings.pong_timeout
         return self._heard + self.settings.ping_interval
 
-    def expire(self, now: float) -> Run:
+    def expire(self, now: float) -> Sequence[Batch]:
         """Ping an idle peer; close when it does not answer."""
         due = self.deadline()
         if due is None or now < due:
-            return Run()
+            return NOTHING
         if self._ping_sent is None:
             self._ping_sent = now
             self._queue(frames.encode(frames.PING))
         else:
             self.close_reason = "idle"
             self.state = SessionState.CLOSED
-        return Run()
+        return NOTHING
 
     # The application's side
 
@@ -402,19 +384,10 @@ class HspSession(Session):
         return drawn
 
     def send_frames(self, encoded: bytes, count: int) -> None:
-        """Queue frames made by `HspBulk`."""
+        """Queue frames that are encoded already."""
         if self.state is SessionState.CLOSED:
             raise PeerClosed("the hsp connection is closed")
         self._queue(encoded, count)
-
-    def can_forward(self, bulk: Bulk, topic: str) -> bool:
-        """Whether our peer is told of this topic by these numbers, or this envelope, and takes such payloads."""
-        if not isinstance(bulk, self._bulk or ()) or bulk.max_payload > self.settings.max_payload:
-            return False
-        names = self._own_names
-        if bulk.envelope:
-            return names.profile and names.head(topic, bulk.content_type) == (ENVELOPE, bulk.envelope)
-        return all(names.says(number, topic) for number in bulk.numbers(topic))
 
     @property
     def event_style(self) -> object:
@@ -422,19 +395,11 @@ class HspSession(Session):
         # Names are shared by the sessions of a listener until a peer brings its own.
         return (id(self._own_names), self.settings.max_payload) if self.state is _OPEN else None
 
-    def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
-        """`DATA`."""
-        largest, head_of = self.settings.max_payload, self._own_names.head
-        written: list[bytes] = []
-        for event in events:
-            topic, body = event.topic, event.body
-            if not topic:
-                return None
-            type_, head = head_of(topic, event.content_type)
-            if len(head) + len(body) > largest:
-                return None
-            written.append(write_event(type_, head, body))
-        return b"".join(written)
+    def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
+        """`DATA`, the type, the size; an envelope's beginning where no type says it."""
+        type_, head = self._own_names.head(topic, content_type)
+        size = len(head)
+        return EventHead(b"\0" + type_.to_bytes(2) + bytes(4) + head, 3, size, self.settings.max_payload - size)
 
     def _queue(self, encoded: bytes, count: int = 1) -> None:
         self._out.append(encoded)
@@ -478,17 +443,6 @@ def _first_names(topics: tuple[tuple[int, str], ...], profile: bool, *, silent: 
     """
     known = dict(topics)
     return Names(known, profile), Names({} if silent else known, profile, taken=known)
-
-
-def _blanked(data: bytes, spans: list[tuple[int, int]]) -> bytes:
-    """The same with stars at some places.
-
-    >>> _blanked(b"my secret!", [(3, 9)])
-    b'my ******!'
-    """
-    for start, end in spans:
-        data = data[:start] + b"*" * (end - start) + data[end:]
-    return data
 
 
 def is_map(message: Message) -> bool:

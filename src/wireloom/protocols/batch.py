@@ -1,0 +1,167 @@
+"""What was read, in the order in which it came: the form in which messages leave a session.
+
+One read of one connection becomes one `Batch` or a few. Everything that acts on messages takes batches and does not
+know how they were filled: from `frames.py`, a message at a time, or by a protocol's kernel, thousands at a time.
+
+A batch ends with the first control message in it (see `is_control`), so what such a message changes (rights, the
+numbers that stand for topics, subscriptions) is in force for the next batch and not before. Nothing has to split a
+batch later.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from wireloom.model import Message
+from wireloom.protocols.decoding import Rejected
+
+if TYPE_CHECKING:
+    from wireloom.protocols.session import Session
+
+HUB_PREFIX = "$hub/"
+"""Requests for topics under this prefix are operations of the hub profile: `$hub/subscribe`,
+`$hub/unsubscribe`, `$hub/provide`, `$hub/withdraw`, `$hub/map`, `$hub/login`, each with a JSON body, and
+`$hub/publish/<topic>`, an acknowledged publish of the request's body."""
+
+PUBLISH = HUB_PREFIX + "publish/"
+"""What the topics of acknowledged publishes begin with."""
+
+
+TRACE = ("traceparent", "tracestate")
+"""Attributes with the context of a trace (W3C Trace Context) in which a message is sent. A protocol whose messages
+have a place that peers may ignore carries them there; the others leave them out."""
+
+
+def is_control(message: Message) -> bool:
+    """Whether a message changes how the messages behind it are taken: an operation of the hub profile.
+
+    >>> is_control(Message(Kind.REQUEST, "$hub/subscribe")), is_control(Message(Kind.REQUEST, "$hub/publish/a"))
+    (True, False)
+    """
+    topic = message.topic
+    return topic is not None and topic.startswith(HUB_PREFIX) and not topic.startswith(PUBLISH)
+
+
+class Batch:
+    """Messages that came one after the other on one connection.
+
+    `data` holds their frames exactly as they came, for the journal, except for credentials: the body of a login is
+    blanked there. `count` says how many messages `data` holds.
+    """
+
+    __slots__ = ("count", "data", "messages", "numbers", "refused")
+
+    def __init__(
+        self,
+        data: bytes | memoryview = b"",
+        messages: Sequence[Message] = (),
+        *,
+        ignored: int = 0,
+        added: int = 0,
+        refused: Sequence[Rejected] = (),
+    ) -> None:
+        """`ignored` messages are in `data` alone: nobody is to act on them. `added` ones are in `messages` alone."""
+        self.data = data
+        self.messages = messages
+        self.count = len(messages) + ignored - added
+        self.refused = refused
+        """Datagrams or lines that were not accepted; the conversation goes on without them."""
+        self.numbers: Mapping[int, str] | None = None
+        """The numbers that stand for topics in it, where a later batch of the same read has changed them."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({bytes(self.data)!r}, {self.messages!r})"
+
+
+NOTHING: tuple[Batch, ...] = ()
+"""What a session returns that has nothing to hand over."""
+
+
+class Events(abc.ABC):
+    """Events in the order in which they were published: what a router delivers.
+
+    The topic of each is an index into `topics`, which may name a topic more than once.
+    """
+
+    topics: Sequence[str]
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @abc.abstractmethod
+    def of(self, chosen: Sequence[int]) -> Events:
+        """Those with one of the chosen topics, given by index, in order."""
+
+    @abc.abstractmethod
+    def messages(self) -> Sequence[Message]:
+        """All of them, as events."""
+
+    @abc.abstractmethod
+    def frames(self, session: Session, now: float) -> bytes | None:
+        """All of them as frames in a row, for a session and all others of its `event_style`.
+
+        None where they have to be sent one by one.
+        """
+
+
+class EventList(Events):
+    """Events that are messages."""
+
+    def __init__(self, events: Sequence[Message]) -> None:
+        self._events = events
+        known: dict[str, int] = {}
+        self._codes = [known.setdefault(event.topic or "", len(known)) for event in events]
+        self.topics = list(known)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def of(self, chosen: Sequence[int]) -> EventList:
+        """Those with one of the chosen topics."""
+        if len(chosen) == len(self.topics):
+            return self
+        wanted = frozenset(chosen)
+        return EventList([event for event, code in zip(self._events, self._codes, strict=True) if code in wanted])
+
+    def messages(self) -> Sequence[Message]:
+        """All of them."""
+        return self._events
+
+    def frames(self, session: Session, now: float) -> bytes | None:
+        """What the session writes for them."""
+        return session.write_events(self._events, now)
+
+
+class Publishes(Batch, abc.ABC):
+    """Nothing but events and acknowledged publishes, of one connection or of several: no object is made for each.
+
+    `sessions` are those that read them. `messages` of the base class stays empty; see `as_messages`.
+    """
+
+    __slots__ = ("sessions", "unanswered")
+
+    sessions: Sequence[Session]
+    unanswered: int
+    """How many of them wait for their acknowledgement."""
+
+    @abc.abstractmethod
+    def events(self) -> Events:
+        """All of them, as the events that they publish."""
+
+    def topics(self) -> Iterable[tuple[str, str | None]]:
+        """Each topic, and who wrote to it, as `Session.written_by` names them."""
+        return [(topic, None) for topic in dict.fromkeys(self.events().topics)]
+
+    def acknowledgements(self) -> Iterable[tuple[int, bytes, int]]:
+        """The answers to all acknowledged publishes: index of the session, frames, and how many. They count as sent."""
+        return ()
+
+    @abc.abstractmethod
+    def as_messages(self) -> Sequence[Batch]:
+        """The same as batches of messages, one for each session; acknowledged publishes are requests there.
+
+        Each request is then answered by itself.
+        """

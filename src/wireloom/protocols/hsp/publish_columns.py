@@ -1,0 +1,188 @@
+"""`DATA` and `DATA_ACK` frames of many reads in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.kernels import kernel
+from wireloom.model import Authenticity, Kind, Message, message_of
+from wireloom.protocols import publish_columns
+from wireloom.protocols.buffers import u32
+from wireloom.protocols.hsp import frames
+from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERVED, Named
+from wireloom.protocols.hsp.protocol import to_message
+from wireloom.protocols.hsp.session import HspSession
+from wireloom.protocols.publish_columns import (
+    ASKS,
+    BODY,
+    BODY_SIZE,
+    FIELDS,
+    ID,
+    OFFSET,
+    READ,
+    SIZE,
+    TOPIC,
+    TOPIC_SIZE,
+    Columns,
+    Meaning,
+    PublishColumns,
+    put_u32,
+)
+from wireloom.protocols.session import Session
+
+_DATA, _DATA_ACK, _ACK = int(frames.Command.DATA), int(frames.Command.DATA_ACK), int(frames.Command.ACK)
+_EVENT, _NOBODY = Kind.EVENT, Authenticity.NONE
+_ACK_SIZE = 5
+
+
+@kernel
+def _scan(
+    data: NDArray[np.uint8],
+    starts: Columns,
+    ends: Columns,
+    max_payload: int,
+    profile: bool,
+    columns: Columns,
+    stops: Columns,
+    odd: NDArray[np.bool_],
+) -> int:
+    """Rows of `DATA` and `DATA_ACK`. The type decides the topic, or the beginning of an envelope does."""
+    row = 0
+    for read in range(starts.shape[0]):
+        at, end = starts[read], ends[read]
+        while at < end:
+            command = data[np.uint64(at)]
+            if command > _DATA_ACK:
+                odd[read] = True
+                break
+            asks = command == _DATA_ACK
+            head = np.int64(11) if asks else np.int64(7)
+            if end - at < head:
+                break
+            length = u32(data, at + head - 4)
+            if length > max_payload:
+                odd[read] = True
+                break
+            body = at + head
+            if end - body < length:
+                break
+            topic, topic_size, body_size = at + head - 6, np.int64(2), length
+            if profile:
+                kind = (np.int64(data[np.uint64(topic)]) << 8) | np.int64(data[np.uint64(topic + 1)])
+                if kind == ENVELOPE:
+                    topic = body
+                    topic_size = length + 1
+                    if length > 2:
+                        topic_size = (np.int64(data[body]) << 8) + np.int64(data[body + 1]) + 3
+                        if topic_size <= length:
+                            topic_size += np.int64(data[body + topic_size - 1])
+                    if topic_size > length:
+                        odd[read] = True
+                        break
+                    body += topic_size
+                    body_size -= topic_size
+                elif FIRST_RESERVED <= kind <= LAST_RESERVED:
+                    odd[read] = True
+                    break
+            columns[READ, row], columns[OFFSET, row], columns[SIZE, row] = read, at, head + length
+            columns[ASKS, row], columns[ID, row] = asks, u32(data, at + 1) if asks else np.int64(-1)
+            columns[TOPIC, row], columns[TOPIC_SIZE, row] = topic, topic_size
+            columns[BODY, row], columns[BODY_SIZE, row] = body, body_size
+            row += 1
+            at += head + length
+        stops[read] = at
+    return row
+
+
+@kernel
+def _write_acks(ids: Columns, out: NDArray[np.uint8]) -> None:
+    for row in range(ids.shape[0]):
+        at = np.int64(row * _ACK_SIZE)
+        out[np.uint64(at)] = _ACK
+        put_u32(out, at + 1, ids[row])
+
+
+@cache
+def warm() -> None:
+    """Compile or load the kernels, once, before a connection waits for them."""
+    publish_columns.warm()
+    one, data = np.zeros(1, np.int64), np.zeros(8, np.uint8)
+    _scan(data, one, one, 1, True, np.empty((FIELDS, 1), np.int64), np.empty(1, np.int64), np.zeros(1, np.bool_))
+    _write_acks(np.zeros((FIELDS, 2), np.int64)[ID], np.empty(2 * _ACK_SIZE, np.uint8))
+
+
+class HspPublishes(PublishColumns):
+    """Frames of sessions that give types the same names."""
+
+    __slots__ = ("_max_payload", "_names")
+
+    smallest: ClassVar[int] = 7
+
+    def __init__(
+        self, sessions: Sequence[Session], buffer: bytes, columns: Columns, starts: Sequence[int], ends: Sequence[int]
+    ) -> None:
+        reader = cast(HspSession, sessions[0])
+        # A later message of the same read may change the session's own.
+        self._names, self._max_payload = reader.names, reader.settings.max_payload
+        super().__init__(sessions, buffer, columns, starts, ends)
+
+    @classmethod
+    def scan(
+        cls,
+        session: Session,
+        data: NDArray[np.uint8],
+        starts: Columns,
+        ends: Columns,
+        columns: Columns,
+        stops: Columns,
+        odd: NDArray[np.bool_],
+    ) -> int:
+        """Rows of `DATA` and `DATA_ACK` of types that are not reserved."""
+        own = cast(HspSession, session)
+        count: int = _scan(data, starts, ends, own.settings.max_payload, own.names.profile, columns, stops, odd)
+        return count
+
+    def _named(self, key: bytes) -> Named | None:
+        names = self._names
+        return names.of_number(int.from_bytes(key)) if len(key) == 2 else names.of_envelope(key)
+
+    def meaning(self, key: bytes) -> Meaning | None:
+        """The topic that a type stands for, or what is in the envelope; None for operations of the hub."""
+        named = self._named(key)
+        return None if named is None else Meaning(named[0], named[1])
+
+    def message(self, row: int) -> Message:
+        """A row as the message it is."""
+        found = frames.decode(self.buffer, int(self.columns[OFFSET, row]), self._max_payload)
+        assert found is not None, "kernel and decoder disagree"
+        return to_message(found[0], self._names, self.sessions[0].inbound)
+
+    def event_messages(self, rows: Columns, codes: Sequence[int]) -> list[Message]:
+        """Rows as the events they publish."""
+        buffer, direction, named = self.buffer, self.sessions[0].inbound, dict[int, Named]()
+        found = []
+        topics, sizes = rows[TOPIC].tolist(), rows[TOPIC_SIZE].tolist()
+        for at, size, topic_at, topic_size, code in zip(
+            rows[BODY].tolist(), rows[BODY_SIZE].tolist(), topics, sizes, codes, strict=True
+        ):
+            if code not in named:
+                means = self._named(buffer[topic_at : topic_at + topic_size])
+                assert means is not None
+                named[code] = means
+            topic, content_type, attributes = named[code]
+            found.append(message_of((
+                _EVENT, topic, buffer[at : at + size], None, None, None, content_type, attributes,
+                "hsp", None, None, direction, _NOBODY,
+            )))  # fmt: skip
+        return found
+
+    def answers(self, asks: Columns) -> tuple[bytes, Callable[[int], int]]:
+        """An `ACK` for each."""
+        out = np.empty(_ACK_SIZE * asks.shape[1], np.uint8)
+        _write_acks(asks[ID], out)
+        return out.tobytes(), lambda count: _ACK_SIZE * count

@@ -1,0 +1,519 @@
+"""Events and acknowledged publishes in columns: batches that a protocol's kernel fills.
+
+A protocol brings one kernel that finds the frames of many reads, one that writes their acknowledgements, and a few
+methods that say what a row means. Bookkeeping, topics and the writing of events are here. Needs numpy and numba.
+
+How a read is taken
+-------------------
+The kernel goes through the frames of each read. It fills a row for each event and each acknowledged publish of the
+usual form, and stops at the first frame that is anything else: incomplete, a control message, wrong, or just odd. The
+rows before it are the batch. The session decodes the odd frame with `frames.py`, and the kernel goes on behind it
+(`take_read`). So a batch never holds anything but publishes, and order is kept.
+
+Topics
+------
+The kernel says where in a frame the bytes stand that decide its topic and content type (`TOPIC`, `TOPIC_SIZE`). Rows
+with the same bytes get the same code. Each code is looked at once, in Python: `PublishColumns.meaning`.
+
+Delivery
+--------
+In every stream protocol the frame of an event is a head that depends on topic and content type alone, with the size
+somewhere in it, and the body behind it. `Session.event_head` gives the head, and one kernel writes all frames for a
+subscriber of any protocol. Where the frames already are what the subscriber wants, they go out as they came.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.kernels import inlined, kernel
+from wireloom.model import Kind, LimitExceeded, Message, NotSupported
+from wireloom.protocols.batch import PUBLISH, Batch, Events, Publishes
+from wireloom.protocols.buffers import same, u32
+from wireloom.protocols.owing import Owed
+from wireloom.protocols.session import EventHead, Session
+
+# The fields of a row.
+READ, OFFSET, SIZE, ASKS, TOPIC, TOPIC_SIZE, BODY, BODY_SIZE, ID = range(9)
+FIELDS = 9
+
+KERNEL_FROM = 512
+"""Bytes from which on the kernel is used: below, the call costs more than a few frames by `frames.py`."""
+BY_FRAME = 64
+"""Frames that are decoded one by one after an odd one, before the kernel is tried again."""
+
+Columns = NDArray[np.int64]
+
+_PREFIX = np.frombuffer(PUBLISH.encode(), np.uint8)
+PREFIX_SIZE = len(PUBLISH)
+
+
+@kernel
+def topic_after_prefix(data: NDArray[np.uint8], at: np.int64, size: np.int64, asks: bool | np.bool_) -> int:
+    """How many bytes of a topic's text are not part of the topic; -1 where a closer look is needed.
+
+    That of a request begins with `$hub/publish/`. The topic itself is in ASCII, without wildcards or a `$` at first.
+    """
+    skipped = PREFIX_SIZE if asks else 0
+    if size <= skipped or data[at + skipped] == 0x24:
+        return -1
+    for index in range(skipped):
+        if data[at + index] != _PREFIX[index]:
+            return -1
+    for index in range(skipped, size):
+        letter = data[at + index]
+        if letter >= 0x80 or letter in (0, 0x2B, 0x23):
+            return -1
+    return skipped
+
+
+@kernel
+def _number_topics(data: NDArray[np.uint8], rows: Columns, table: Columns, firsts: Columns, codes: Columns) -> int:
+    """Give each topic a code, in order of appearance; `table` is a hash table of codes, all -1."""
+    count, mask = 0, len(table) - 1
+    last_at, last_size, last_code = np.int64(0), np.int64(-1), np.int64(0)
+    for row in range(rows.shape[1]):
+        at, size = rows[TOPIC, row], rows[TOPIC_SIZE, row]
+        # Mostly it is the topic of the frame before.
+        if size == last_size and same(data, last_at, at, size):
+            codes[row] = last_code
+            continue
+        digest = np.uint64(14695981039346656037)
+        for index in range(at, at + size):
+            digest = (digest ^ np.uint64(data[np.uint64(index)])) * np.uint64(1099511628211)
+        slot = np.int64((digest ^ (digest >> np.uint64(32))) & np.uint64(mask))
+        while table[slot] >= 0:
+            first = firsts[table[slot]]
+            if rows[TOPIC_SIZE, first] == size and same(data, rows[TOPIC, first], at, size):
+                break
+            slot = (slot + 1) & mask
+        if table[slot] < 0:
+            table[slot] = count
+            firsts[count] = row
+            count += 1
+        last_at, last_size, last_code = at, size, table[slot]
+        codes[row] = last_code
+    return count
+
+
+@kernel
+def _summarise(rows: Columns, reads: int, bounds: Columns, owed: Columns) -> int:
+    """Where the rows of each read begin, and which ids it owes; returns how many publishes are owed in all.
+
+    Of each read: smallest and largest id, how many, and 1 if each is larger than the one before.
+    """
+    row, total, count = 0, 0, rows.shape[1]
+    for read in range(reads):
+        bounds[read] = row
+        low, high, asked, ascending = np.int64(0), np.int64(0), 0, 1
+        last = np.int64(-1)
+        while row < count and rows[READ, row] == read:
+            if rows[ASKS, row]:
+                number = rows[ID, row]
+                if asked == 0:
+                    low, high = number, number
+                elif number <= last:
+                    ascending = 0
+                low, high = min(low, number), max(high, number)
+                last = number
+                asked += 1
+            row += 1
+        owed[0, read], owed[1, read], owed[2, read], owed[3, read] = low, high, asked, ascending
+        total += asked
+    bounds[reads] = row
+    return total
+
+
+@inlined
+def put_u32(out: NDArray[np.uint8], at: np.int64, value: np.int64) -> None:
+    """Write a big-endian number of four bytes."""
+    out[np.uint64(at)] = (value >> 24) & 0xFF
+    out[np.uint64(at + 1)] = (value >> 16) & 0xFF
+    out[np.uint64(at + 2)] = (value >> 8) & 0xFF
+    out[np.uint64(at + 3)] = value & 0xFF
+
+
+@inlined
+def copy(source: NDArray[np.uint8], at: np.int64, size: np.int64, out: NDArray[np.uint8], to: np.int64) -> None:
+    """Copy bytes."""
+    # Unsigned positions cannot count from the end: without that check the loop becomes one block copy.
+    begin, target = np.uint64(at), np.uint64(to)
+    for index in range(np.uint64(size)):
+        out[target + np.uint64(index)] = source[begin + np.uint64(index)]
+
+
+@kernel
+def _write_events(
+    data: NDArray[np.uint8],
+    rows: Columns,
+    chosen: Columns,
+    codes: Columns,
+    heads: NDArray[np.uint8],
+    head_at: Columns,
+    size_at: Columns,
+    extra: Columns,
+    uid_at: int,
+    uid_from: int,
+    uid: NDArray[np.uint64],
+    out: NDArray[np.uint8],
+) -> int:
+    """Write the chosen rows as events: the head of their code, the size in it, the body.
+
+    Where frames have uids, they are copied from `uid_from` bytes into the frame that was read, or counted up.
+    """
+    at, low = np.int64(0), uid[1]
+    for index in range(chosen.shape[0]):
+        row = chosen[index]
+        code = codes[row]
+        head, body_size = head_at[code], rows[BODY_SIZE, row]
+        head_size = head_at[code + 1] - head
+        copy(heads, head, head_size, out, at)
+        put_u32(out, at + size_at[code], body_size + extra[code])
+        if uid_at >= 0:
+            if uid_from >= 0:
+                copy(data, rows[OFFSET, row] + uid_from, np.int64(16), out, at + uid_at)
+            else:
+                low += np.uint64(1)
+                for byte in range(8):
+                    shift = np.uint64(56 - 8 * byte)
+                    out[at + uid_at + byte] = (uid[0] >> shift) & np.uint64(0xFF)
+                    out[at + uid_at + 8 + byte] = (low >> shift) & np.uint64(0xFF)
+        copy(data, rows[BODY, row], body_size, out, at + head_size)
+        at += head_size + body_size
+    return at
+
+
+class Meaning(NamedTuple):
+    """What the bytes that decide a topic say."""
+
+    topic: str
+    content_type: str | None
+
+
+class Taken(NamedTuple):
+    """What the kernel took of some reads."""
+
+    batch: PublishColumns | None
+    ends: Sequence[int]
+    """How many bytes of each read were taken."""
+    odd: Sequence[bool]
+    """Whether the kernel stopped at a frame that is complete, or wrong, but not for it."""
+
+
+class PublishColumns(Publishes):
+    """Rows that a kernel found in the reads of one or more connections."""
+
+    __slots__ = ("_all", "bounds", "buffer", "codes", "columns", "ends", "meanings", "owed", "starts", "view")
+
+    smallest: ClassVar[int]
+    """Bytes of the smallest frame that is a row."""
+    uid_from: ClassVar[int] = -1
+    """Where in a frame its uid stands, in protocols whose events have one."""
+
+    def __init__(
+        self, sessions: Sequence[Session], buffer: bytes, columns: Columns, starts: Sequence[int], ends: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.sessions = sessions
+        self.buffer = buffer
+        self.view = np.frombuffer(buffer, np.uint8)
+        self.starts, self.ends = starts, ends
+        """Where the accepted frames of each read are."""
+        self.data = memoryview(buffer)[starts[0] : ends[-1]] if len(starts) == 1 else b""
+        self._set(columns)
+
+    def _set(self, columns: Columns) -> None:
+        self.columns = columns
+        count = self.count = columns.shape[1]
+        reads = len(self.sessions)
+        self.bounds, self.owed = np.empty(reads + 1, np.int64), np.empty((4, reads), np.int64)
+        self.unanswered = _summarise(columns, reads, self.bounds, self.owed)
+        self.codes = np.empty(count, np.int64)
+        table = np.full(1 << max((2 * count).bit_length(), 4), -1, np.int64)
+        firsts = np.empty(count, np.int64)
+        distinct = _number_topics(self.view, columns, table, firsts, self.codes)
+        at = columns[TOPIC, firsts[:distinct]].tolist()
+        size = columns[TOPIC_SIZE, firsts[:distinct]].tolist()
+        meaning = self.meaning
+        self.meanings = [meaning(self.buffer[a : a + s]) for a, s in zip(at, size, strict=True)]
+        self._all: PublishedRows | None = None
+
+    @classmethod
+    def take(cls, sessions: Sequence[Session], buffer: bytes, starts: Sequence[int], ends: Sequence[int]) -> Taken:
+        """Take what the kernel can of some reads, one after the other in `buffer`, each of a session of its own."""
+        start, end = np.array(starts, np.int64), np.array(ends, np.int64)
+        room = (ends[-1] - starts[0]) // cls.smallest + 1
+        columns = np.empty((FIELDS, room), np.int64)
+        stops, odd = np.empty(len(starts), np.int64), np.zeros(len(starts), np.bool_)
+        count = cls.scan(sessions[0], np.frombuffer(buffer, np.uint8), start, end, columns, stops, odd)
+        if not count:
+            return Taken(None, stops.tolist(), odd.tolist())
+        batch = cls(sessions, buffer, columns[:, :count], starts, stops.tolist())
+        strange = [code for code, meaning in enumerate(batch.meanings) if meaning is None]
+        wrong = np.flatnonzero(np.isin(batch.codes, strange)).tolist() if strange else []
+        refused = [read for read in range(len(starts)) if not batch._owe(read)]
+        if not wrong and not refused:
+            return Taken(batch, batch.ends, odd.tolist())
+        return batch._without(wrong, refused, odd)
+
+    def _owe(self, read: int) -> bool:
+        """Let the session remember the ids of one read; False if one of them is in use."""
+        low, high, count, ascending = self.owed[:, read].tolist()
+        return not count or self.sessions[read].owe(Owed(self, read, low, high, count, bool(ascending)))
+
+    def _without(self, wrong: Sequence[int], refused: Sequence[int], odd: NDArray[np.bool_]) -> Taken:
+        """The same up to the first wrong row of each read, and without the reads whose ids were refused."""
+        for read in range(len(self.sessions)):
+            if read not in refused:
+                self.sessions[read].settled(self, read)
+        ends = list(self.ends)
+        for row in reversed(wrong):
+            read = int(self.columns[READ, row])
+            ends[read], odd[read] = int(self.columns[OFFSET, row]), True
+        for read in refused:
+            ends[read], odd[read] = self.starts[read], True
+        kept = self.columns[OFFSET] < np.array(ends, np.int64)[self.columns[READ]]
+        if not kept.any():
+            return Taken(None, ends, odd.tolist())
+        self.ends = ends
+        if len(ends) == 1:
+            self.data = memoryview(self.buffer)[self.starts[0] : ends[0]]
+        self._set(self.columns[:, kept])
+        for read in range(len(self.sessions)):
+            if read not in refused:
+                self._owe(read)
+        return Taken(self, ends, odd.tolist())
+
+    # What the hub asks
+
+    def events(self) -> PublishedRows:
+        """All rows, as events."""
+        if self._all is None:
+            self._all = PublishedRows(self, None)
+        return self._all
+
+    def acknowledgements(self) -> Iterator[tuple[int, bytes, int]]:
+        """The answers of each read."""
+        if not self.unanswered:
+            return
+        asks = self.columns[:, self.columns[ASKS] > 0] if self.unanswered < self.count else self.columns
+        frames, ends = self.answers(asks)
+        self.unanswered = 0
+        at = row = 0
+        for read, count in enumerate(self.owed[2].tolist()):
+            if count:
+                row += count
+                end = ends(row)
+                self.sessions[read].settled(self, read)
+                yield read, frames[at:end], count
+                at = end
+
+    def as_messages(self) -> Sequence[Batch]:
+        """Each read as messages; its requests are owed one by one from now on."""
+        found: list[Batch] = []
+        bounds = self.bounds.tolist()
+        for read, session in enumerate(self.sessions):
+            session.settled(self, read)
+            messages = [self.message(row) for row in range(bounds[read], bounds[read + 1])]
+            for message in messages:
+                if message.kind is Kind.REQUEST:
+                    session.owe_one(message)
+            found.append(Batch(memoryview(self.buffer)[self.starts[read] : self.ends[read]], messages))
+        self.unanswered = 0
+        return found
+
+    def keys(self, read: int) -> frozenset[int] | frozenset[bytes]:
+        """The ids that one read owes answers to."""
+        rows = self.columns[:, self.bounds[read] : self.bounds[read + 1]]
+        return self.exact_keys(rows[:, rows[ASKS] > 0])
+
+    def exact_keys(self, rows: Columns) -> frozenset[int] | frozenset[bytes]:
+        """The ids of these rows."""
+        return frozenset(rows[ID].tolist())
+
+    def counts(self) -> Columns:
+        """How many messages each read has."""
+        return np.diff(self.bounds)
+
+    # What a protocol brings
+
+    @classmethod
+    @abc.abstractmethod
+    def scan(
+        cls,
+        session: Session,
+        data: NDArray[np.uint8],
+        starts: Columns,
+        ends: Columns,
+        columns: Columns,
+        stops: Columns,
+        odd: NDArray[np.bool_],
+    ) -> int:
+        """Fill a row for each frame of the usual form; returns how many.
+
+        Of each read, `stops` gets where the kernel stopped, and `odd` whether at a frame that is not for it, instead of
+        an incomplete one. `session` is one of those that read them: all have the same settings.
+        """
+
+    @abc.abstractmethod
+    def meaning(self, key: bytes) -> Meaning | None:
+        """What the bytes that decide a topic mean; None where the frame takes a closer look."""
+
+    @abc.abstractmethod
+    def message(self, row: int) -> Message:
+        """A row as the message it is, by the reference decoder."""
+
+    @abc.abstractmethod
+    def event_messages(self, rows: Columns, codes: Sequence[int]) -> list[Message]:
+        """Rows as the events they publish."""
+
+    @abc.abstractmethod
+    def answers(self, asks: Columns) -> tuple[bytes, Callable[[int], int]]:
+        """The answers to these rows, and a function that says where the answers to the first so many end."""
+
+
+class PublishedRows(Events):
+    """Rows of a batch, as events."""
+
+    def __init__(self, batch: PublishColumns, rows: Columns | None) -> None:
+        self._batch = batch
+        self._rows = rows
+        """Which; None: all."""
+        self.topics = [meaning.topic for meaning in batch.meanings if meaning is not None]
+        self._order: tuple[Columns, Sequence[int]] | None = None
+
+    def __len__(self) -> int:
+        return self._batch.count if self._rows is None else len(self._rows)
+
+    def of(self, chosen: Sequence[int]) -> PublishedRows:
+        """Those with one of the chosen topics, in order."""
+        if len(chosen) == len(self.topics):
+            return self
+        if self._order is None:
+            # Rows by topic, so that a hundred subscribers of a topic each do not look at all rows each.
+            order = np.argsort(self._batch.codes, kind="stable")
+            ends = np.searchsorted(self._batch.codes[order], np.arange(len(self.topics) + 1))
+            self._order = order, ends.tolist()
+        order, ends = self._order
+        parts = [order[ends[code] : ends[code + 1]] for code in chosen]
+        return PublishedRows(self._batch, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts)))
+
+    def messages(self) -> list[Message]:
+        """As events."""
+        batch, rows = self._batch, self._rows
+        if rows is None:
+            return batch.event_messages(batch.columns, batch.codes.tolist())
+        return batch.event_messages(batch.columns[:, rows], batch.codes[rows].tolist())
+
+    def frames(self, session: Session, now: float) -> bytes | None:
+        """What the kernel writes for the session's peer."""
+        batch, rows = self._batch, self._rows
+        heads = self._heads(session)
+        if heads is None:
+            return None
+        largest = np.array([0 if head is None else head.largest for head in heads], np.int64)
+        columns, codes = batch.columns, batch.codes
+        sizes = columns[BODY_SIZE] if rows is None else columns[BODY_SIZE, rows]
+        if (sizes > largest[codes if rows is None else codes[rows]]).any():
+            return None
+        alike = type(batch.sessions[0]) is type(session)
+        if rows is None and alike and not batch.owed[2].any() and self._are_as_wanted(heads):
+            if len(batch.sessions) == 1:
+                return bytes(batch.data)
+            return b"".join(batch.buffer[a:b] for a, b in zip(batch.starts, batch.ends, strict=True))
+        written = [b"" if head is None else head.head for head in heads]
+        head_at = np.cumsum([0, *map(len, written)])
+        chosen = np.arange(batch.count) if rows is None else rows
+        total = int(sizes.sum()) + int(np.diff(head_at)[codes[chosen]].sum())
+        out = np.empty(total, np.uint8)
+        uid_from = batch.uid_from if alike else -1
+        uid = np.zeros(2, np.uint64)
+        if session.event_uid_at >= 0 and uid_from < 0:
+            uid[:] = np.frombuffer(session.draw_uids(now), ">u8")
+        _write_events(
+            batch.view, columns, chosen, codes, np.frombuffer(b"".join(written) or b"\0", np.uint8), head_at,
+            np.array([0 if head is None else head.size_at for head in heads], np.int64),
+            np.array([0 if head is None else head.extra for head in heads], np.int64),
+            session.event_uid_at, uid_from, uid, out,
+        )  # fmt: skip
+        return out.tobytes()
+
+    def _heads(self, session: Session) -> list[EventHead | None] | None:
+        """The head of each topic's events, None for those that no row has; None if one cannot be written this way."""
+        batch, heads = self._batch, list[EventHead | None]()
+        used = None if self._rows is None else frozenset(np.unique(batch.codes[self._rows]).tolist())
+        for code, meaning in enumerate(batch.meanings):
+            if meaning is None or (used is not None and code not in used):
+                heads.append(None)
+                continue
+            try:
+                head = session.event_head(meaning.topic, meaning.content_type)
+            except (NotSupported, LimitExceeded):
+                return None
+            if head is None:
+                return None
+            heads.append(head)
+        return heads
+
+    def _are_as_wanted(self, heads: Sequence[EventHead | None]) -> bool:
+        """Whether the frames that were read begin as the subscriber wants them to, for every topic."""
+        batch = self._batch
+        _, firsts = np.unique(batch.codes, return_index=True)
+        for head, row in zip(heads, firsts.tolist(), strict=True):
+            assert head is not None
+            start, body = int(batch.columns[OFFSET, row]), int(batch.columns[BODY, row])
+            came = bytearray(batch.buffer[start:body])
+            if len(came) != len(head.head):
+                return False
+            came[head.size_at : head.size_at + 4] = bytes(4)
+            if batch.uid_from >= 0:
+                came[batch.uid_from : batch.uid_from + 16] = bytes(16)
+            if came != head.head:
+                return False
+        return True
+
+
+def take_read(
+    session: Session, kind: type[PublishColumns], buffer: bytes, by_frame: Callable[[int, int, list[Batch]], int]
+) -> list[Batch]:
+    """All of one read: publishes by the kernel, what is odd among them frame by frame.
+
+    `by_frame` decodes some frames from a place on, adds batches, and returns where it ended: the end of the buffer, if
+    nothing more can be taken now.
+    """
+    batches: list[Batch] = []
+    at, end = 0, len(buffer)
+    while at < end:
+        if end - at >= KERNEL_FROM:
+            taken = kind.take([session], buffer, [at], [end])
+            if taken.batch is not None:
+                batches.append(taken.batch)
+            at = taken.ends[0]
+        # An incomplete frame at the end is kept, or refused, by the reference decoder.
+        at = by_frame(at, BY_FRAME, batches)
+    return batches
+
+
+@cache
+def warm() -> None:
+    """Compile or load the kernels, once, before a connection waits for them."""
+    data, one = np.zeros(64, np.uint8), np.zeros(1, np.int64)
+    rows = np.zeros((FIELDS, 1), np.int64)
+    _summarise(rows, 1, np.empty(2, np.int64), np.empty((4, 1), np.int64))
+    _number_topics(data, rows, np.full(16, -1, np.int64), np.empty(1, np.int64), np.empty(1, np.int64))
+    topic_after_prefix(data, np.int64(0), np.int64(1), False)
+    bounds = np.zeros(2, np.int64)
+    _write_events(data, rows, one, one, data, bounds, one, one, -1, -1, np.zeros(2, np.uint64), np.empty(64, np.uint8))
+
+
+__all__ = [
+    "ASKS", "BODY", "BODY_SIZE", "FIELDS", "ID", "KERNEL_FROM", "OFFSET", "PREFIX_SIZE", "READ", "SIZE", "TOPIC",
+    "TOPIC_SIZE", "Columns", "Meaning", "PublishColumns", "PublishedRows", "Taken", "copy", "put_u32", "same",
+    "take_read", "topic_after_prefix", "u32", "warm",
+]  # fmt: skip
