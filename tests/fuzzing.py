@@ -165,8 +165,7 @@ def talk(protocol: Protocol, data: bytes, draw: random.Random) -> None:
         taken = 0
         cut = draw.randrange(len(data) + 1)
         for piece in (data[:cut], data[cut:]):
-            plain = session.take_plain(piece, 1.0, []) if draw.random() < 0.5 else 0
-            taken += plain + len(session.receive(piece[plain:], 1.0).data)
+            taken += len(session.receive(piece, 1.0).data)
             session.outgoing()
         session.end_of_input(2.0)
         assert taken + len(session.refused) <= len(data)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from datetime import UTC, datetime
 
@@ -153,94 +151,6 @@ def test_a_value_that_holds_itself_is_refused() -> None:
     endless.append(endless)
     with pytest.raises(NotSupported, match="not list"):
         encode_value(endless)
-
-
-# CloudEvents
-
-
-@given(messages)
-def test_a_message_survives_the_way_through_a_cloudevent(message: Message) -> None:
-    as_text = json.dumps(message.to_cloudevent())
-    assert Message.from_cloudevent(json.loads(as_text)) == message
-
-
-@given(messages)
-def test_a_cloudevent_has_what_the_specification_requires(message: Message) -> None:
-    event = message.to_cloudevent()
-    assert event["specversion"] == "1.0"
-    assert event["type"] == f"wireloom.{message.kind}"
-    assert {"id", "source"} <= event.keys()
-    assert str(event["source"]).startswith("wireloom:")
-    assert all(re.fullmatch("[a-z0-9]+", name) for name in event if name != "data_base64")
-    assert all(isinstance(value, str) for value in event.values())
-
-
-def test_a_cloudevent_of_a_full_message() -> None:
-    message = Message(
-        Kind.RESPONSE, "a/b", b"\x00", "7", "6", "done", "image/png", {"type": "7"}, "hsp", 1_500_000_000,
-        "00ff", Direction.S2C, Authenticity.VERIFIED,
-    )  # fmt: skip
-    assert message.to_cloudevent() == {
-        "specversion": "1.0",
-        "id": "7",
-        "source": "wireloom:hsp/00ff",
-        "type": "wireloom.response",
-        "subject": "a/b",
-        "datacontenttype": "image/png",
-        "time": "1970-01-01T00:00:01.500000000Z",
-        "wireloomcorrelationid": "6",
-        "wireloomstatus": "done",
-        "wireloomdirection": "s2c",
-        "wireloomauthenticity": "verified",
-        "wireloomattributes": '{"type": "7"}',
-        "data_base64": "AA==",
-    }
-
-
-def test_what_a_message_does_not_have_is_left_out() -> None:
-    event = Message(Kind.PING).to_cloudevent()
-    assert event.keys() == {"specversion", "id", "source", "type", "wireloomanonymous"}
-
-
-def test_every_cloudevent_has_an_id_of_its_own() -> None:
-    one, other = Message(Kind.PING).to_cloudevent(), Message(Kind.PING).to_cloudevent()
-    assert one["id"]
-    assert one["id"] != other["id"]
-    assert Message.from_cloudevent(one).id is None
-
-
-FOREIGN = {"specversion": "1.0", "id": "A-1", "source": "/shop", "type": "com.example.order"}
-
-
-@pytest.mark.parametrize(
-    "kind", ["com.example.order", "close", "error", "ping", "com.wireloom.close", "wireloom.unheard"]
-)
-def test_a_foreign_event_becomes_an_event_whatever_its_type(kind: str) -> None:
-    message = Message.from_cloudevent({**FOREIGN, "type": kind, "subject": "orders/7"})
-    assert (message.kind, message.topic, message.id) == (Kind.EVENT, "orders/7", "A-1")
-    assert (message.protocol, message.connection) == ("", None)
-
-
-@pytest.mark.parametrize("event", [FOREIGN, {**FOREIGN, "subject": ""}])
-def test_a_foreign_event_without_a_subject_has_its_type_as_topic(event: dict[str, str]) -> None:
-    assert Message.from_cloudevent(event).topic == "com.example.order"
-
-
-@pytest.mark.parametrize(
-    ("parts", "body", "content_type"),
-    [
-        ({}, b"", None),
-        ({"data": {"a": 1}}, b'{"a": 1}', "application/json"),
-        ({"data": "text"}, b'"text"', "application/json"),
-        ({"data": "text", "datacontenttype": "application/json"}, b'"text"', "application/json"),
-        ({"data": "text", "datacontenttype": "text/plain"}, b"text", "text/plain"),
-        ({"data": "<a/>", "datacontenttype": "application/xml"}, b"<a/>", "application/xml"),
-        ({"data_base64": base64.b64encode(b"\xff").decode()}, b"\xff", None),
-    ],
-)
-def test_the_data_of_a_foreign_event(parts: dict[str, object], body: bytes, content_type: str | None) -> None:
-    message = Message.from_cloudevent({**FOREIGN, **parts})  # type: ignore[dict-item]
-    assert (message.body, message.content_type) == (body, content_type)
 
 
 # Times

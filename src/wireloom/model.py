@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import re
-import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -110,65 +109,6 @@ class Message(NamedTuple):
         for name, value in changes.items():
             values[_POSITIONS[name]] = value
         return Message._make(values)
-
-    def to_cloudevent(self) -> dict[str, type_of_json]:
-        """This message as a CloudEvent 1.0 in JSON form.
-
-        >>> Message(kind=Kind.EVENT, topic="a/b", id="7", protocol="hsp").to_cloudevent()["type"]
-        'wireloom.event'
-        """
-        event: dict[str, type_of_json] = {
-            "specversion": "1.0",
-            "id": self.id or str(uuid.uuid4()),
-            "source": f"wireloom:{self.protocol or 'model'}/{self.connection or ''}",
-            "type": f"wireloom.{self.kind}",
-        }
-        optional = {
-            "subject": self.topic,
-            "datacontenttype": self.content_type,
-            "time": None if self.time is None else iso_time(self.time),
-            "wireloomanonymous": None if self.id else "true",
-            "wireloomcorrelationid": self.correlation_id,
-            "wireloomstatus": self.status,
-            "wireloomdirection": self.direction,
-            "wireloomauthenticity": None if self.authenticity == Authenticity.NONE else self.authenticity,
-            "wireloomattributes": json.dumps(dict(self.attributes)) if self.attributes else None,
-        }
-        event.update({name: str(value) for name, value in optional.items() if value is not None})
-        if self.body:
-            event |= to_event_data(self.body)
-        return event
-
-    @classmethod
-    def from_cloudevent(cls, event: Mapping[str, type_of_json]) -> Message:
-        """The message a CloudEvent (JSON form) stands for; foreign events become events of their subject."""
-
-        def text(name: str) -> str | None:
-            value = event.get(name)
-            return None if value is None else str(value)
-
-        named, _, kind_name = (text("type") or "").partition("wireloom.")
-        source = text("source") or ""
-        protocol, _, connection = source.removeprefix("wireloom:").partition("/")
-        ours = source.startswith("wireloom:")
-        time_text = text("time")
-        direction = text("wireloomdirection")
-        body, content_type = from_event_data(event)
-        return cls(
-            kind=Kind(kind_name) if not named and kind_name in KINDS else Kind.EVENT,
-            topic=text("subject") if ours else text("subject") or text("type"),
-            body=body,
-            id=None if event.get("wireloomanonymous") else text("id"),
-            correlation_id=text("wireloomcorrelationid"),
-            status=text("wireloomstatus"),
-            content_type=content_type,
-            attributes=json.loads(text("wireloomattributes") or "{}"),
-            protocol=protocol if ours and protocol != "model" else "",
-            time=None if time_text is None else parse_iso_time(time_text),
-            connection=connection if ours and connection else None,
-            direction=None if direction is None else Direction(direction),
-            authenticity=Authenticity(text("wireloomauthenticity") or "none"),
-        )
 
 
 def to_event_data(body: bytes, content_type: str | None = None) -> dict[str, type_of_json]:

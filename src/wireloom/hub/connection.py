@@ -28,7 +28,7 @@ from wireloom.journal.keys import Keys
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import fresh
-from wireloom.protocols.contract import CUT, Calls, Role, Run, Session, Sessions
+from wireloom.protocols.contract import CUT, Role, Run, Session, Sessions
 from wireloom.transports.base import Pipe
 
 if TYPE_CHECKING:
@@ -291,8 +291,6 @@ class Connection(Outbox):
             if called:
                 hub.router.route_all(self, called, ticket)
             hub.router.route_bulk(self, run.bulk, ticket)
-        elif run.calls is not None:
-            hub.router.route_calls(self, run.calls, ticket)
         elif len(run.messages) == 1:
             hub.router.route(self, run.messages[0], ticket)
         else:
@@ -345,8 +343,6 @@ class Connection(Outbox):
     def _refuse_all(self, run: Run) -> tuple[Run, Sequence[Message], Sequence[str | None]]:
         """The sender is over its rate: events are dropped, requests get an error, the rest passes."""
         self.hub.metrics.over_rate.add(1, self.name, OverRate.REFUSE)
-        if run.calls is not None:
-            run = dataclasses.replace(run, messages=run.calls.messages(), calls=None)
         left = screen_all(self, run)
         self._record_screened(left, "limits.rate", f"{self.principal} sends more than it may")
         messages = left.run.messages
@@ -455,37 +451,15 @@ class Connection(Outbox):
     # What the hub says to it
 
     def send(self, message: Message) -> Message:
-        """Send a request, an answer or a control message; recorded in the journal."""
-        return self.driver.send(message)
+        """Send a request, an answer or a control message; returned with its id. Recorded in the journal.
 
-    def ask(self, request: Message) -> str:
-        """Send a request; returns the id it got. Written by `Hub.write_out`, with what else there is to say."""
+        `Hub.write_out` writes it, at the end of the read or of the commit, together with all else for this peer.
+        """
         if self.driver.failure is not None:
             raise fresh(self.driver.failure)
-        identifier = self.session.ask(request, self.hub.now())
+        sent = self.session.send(message, self.hub.now())
         self.hub.unwritten[self] = None
-        return identifier or ""
-
-    def can_relay(self, calls: Calls) -> bool:
-        """Whether requests or answers of another connection can be passed on to this peer as they are."""
-        return self.driver.failure is None and self.session.can_relay(calls)
-
-    def relay(self, calls: Calls) -> range:
-        """Send requests of another connection; returns the numbers they got. Written likewise."""
-        self.hub.unwritten[self] = None
-        return self.session.relay(calls)
-
-    def relay_back(self, calls: Calls, numbers: range) -> None:
-        """Send answers of another connection to the requests with these numbers; written likewise."""
-        self.hub.unwritten[self] = None
-        self.session.relay_back(calls, numbers)
-
-    def respond(self, request: Message, body: bytes, content_type: str | None) -> None:
-        """Send the response to a request; written likewise."""
-        if self.driver.failure is not None:
-            raise fresh(self.driver.failure)
-        self.session.respond(request, body, content_type, self.hub.now())
-        self.hub.unwritten[self] = None
+        return sent
 
     def send_frames(self, encoded: bytes, count: int) -> None:
         """Send answers that are encoded already; written likewise."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from wireloom.hub.logs import about
 from wireloom.model import (
+    NO_ATTRIBUTES,
     Authenticity,
     Kind,
     LimitExceeded,
@@ -21,8 +22,7 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
-from wireloom.protocols.contract import TRACE, Calls
-from wireloom.protocols.stretches import Stretches
+from wireloom.protocols.contract import TRACE
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -36,8 +36,7 @@ UNKNOWN_TOKEN, FORBIDDEN, TOO_MANY = "401", "403", "429"
 
 
 # Looking up members of an enum takes as long as a call.
-_REQUEST, _RESPONSE, _PROGRESS, _NOBODY = Kind.REQUEST, Kind.RESPONSE, Kind.PROGRESS, Authenticity.NONE
-_DONE = "done"
+_REQUEST, _PROGRESS, _NOBODY = Kind.REQUEST, Kind.PROGRESS, Authenticity.NONE
 _PASSED_ON = ("progressive", *TRACE)
 """Attributes of a request that its provider learns."""
 
@@ -53,22 +52,6 @@ class Exchange:
     deadline: float
 
 
-@dataclass(slots=True, eq=False)
-class Portion:
-    """Requests of one read that went to one provider together, as bytes; each may leave it to be an exchange."""
-
-    requester: Connection
-    topic: str
-    provider: Connection
-    asked: range
-    """The numbers that they have at the provider."""
-    shift: int
-    """What to add to get the numbers that the requester gave them."""
-    deadline: float
-    left: Stretches
-    """Those that wait, by their numbers at the provider."""
-
-
 class Exchanges:
     """All requests that wait for a provider."""
 
@@ -78,12 +61,9 @@ class Exchanges:
         self._by_provider: dict[Connection, dict[str, Exchange]] = {}
         """By provider, then by the id that a request has there; `_by_requester` likewise."""
         self._by_requester: dict[Connection, dict[str, Exchange]] = {}
-        self._portions: dict[Connection, list[Portion]] = {}
-        """By provider, in the order of their numbers."""
 
     def __len__(self) -> int:
-        together = sum(len(portion.left) for portions in self._portions.values() for portion in portions)
-        return together + sum(map(len, self._by_provider.values()))
+        return sum(map(len, self._by_provider.values()))
 
     def forward(self, requester: Connection, request: Message, provider: Connection, routed: Message) -> None:
         """Hand a request, as routes have left it, to its provider; failures are answered at once."""
@@ -95,110 +75,22 @@ class Exchanges:
             "", None, None, None, _NOBODY,
         ))  # fmt: skip
         try:
-            provider_id = provider.ask(asked)
+            provider_id = provider.send(asked).id or ""
         except WireloomError as error:
             status = UNAVAILABLE if isinstance(error, PeerClosed) else UNSUPPORTED
             self.fail(requester, request, status, str(error))
             return
-        self._remember(Exchange(requester, request, provider, provider_id, self._hub.now() + self.timeout))
-
-    def _remember(self, exchange: Exchange) -> None:
-        provider, requester, known = exchange.provider, exchange.requester, exchange.request.id or ""
-        try:
-            self._by_provider[provider][exchange.provider_id] = exchange
-        except KeyError:
-            self._by_provider[provider] = {exchange.provider_id: exchange}
-        try:
-            self._by_requester[requester][known] = exchange
-        except KeyError:
-            self._by_requester[requester] = {known: exchange}
-
-    def forward_all(self, requester: Connection, calls: Calls, provider: Connection) -> None:
-        """Hand requests of one read, numbered one after the other, to a provider that can take them as they are."""
-        asked = provider.relay(calls)
-        left = Stretches()
-        left.add(asked)
-        shift = calls.numbers[0] - asked.start
-        portion = Portion(requester, calls.topic, provider, asked, shift, self._hub.now() + self.timeout, left)
-        self._portions.setdefault(provider, []).append(portion)
-
-    def answer_all(self, provider: Connection, calls: Calls) -> None:
-        """Answers of one read came from a provider: those to one portion go back together."""
-        numbers, start = calls.numbers, 0
-        while isinstance(numbers, range) and start < calls.count:
-            portion = self._portion(provider, numbers[start])
-            if portion is None:
-                break
-            end = min(calls.count, start + portion.asked.stop - numbers[start])
-            part = calls if end - start == calls.count else calls.part(slice(start, end))
-            if portion.topic == calls.topic and portion.requester.can_relay(part):
-                self._answer_portion(portion, part, numbers[start:end])
-            else:
-                self._answer_each(provider, part)
-            start = end
-        if start < calls.count:
-            self._answer_each(provider, calls.part(slice(start, None)) if start else calls)
-
-    def _answer_each(self, provider: Connection, calls: Calls) -> None:
-        for message in calls.messages():
-            self.answer(provider, message)
-
-    def _answer_portion(self, portion: Portion, calls: Calls, numbers: range) -> None:
-        if not portion.left.remove(numbers):
-            # Some have left it, to be answered by themselves.
-            self._answer_each(portion.provider, calls)
-            return
-        if not portion.left:
-            self._portions[portion.provider].remove(portion)
-        self._hub.metrics.requests.add(calls.count, portion.requester.name, _DONE)
-        first = numbers.start + portion.shift
-        portion.requester.relay_back(calls, range(first, first + calls.count))
-
-    def _portion(self, provider: Connection, number: int) -> Portion | None:
-        """What a request belongs to that has this number at its provider; None if that is by itself."""
-        for portion in self._portions.get(provider, ()):
-            if number in portion.asked:
-                return portion
-        return None
+        exchange = Exchange(requester, request, provider, provider_id, self._hub.now() + self.timeout)
+        self._by_provider.setdefault(provider, {})[provider_id] = exchange
+        self._by_requester.setdefault(requester, {})[request.id or ""] = exchange
 
     def asked(self, provider: Connection, provider_id: str) -> Exchange | None:
-        """The request that has this id at its provider; by itself from now on."""
-        found = self._by_provider.get(provider, {}).get(provider_id)
-        if found is None and provider_id.isdecimal() and (portion := self._portion(provider, int(provider_id))):
-            return self._single_out(portion, int(provider_id))
-        return found
+        """The request that has this id at its provider."""
+        return self._by_provider.get(provider, {}).get(provider_id)
 
     def waiting(self, requester: Connection, request_id: str) -> Exchange | None:
-        """The request that has this id at its requester; likewise."""
-        found = self._by_requester.get(requester, {}).get(request_id)
-        if found is None and request_id.isdecimal():
-            for portion in self._portions_of(requester):
-                number = int(request_id) - portion.shift
-                # It may be a portion that it is to answer instead, with ids of somebody else's.
-                if portion.requester is requester and number in portion.left:
-                    return self._single_out(portion, number)
-        return found
-
-    def _portions_of(self, connection: Connection) -> list[Portion]:
-        """Those that a connection asked for, or is to answer."""
-        every = [portion for portions in self._portions.values() for portion in portions]
-        return [each for each in every if connection in (each.requester, each.provider)]
-
-    def _single_out(self, portion: Portion, number: int) -> Exchange | None:
-        """One request leaves its portion, unless it has already: something happens to it alone."""
-        if not portion.left.remove(range(number, number + 1)):
-            return None
-        if not portion.left:
-            self._portions[portion.provider].remove(portion)
-        request = Message(_REQUEST, portion.topic, id=str(number + portion.shift))
-        exchange = Exchange(portion.requester, request, portion.provider, str(number), portion.deadline)
-        self._remember(exchange)
-        return exchange
-
-    def _dissolve(self, portion: Portion) -> None:
-        """All requests that still wait leave their portion."""
-        for number in list(portion.left):
-            self._single_out(portion, number)
+        """The request that has this id at its requester."""
+        return self._by_requester.get(requester, {}).get(request_id)
 
     def answer(self, provider: Connection, message: Message) -> None:
         """Progress, an answer or an error came from a provider."""
@@ -213,18 +105,10 @@ class Exchanges:
             # A provider that tells of its progress has the time anew.
             exchange.deadline = self._hub.now() + self.timeout
         try:
-            if message.kind is _RESPONSE and message.status == _DONE:
-                requester.respond(request, message.body, message.content_type)
-            else:
-                back = Message(
-                    message.kind,
-                    request.topic,
-                    message.body,
-                    correlation_id=request.id,
-                    status=message.status,
-                    content_type=message.content_type,
-                )
-                requester.send(back)
+            requester.send(message_of((
+                message.kind, request.topic, message.body, None, request.id, message.status, message.content_type,
+                NO_ATTRIBUTES, "", None, None, None, _NOBODY,
+            )))  # fmt: skip
         except (NotSupported, LimitExceeded) as error:
             self._hub.metrics.undeliverable.add(1, requester.name)
             # hsp and emp have no word for progress: the requester just waits. An answer must not get lost that way.
@@ -288,24 +172,26 @@ class Exchanges:
 
     def drop(self, connection: Connection) -> None:
         """A connection is gone: its requests are forgotten, those it should have answered fail at once."""
-        for portion in self._portions_of(connection):
-            self._dissolve(portion)
         for exchange in list(self._by_provider.get(connection, {}).values()):
             self._forget(exchange)
             self.fail(exchange.requester, exchange.request, UNAVAILABLE, "the provider's connection was lost")
         for exchange in list(self._by_requester.get(connection, {}).values()):
             self._forget(exchange)
             self._stop(exchange, kill=True)
-        self._portions.pop(connection, None)
         self._by_provider.pop(connection, None)
         self._by_requester.pop(connection, None)
+        self._hub.write_out()
 
     def expire(self, now: float) -> None:
         """Fail what has waited too long."""
-        for portion in [each for portions in self._portions.values() for each in portions if each.deadline <= now]:
-            self._dissolve(portion)
         asked = [each for exchanges in self._by_provider.values() for each in exchanges.values()]
         for exchange in [each for each in asked if each.deadline <= now]:
             self._forget(exchange)
             self._stop(exchange, kill=True)
             self.fail(exchange.requester, exchange.request, TIMED_OUT, "the provider did not answer in time")
+        self._hub.write_out()
+
+
+def answer_to(request: Message, body: bytes, content_type: str | None) -> Message:
+    """The response to a request that was done."""
+    return Message(Kind.RESPONSE, request.topic, body, None, request.id, "done", content_type)

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.hub.access import Right
-from wireloom.hub.exchanges import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNKNOWN_TOKEN, Exchanges
+from wireloom.hub.exchanges import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNKNOWN_TOKEN, Exchanges, answer_to
 from wireloom.hub.logs import about
 from wireloom.hub.routes import Routes
 from wireloom.model import BodyError, ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
-from wireloom.protocols.contract import HUB_PREFIX, Bulk, Calls
+from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Bulk
 from wireloom.protocols.published import validate_publish
 from wireloom.topics import Subscriptions
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.hub")
 
 UNDELIVERABLE = HUB_PREFIX + "undeliverable"
-_PUBLISH = HUB_PREFIX + "publish/"
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.PROGRESS, Kind.ERROR))
 # Looking up members of an enum takes as long as a call.
 _EVENT, _REQUEST = Kind.EVENT, Kind.REQUEST
@@ -143,28 +142,6 @@ class Router:
         if bulk.unanswered:
             self._hub.commit.when_durable(ticket, lambda: self._acknowledge_bulk(source, bulk))
 
-    def route_calls(self, source: Connection, calls: Calls, ticket: int) -> None:
-        """Act on a read of nothing but requests of one topic, or answers: passed on as bytes where that is possible."""
-        if not calls.asks:
-            self.exchanges.answer_all(source, calls)
-            return
-        providers = () if self.routes else self.providers.lookup(calls.topic)
-        may = source.grants.everything or (
-            source.grants.may(Right.REQUEST, calls.topic) and not source.session.authored
-        )
-        together = providers and may and isinstance(calls.numbers, range)
-        if not together or not all(each.can_relay(calls) for each in providers):
-            self.route_all(source, calls.messages(), ticket)
-            return
-        turn, self._turn = self._turn, self._turn + calls.count
-        start, most = 0, len(providers)
-        for place in range(most):
-            end = calls.count * (place + 1) // most
-            if end > start:
-                part = calls if most == 1 else calls.part(slice(start, end))
-                self.exchanges.forward_all(source, part, providers[(turn + place) % most])
-            start = end
-
     def _acknowledge_bulk(self, source: Connection, bulk: Bulk) -> None:
         count = bulk.unanswered
         self._hub.metrics.acknowledged.add(count, source.name)
@@ -262,8 +239,8 @@ class Router:
 
     def _request(self, source: Connection, message: Message, ticket: int) -> None:
         topic = message.topic or ""
-        if topic.startswith(_PUBLISH):
-            self._publish_acknowledged(source, message, topic.removeprefix(_PUBLISH), ticket)
+        if topic.startswith(PUBLISH):
+            self._publish_acknowledged(source, message, topic.removeprefix(PUBLISH), ticket)
         elif topic.startswith(HUB_PREFIX):
             self._operate(source, message, topic.removeprefix(HUB_PREFIX))
         else:
@@ -330,19 +307,11 @@ class Router:
     def _acknowledge(self, source: Connection, message: Message) -> None:
         self._hub.metrics.acknowledged.add(1, source.name)
         with contextlib.suppress(PeerClosed):
-            source.respond(message, b"", source.session.content_type)
+            source.send(answer_to(message, b"", source.session.content_type))
 
     def _answer(self, source: Connection, request: Message, body: bytes = b"") -> None:
-        answer = Message(
-            Kind.RESPONSE,
-            request.topic,
-            body,
-            correlation_id=request.id,
-            status="done",
-            content_type="application/json" if body else None,
-        )
         with contextlib.suppress(PeerClosed):
-            source.send(answer)
+            source.send(answer_to(request, body, "application/json" if body else None))
 
     def _operate(self, source: Connection, message: Message, operation: str) -> None:
         """An operation of the hub profile."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from wireloom.hub.exchanges import Exchange, Exchanges
 from wireloom.hub.router import Router
 from wireloom.model import Kind, Message
-from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Bulk, Calls
+from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Bulk
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -266,10 +266,6 @@ class TracedRouter(Router):
             super().route_bulk(source, bulk, ticket)
         finally:
             self._of_read.clear()
-
-    def route_calls(self, source: Connection, calls: Calls, ticket: int) -> None:
-        """Act on requests or answers: each in a span of its own."""
-        self.route_all(source, calls.messages(), ticket)
 
     def _fan_out(self, source: Connection, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
         received = self._of_read.get(topic)

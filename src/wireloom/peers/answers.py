@@ -10,21 +10,30 @@ from contextvars import copy_context
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast
 
-from wireloom.model import Kind, LimitExceeded, Message, NotSupported, RequestFailed, WireloomError, message_of
+from wireloom.model import (
+    NO_ATTRIBUTES,
+    Authenticity,
+    Kind,
+    LimitExceeded,
+    Message,
+    NotSupported,
+    RequestFailed,
+    WireloomError,
+    message_of,
+)
 from wireloom.peers.calls import CANCELLED
 from wireloom.peers.driver import Driver
 from wireloom.peers.handlers import CLOSING, FAILED, Handler, Result, unknown_topic
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.standby import Standby
 from wireloom.pieces import is_large
-from wireloom.protocols.contract import HUB_PREFIX
+from wireloom.protocols.contract import HUB_PREFIX, PUBLISH
 
 if TYPE_CHECKING:
     from wireloom.peers.peer import Peer
 
 LOG = logging.getLogger("wireloom.peers")
-_RESPONSE, _ERROR = Kind.RESPONSE, Kind.ERROR
-PUBLISH = HUB_PREFIX + "publish/"
+_RESPONSE, _ERROR, _NOBODY = Kind.RESPONSE, Kind.ERROR, Authenticity.NONE
 
 Operation = Callable[[Message, "Peer"], object]
 """Answers one operation of the hub profile."""
@@ -88,12 +97,7 @@ class Answers:
             # Whatever a handler raises is an answer, not the end of the connection.
             self._fail(driver, message, error)
             return
-        if result.__class__ is bytes:
-            try:
-                driver.respond(message, result, driver.session.content_type)
-            except WireloomError as error:
-                self._not_sent(driver, message, error)
-        elif result.__class__ is Message:
+        if result.__class__ is bytes or result.__class__ is Message:
             self._respond(driver, message, result)
         elif result.__class__ is CoroutineType:
             self._begin(message, driver, result)
@@ -319,15 +323,19 @@ class Answers:
 
     def _respond(self, driver: Driver, request: Message, result: object) -> None:
         try:
-            if result.__class__ is bytes:
-                driver.respond(request, result, driver.session.content_type)
-            elif isinstance(result, Message):
+            if isinstance(result, Message):
                 kind = _ERROR if result.kind is _ERROR else _RESPONSE
                 answer = (kind, result.topic, result.body, None, request.id, result.status or "done", *result[6:])
                 driver.send(message_of(answer))
+                return
+            if result.__class__ is bytes:
+                body, content_type = result, driver.session.content_type
             else:
                 body, content_type = self._peer.encode(result)
-                driver.respond(request, body, content_type)
+            driver.send(message_of((
+                _RESPONSE, request.topic, body, None, request.id, "done", content_type, NO_ATTRIBUTES,
+                "", None, None, None, _NOBODY,
+            )))  # fmt: skip
         except Exception as error:  # a handler may return anything
             self._not_sent(driver, request, error)
 

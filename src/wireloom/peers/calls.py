@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
-from wireloom.model import NO_ATTRIBUTES, Kind, Message, RequestFailed, RequestTimeout, WireloomError
+from wireloom.model import Kind, Message, RequestFailed, RequestTimeout, WireloomError
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.outlet import fresh
 
@@ -72,82 +72,7 @@ class Call(Waiting):
             self.steps.close()
 
 
-class Question(Waiting):
-    """One request and somebody who awaits nothing but the body of its answer, which the session gives to it at once."""
-
-    __slots__ = ("answer", "answer_type", "attributes", "body", "calls", "content_type", "topic")
-
-    calls: Calls
-    topic: str
-    body: bytes
-    content_type: str | None
-    attributes: Mapping[str, str] | None
-    answer: asyncio.Future[bytes]
-    answer_type: str | None
-    """The content type of the answer."""
-
-    @property
-    def request(self) -> Message:  # type: ignore[override]
-        """What was asked: made when somebody needs it, as nobody does in most cases."""
-        return Message(
-            Kind.REQUEST,
-            self.topic,
-            self.body,
-            content_type=self.content_type,
-            attributes=self.attributes or NO_ATTRIBUTES,
-        )
-
-    def answered(self, body: bytes, content_type: str | None) -> None:
-        """The session read the answer."""
-        calls = self.calls
-        # The same as `Calls.forget`, without a call.
-        if calls.waiting.pop(self.id, None) is None:
-            calls.unwanted += 1
-            return
-        if calls.idle and not calls.waiting:
-            calls.wake_idle()
-        self.answer_type = content_type
-        if not self.answer.done():
-            self.answer.set_result(body)
-
-    def finish(self, answer: Message) -> None:
-        """The answer is here."""
-        self.answer_type = answer.content_type
-        if not self.answer.done():
-            self.answer.set_result(answer.body)
-
-    def fail(self, error: WireloomError) -> None:
-        """There will be no answer."""
-        if not self.answer.done():
-            self.answer.set_exception(error)
-            self.answer.exception()
-
-
-def question(
-    calls: Calls,
-    topic: str,
-    body: bytes,
-    content_type: str | None,
-    attributes: Mapping[str, str] | None,
-    patience: float | None,
-    loop: asyncio.AbstractEventLoop,
-) -> Question:
-    """A question that is about to be asked. One is made for every request: a function is faster than an `__init__`."""
-    new = Question()
-    new.calls = calls
-    new.topic = topic
-    new.body = body
-    new.content_type = content_type
-    new.attributes = attributes
-    new.id = ""
-    new.patience = patience
-    new.deadline = NEVER if patience is None else loop.time() + patience
-    new.answer = loop.create_future()
-    new.answer_type = None
-    return new
-
-
-class Calls:
+class PendingCalls:
     """The requests of one connection that wait for answers, by id.
 
     One timer serves them all: it is set for the first deadline and looks again when it fires.
@@ -162,8 +87,6 @@ class Calls:
         self._timer_at = 0.0
         self.idle: list[asyncio.Future[None]] = []
         """Those who wait until no call waits."""
-        self.unwanted = 0
-        """Answers that nobody waited for any more."""
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -173,15 +96,6 @@ class Calls:
         call.id = request_id
         self.waiting[request_id] = call
         deadline = call.deadline
-        if (self._timer is None or deadline < self._timer_at) and deadline != NEVER:
-            self._watch(deadline)
-
-    def add_many(self, calls: Sequence[Waiting], request_ids: Sequence[str]) -> None:
-        """The first of these requests were sent together under these ids; all have the same deadline."""
-        for call, request_id in zip(calls, request_ids, strict=False):
-            call.id = request_id
-            self.waiting[request_id] = call
-        deadline = calls[0].deadline
         if (self._timer is None or deadline < self._timer_at) and deadline != NEVER:
             self._watch(deadline)
 
@@ -208,15 +122,6 @@ class Calls:
             call.fail(RequestFailed(CANCELLED, answer.body))
         else:
             call.finish(answer)
-        return True
-
-    def forget(self, request_id: str) -> bool:
-        """The answer went to who asked; False when nobody waits for it any more."""
-        if self.waiting.pop(request_id, None) is None:
-            self.unwanted += 1
-            return False
-        if self.idle and not self.waiting:
-            self.wake_idle()
         return True
 
     def remove(self, request_id: str) -> Waiting | None:

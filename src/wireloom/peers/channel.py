@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -22,13 +22,13 @@ from wireloom.model import (
     encode_value,
 )
 from wireloom.peers.answers import Answers
-from wireloom.peers.calls import Call, Calls, Waiting
+from wireloom.peers.calls import Call, PendingCalls, Waiting
 from wireloom.peers.driver import Driver
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.outlet import PIECE, fresh
 from wireloom.peers.replays import Replays
 from wireloom.pieces import LARGE
-from wireloom.protocols.contract import HUB_PREFIX, Asker, Format, Protocol, Run, Session
+from wireloom.protocols.contract import HUB_PREFIX, Format, Protocol, Run, Session
 from wireloom.topics import Subscriptions
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ FULL = "; input is not read because a queue of this end is full"
 _NUMBERS = count(1)
 T = TypeVar("T")
 # Looking up a member of an enum costs as much as a call, and these are needed for every message.
-_EVENT, _REQUEST, _RESPONSE = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE
+_EVENT, _REQUEST = Kind.EVENT, Kind.REQUEST
 _CANCEL, _REDIRECT = Kind.CANCEL, Kind.REDIRECT
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS, Kind.ACK))
 
@@ -62,7 +62,7 @@ class Channel:
         self._queue = queue
         self._driver: Driver | None = None
         self._loop = asyncio.get_running_loop()
-        self._calls = Calls(self._give_up, lambda: FULL if self._holds else "")
+        self._calls = PendingCalls(self._give_up, lambda: FULL if self._holds else "")
         self._subscriptions: Subscriptions[Inbox[Message]] = Subscriptions()
         self._announced: dict[str, list[Inbox[Message]]] = {}
         """Patterns the other end was asked for, and the subscriptions that need each."""
@@ -100,11 +100,6 @@ class Channel:
     def driver(self) -> Driver | None:
         """What runs the connection at the moment; for the parts of this room."""
         return self._driver
-
-    @property
-    def calls(self) -> Calls:
-        """Who waits for which answer; likewise."""
-        return self._calls
 
     @property
     def name(self) -> str:
@@ -164,30 +159,18 @@ class Channel:
     def attach(self, driver: Driver) -> None:
         """From now on talk over this driver."""
         self._driver = driver
-        driver.on_messages = None if self._streams else self.take_messages
         self._gone.clear()
         for reason in self._holds:
             driver.hold(reason)
 
     def take(self, run: Run) -> None:
-        """What one read brought."""
-        self.take_messages(run.messages)
-
-    def take_messages(self, messages: Sequence[Message]) -> None:
-        """Messages that came together."""
+        """What one read brought. After each `PIECE` messages their answers are written."""
         driver = self._driver
         assert driver is not None
-        if len(messages) > PIECE:
-            for start in range(0, len(messages), PIECE):
-                self.take_messages(messages[start : start + PIECE])
-                driver.write_pending()
-            return
-        for message in messages:
+        for place, message in enumerate(run.messages, 1):
             kind = message.kind
             wanted = True
-            if kind is _RESPONSE:
-                wanted = self._calls.settle(message)
-            elif kind is _REQUEST:
+            if kind is _REQUEST:
                 self._answers.request(message, driver)
             elif kind in _ANSWERS:
                 wanted = self._calls.settle(message)
@@ -202,6 +185,8 @@ class Channel:
                     stream.put(message)
             elif not wanted:
                 self._unhandled += 1
+            if place % PIECE == 0:
+                driver.write_pending()
 
     def _take_event(self, message: Message) -> bool:
         if self.replays and self.replays.take(message):
@@ -299,8 +284,6 @@ class Channel:
         """Leave the stream of all messages."""
         if inbox in self._streams:
             self._streams.remove(inbox)
-        if self._driver is not None and not self._streams:
-            self._driver.on_messages = self.take_messages
         inbox.discard()
 
     def _forget(self, pattern: str, inbox: Inbox[Message]) -> bool:
@@ -351,21 +334,17 @@ class Channel:
                 where = self.name or "the peer"
                 raise RequestTimeout(f"{where} reads too slowly: no room for a request within {timeout:g} s") from None
 
-    def dispatch(self, call: Waiting, driver: Driver, *, alone: bool | None = None) -> None:
-        """Send a request, and wait for its answer; `alone` if it should not wait for others to be sent with it."""
-        if alone is None:
-            alone = not self._calls.waiting
-        identifier = driver.ask(call.request, alone=alone)
-        if identifier is None:
-            raise NotSupported(f"{self.protocol.name} has no requests")
-        self._calls.add(call, identifier)
+    def dispatch(self, call: Waiting, driver: Driver, *, followed: bool | None = None) -> None:
+        """Send a request, and wait for its answer; `followed` if others are likely to be sent right after it.
 
-    def dispatch_many(self, calls: Sequence[Waiting], driver: Driver, askers: Sequence[Asker] = ()) -> int:
-        """Send the first of these requests, with one deadline, that can go together; returns how many that are."""
-        identifiers = driver.ask_many([call.request for call in calls], askers)
-        if identifiers:
-            self._calls.add_many(calls, identifiers)
-        return len(identifiers)
+        Where nobody says so, that is assumed while others wait for their answers.
+        """
+        if followed is None:
+            followed = bool(self._calls.waiting)
+        sent = driver.send(call.request, followed=followed)
+        if sent.id is None:
+            raise NotSupported(f"{self.protocol.name} has no requests")
+        self._calls.add(call, sent.id)
 
     def _withdraw(self, call: Waiting) -> None:
         if call.id and self._calls.remove(call.id) is not None:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from wireloom.model import HandshakeFailed, Message, PeerClosed, ProtocolViolation, WireloomError
+from wireloom.model import HandshakeFailed, PeerClosed, ProtocolViolation, WireloomError
 from wireloom.peers.outlet import Outlet
 from wireloom.peers.rounds import FAR, rounds_of
 from wireloom.protocols.contract import Role, Run, Session, SessionState
@@ -55,7 +55,6 @@ class Driver(Outlet):
         "_timer",
         "_timer_at",
         "aborted",
-        "on_messages",
         "on_run",
     )
 
@@ -73,8 +72,6 @@ class Driver(Outlet):
     ) -> None:
         super().__init__(session)
         self.on_run = on_run
-        self.on_messages: Callable[[list[Message]], None] | None = None
-        """Takes plain messages without a run (see `Session.take_plain`); None where everything has to be in a run."""
         self._on_open = on_open
         self._on_end = on_end
         self._linger = linger
@@ -116,17 +113,7 @@ class Driver(Outlet):
         self._busy = True
         session = self.session
         try:
-            if self.on_messages is not None and self._is_plain:
-                messages: list[Message] = []
-                end = session.take_plain(data, self._now(), messages)
-                if messages:
-                    self.on_messages(messages)
-                elif end == len(data):
-                    return  # nothing but answers that went to who asked: there is nothing to say
-                if end < len(data) and not self._finishing:
-                    self._took(session.receive(data[end:], self._now()))
-            else:
-                self._took(session.receive(data, self._now()))
+            self._took(session.receive(data, self._now()))
         finally:
             self._busy = False
         self._say(session)

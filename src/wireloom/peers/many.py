@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from wireloom.model import ConfigError, Kind, Message, WireloomError
+from wireloom.model import ConfigError, Message, WireloomError
 from wireloom.peers.calls import NEVER, Waiting
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ Answer = TypeVar("Answer")
 
 IN_FLIGHT = 64
 """Requests of one row on the wire unless told otherwise."""
-_RESPONSE = Kind.RESPONSE
-_NOTHING = Message(Kind.REQUEST)
-"""Stands for a request that could not be made."""
 
 
 class _Place(Waiting):
@@ -35,22 +32,12 @@ class _Place(Waiting):
 
     __slots__ = ("outcome", "row")
 
-    def __init__(self, row: _Row[Body], request: Message, deadline: float) -> None:
+    def __init__(self, row: _Row[Body], deadline: float) -> None:
         self.row = row
-        self.request = request
         self.id = ""
         self.patience = row.timeout
         self.deadline = deadline
-        self.outcome: bytes | Message | WireloomError | None = None
-        """Bytes are the body of an answer that is nothing else."""
-
-    def answered(self, body: bytes, content_type: str | None) -> None:
-        """The session read the answer."""
-        row = self.row
-        if row.calls.forget(self.id):
-            self.outcome = body if content_type is None else Message(_RESPONSE, None, body, content_type=content_type)
-            if row.waker is not None and row.places[0] is self:
-                row.wake()
+        self.outcome: Message | WireloomError | None = None
 
     def finish(self, answer: Message) -> None:
         """The answer is here."""
@@ -75,13 +62,9 @@ class _Row(Generic[Body]):
         message: Callable[[Body], Message],
         in_flight: int,
         timeout: float | None,
-        bodies_only: bool,
     ) -> None:
         self.peer = peer
-        self.calls = peer.calls
         self.message = message
-        self.bodies_only = bodies_only
-        """Whether nothing but the bodies of answers matters."""
         self.in_flight = in_flight
         self.low = in_flight // 2
         """When so few are left, more are sent, together; at the latest when there is nothing to be taken."""
@@ -108,26 +91,14 @@ class _Row(Generic[Body]):
     def send(self, bodies: Iterable[Body], driver: Driver) -> None:
         """Send a request for each body; what is wrong with one is its outcome."""
         deadline = NEVER if self.timeout is None else self.loop.time() + self.timeout
-        message, ready = self.message, []
         for body in bodies:
-            try:
-                place = _Place(self, message(body), deadline)
-            except WireloomError as error:
-                place = _Place(self, _NOTHING, deadline)
-                place.outcome = error
-            else:
-                ready.append(place)
+            place = _Place(self, deadline)
             self.places.append(place)
-        while ready:
-            sent = 0
             try:
-                if self.in_flight > 1:
-                    sent = self.peer.dispatch_many(ready, driver, ready if self.bodies_only else ())
-                if not sent:
-                    self.peer.dispatch(ready[0], driver, alone=self.in_flight == 1)
+                place.request = self.message(body)
+                self.peer.dispatch(place, driver, followed=self.in_flight > 1)
             except WireloomError as error:
-                ready[0].fail(error)
-            del ready[: sent or 1]
+                place.fail(error)
 
     def fill(self, bodies: Iterator[Body]) -> None:
         """Send requests as long as there are bodies, places, and room on the connection."""
@@ -206,9 +177,8 @@ class Many(AsyncIterator[Answer], Generic[Body, Answer]):
         in_flight: int,
         timeout: float | None,
         return_errors: bool,
-        bodies_only: bool = False,
     ) -> None:
-        self._row: _Row[Body] = _Row(peer, message, in_flight, timeout, bodies_only)
+        self._row: _Row[Body] = _Row(peer, message, in_flight, timeout)
         self._answer = answer
         self._return_errors = return_errors
         self._number = 0
@@ -239,13 +209,10 @@ class Many(AsyncIterator[Answer], Generic[Body, Answer]):
                 places.popleft()
                 if row.room is not None:
                     row.tell_room()
-                if outcome.__class__ is bytes:
-                    self._number += 1
-                    return outcome  # type: ignore[return-value]
-                if outcome.__class__ is Message:
+                if isinstance(outcome, Message):
                     self._number += 1
                     return self._answer(outcome)
-                return self._hand_out_error(outcome)  # type: ignore[arg-type]
+                return self._hand_out_error(outcome)
             if row.over:
                 failure, row.failure = row.failure, None
                 raise failure or StopAsyncIteration

@@ -1,23 +1,23 @@
 """The outgoing half of a driver: what is sent over a session, and when it is written to the pipe.
 
-A write costs more than anything else here. So what is sent in one turn of the loop is written together, but for the
-first, and but for what nobody else is likely to follow.
+A write costs more than anything else here. So the first message of a turn of the loop is written at once, and those
+that follow in the same turn are written together. `Outlet.send` has the rules.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from wireloom.model import Message, WireloomError
-from wireloom.protocols.contract import Asker, Session, SessionState
+from wireloom.protocols.contract import Session, SessionState
 from wireloom.transports.base import Pipe
 
 BURST = 64
 """Messages sent in one turn of the loop before the sender is asked to let others have a turn."""
 PIECE = 32
-"""Of many messages at once so many are written together, so that the other end begins while this one goes on."""
+"""Messages that are written together, of many that are sent in one turn of the loop."""
 
 _OPEN = SessionState.OPEN
 
@@ -116,96 +116,30 @@ class Outlet:
 
     # Sending
 
-    def send(self, message: Message) -> Message:
-        """Send a message; returned as the session sent it, with its id."""
-        if self.failure is not None:
-            raise fresh(self.failure)
-        sent = self.session.send(message, self._now())
-        self._sent()
-        return sent
+    def send(self, message: Message, *, followed: bool = False) -> Message:
+        """Send a message; returned as the session sent it, with its id.
 
-    def tell(self, event: Message) -> None:
-        """Send an event: the same as `send`, for whom it is of no concern what id it gets."""
-        if self.failure is not None:
-            raise fresh(self.failure)
-        self.session.tell(event, self._now())
-        self._sent()
-
-    def _sent(self) -> None:
-        """Write a message that the session has ready, at once or with those that follow."""
-        self._burst += 1
-        if self._busy:
-            self._more = True
-        elif not self._flush_due:
-            self.flush()
-        elif self._by_message or self._burst % BURST == 0:
-            self._after()
-        else:
-            self._more = True
-
-    def ask_for(self, asker: Asker, topic: str, body: bytes, content_type: str | None, *, alone: bool) -> str | None:
-        """Send a request the short way, if there is room (see `has_room`); returns its id, None if it is for `ask`."""
-        if self.writing_is_paused or not self._announced:
-            return None
-        session = self.session
-        identifier = session.ask_for(asker, topic, body, content_type, self._now())
-        if identifier is not None:
-            if alone and self._is_plain and not self._busy and not self._flush_due and not session.offloads:
-                self._pipe.write(session.outgoing())  # type: ignore[union-attr]
-            else:
-                self._asked(alone)
-        return identifier
-
-    def ask(self, request: Message, *, alone: bool) -> str | None:
-        """Send a request; returns its id. `alone` if no other waits for an answer: then it is written at once.
-
-        Others are likely to follow in the same turn of the loop, and are written together.
+        It is written at once if it is the first in this turn of the loop, and not `followed` by others, as the caller
+        may know. Else it is written at the end of the turn, or in pieces of `PIECE` messages, so that the other end
+        begins while this one goes on. Inside a callback of the transport, its end is the end of the turn.
         """
         if self.failure is not None:
             raise fresh(self.failure)
-        identifier = self.session.ask(request, self._now())
-        self._asked(alone)
-        return identifier
-
-    def _asked(self, alone: bool) -> None:
-        """Write a request that the session has ready, at once or with those that follow."""
+        sent = self.session.send(message, self._now())
+        self._burst += 1
         if self._busy:
             self._more = True
         elif self._flush_due:
-            self._burst += 1
-            if self._burst % PIECE:
-                self._more = True
+            if self._by_message or self._burst % PIECE == 0:
+                self._after()
             else:
-                self.write_pending()
-        elif not alone:
+                self._more = True
+        elif followed:
             self._flush_due = self._more = True
             self._loop.call_soon(self._flush_rest)
-        else:
-            self._say(self.session)
-
-    def ask_many(self, requests: Sequence[Message], askers: Sequence[Asker] = ()) -> list[str]:
-        """Send as many of these requests, from the first on, as the session can send together; returns their ids."""
-        if self.failure is not None:
-            raise fresh(self.failure)
-        identifiers = self.session.ask_many(requests, self._now(), askers)
-        if len(identifiers) >= PIECE:
-            self.write_pending()
-        elif self._busy or self._flush_due:
-            self._more = True
-        elif identifiers:
-            self._flush_due = self._more = True
-            self._loop.call_soon(self._flush_rest)
-        return identifiers
-
-    def respond(self, request: Message, body: bytes, content_type: str | None) -> None:
-        """Send the response to a request."""
-        if self.failure is not None:
-            raise fresh(self.failure)
-        self.session.respond(request, body, content_type, self._now())
-        if self._busy or self._flush_due:
-            self._more = True
         else:
             self.flush()
+        return sent
 
     # Writing
 

@@ -18,8 +18,8 @@ from wireloom.model import (
     PeerClosed,
     message_of,
 )
-from wireloom.peers.answers import PUBLISH, Answers, Operation
-from wireloom.peers.calls import Call, question
+from wireloom.peers.answers import Answers, Operation
+from wireloom.peers.calls import Call
 from wireloom.peers.channel import PROVIDE, QUEUE, TIMEOUT, WITHDRAW, Channel, operation
 from wireloom.peers.driver import LINGER
 from wireloom.peers.handlers import Handler
@@ -27,8 +27,8 @@ from wireloom.peers.inbox import Inbox
 from wireloom.peers.many import IN_FLIGHT, Many
 from wireloom.peers.replays import Replay
 from wireloom.peers.streams import MessageStream, Progress, Subscription
-from wireloom.pieces import LARGE, is_large
-from wireloom.protocols.contract import Protocol
+from wireloom.pieces import is_large
+from wireloom.protocols.contract import PUBLISH, Protocol
 
 CONCURRENCY = 256
 """Requests of one peer that are handled at the same time."""
@@ -60,7 +60,7 @@ class Peer(Channel):
     @property
     def unhandled(self) -> int:
         """Messages that came in and that nobody wanted."""
-        return self._unhandled + self._calls.unwanted
+        return self._unhandled
 
     async def publish(
         self,
@@ -88,7 +88,7 @@ class Peer(Channel):
         driver = self._driver
         if driver is None or not driver.is_open:
             driver = await self._ready(timeout)
-        driver.tell(message)
+        driver.send(message)
         if driver.is_crowded:
             await driver.drain()
 
@@ -105,36 +105,12 @@ class Peer(Channel):
         Raises RequestFailed when the peer says no, RequestTimeout when it says nothing, PeerClosed when the
         connection is lost. After a timeout or when this call is cancelled, the peer is told, where the protocol can.
         """
-        if not topic:
-            raise ConfigError("a topic must not be empty")
-        driver, calls = self._driver, self._calls
-        if body.__class__ is bytes and driver is not None:
-            data, content_type = body, driver.session.content_type
-        elif is_large(body):
-            data, content_type = await self._elsewhere(lambda: self.encode(body))
+        if body.__class__ is bytes or not is_large(body):
+            message = self._message(_REQUEST, topic, body, attributes)
         else:
-            data, content_type = self.encode(body)
-        call = question(calls, topic, data, content_type, attributes, timeout, self._loop)
-        number = None
-        if driver is not None and not attributes:
-            number = driver.ask_for(call, topic, data, content_type, alone=not calls.waiting)
-        if number is not None:
-            calls.add(call, number)
-        else:
-            if driver is None or not driver.has_room:
-                driver = await self.room(timeout)
-            self.dispatch(call, driver)
-        try:
-            answer = await call.answer
-        except asyncio.CancelledError:
-            self._withdraw(call)
-            raise
-        content_type = call.answer_type
-        if content_type is None:
-            return answer
-        if len(answer) < LARGE:
-            return self._value_of(answer, content_type)
-        return await self._elsewhere(lambda: self._value_of(answer, content_type))
+            message = await self._elsewhere(lambda: self._message(_REQUEST, topic, body, attributes))
+        answer = await self.ask(message, timeout=timeout)
+        return answer.body if answer.content_type is None else await self.value(answer)
 
     def request_many(
         self,
@@ -171,7 +147,6 @@ class Peer(Channel):
             in_flight=in_flight,
             timeout=timeout,
             return_errors=return_errors,
-            bodies_only=True,
         )
 
     def ask_many(
@@ -260,8 +235,6 @@ class Peer(Channel):
         """Everything the other end sends from now on, also what is handled elsewhere."""
         inbox = self._inbox()
         self._streams.append(inbox)
-        if self._driver is not None:
-            self._driver.on_messages = None
         return MessageStream(self, inbox)
 
     def send(self, message: Message) -> Message:
@@ -270,7 +243,7 @@ class Peer(Channel):
 
     def send_event(self, topic: str, body: object = None) -> None:
         """Send an event without waiting for room; see `is_slow`."""
-        self._current().tell(self._message(_EVENT, topic, body, None))
+        self._current().send(self._message(_EVENT, topic, body, None))
 
     @property
     def is_slow(self) -> bool:

@@ -20,7 +20,6 @@ _NO_SECRETS: Mapping[str, str] = types.MappingProxyType({})
 _NO_NUMBERS: Mapping[int, str] = types.MappingProxyType({})
 NOTHING_AGREED: Mapping[str, str | bool] = types.MappingProxyType({})
 """What `Session.agreed` returns where all is as a reader assumes."""
-_RESPONSE = Kind.RESPONSE
 
 
 class Role(StrEnum):
@@ -182,6 +181,10 @@ class Session(abc.ABC):
         """A deadline has passed: send pings, resend, give up."""
         return NOTHING
 
+    def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
+        """Left for emp and yamp, until they are changed, too."""
+        self.send(Message(Kind.RESPONSE, request.topic, body, None, request.id, "done", content_type), now)
+
     @abc.abstractmethod
     def send(self, message: Message, now: float) -> Message:
         """Queue a message; returned with the id (and whatever else) it got on the wire.
@@ -192,10 +195,6 @@ class Session(abc.ABC):
         NotSupported. Raises NotSupported for what the protocol cannot
         say, LimitExceeded for what is too large, PeerClosed when it is too late.
         """
-
-    def tell(self, event: Message, now: float) -> None:
-        """Queue an event as `send` does. Sessions bring a shorter way for the usual event; so do they for `ask`."""
-        self.send(event, now)
 
     def packing(self, event: Message) -> Callable[[], object] | None:
         """The slow part of sending an event, for another thread; its result goes to `send_event`.
@@ -215,40 +214,6 @@ class Session(abc.ABC):
         `packed` is what `packing` came to, None if there was nothing to do. The owner keeps events in order.
         """
         self.send(event, now)
-
-    def ask(self, request: Message, now: float) -> str | None:
-        """Queue a request as `send` does; returns only the id it got, None where the protocol has no requests.
-
-        Sessions bring a shorter way for the usual request; so do they for `respond`.
-        """
-        return self.send(request, now).id
-
-    def ask_many(self, requests: Sequence[Message], now: float, askers: Sequence[Asker] = ()) -> list[str]:
-        """Queue as many of these requests, from the first on, as can go the short way; returns their ids.
-
-        The next one, if any is left, is one for `ask`. There is nothing to do where there is no short way. Answers may
-        go to `askers` at once, if there is one for each request: see `take_plain`.
-        """
-        return []
-
-    def ask_for(self, asker: Asker, topic: str, body: bytes, content_type: str | None, now: float) -> str | None:
-        """Queue a plain request whose answer may go to `asker` at once; returns its id.
-
-        None where there is no short way, or something is unusual: then nothing was done, and it is one for `ask`.
-        """
-        return None
-
-    def take_plain(self, data: bytes, now: float, messages: list[Message]) -> int:
-        """Take the plain messages at the beginning of a read the short way; returns where they end.
-
-        Answers to `ask_for` are given to who asked, the others are added to `messages`, and no batch is made. What
-        follows is for `receive`. There is nothing to do where there is no short way.
-        """
-        return 0
-
-    def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
-        """Queue the response to a request that came in."""
-        self.send(Message(_RESPONSE, request.topic, body, None, request.id, "done", content_type), now)
 
     def send_frames(self, encoded: bytes, count: int) -> None:
         """Queue frames that are encoded already (from `Events.frames` or `Publishes.acknowledgements`)."""
@@ -362,10 +327,6 @@ class Session(abc.ABC):
     @abc.abstractmethod
     def close(self, now: float, reason: str = "") -> None:
         """Say goodbye as the protocol does it."""
-
-    def outstanding(self) -> Sequence[Message]:
-        """Requests sent and not answered yet, in the order they were sent."""
-        return ()
 
     def unread(self) -> bytes:
         """What was received and is no complete frame yet; at the end of the stream it never will be."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import math
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -118,13 +118,6 @@ class Owner(Protocol):
 
     def writing_resumed(self) -> None:
         """Write again."""
-
-
-class DatagramOwner(Owner, Protocol):
-    """An owner that takes datagrams in batches: datagram transports then call this instead of `received`."""
-
-    def received_datagrams(self, data: bytes, ends: Sequence[int]) -> None:
-        """Datagrams arrived: one after the other in `data`, each up to its place in `ends`."""
 
 
 OwnerFactory = Callable[[], Owner]

@@ -90,7 +90,7 @@ def state_of(session: HspSession) -> tuple[object, ...]:
         session.refused,
         session.close_reason,
         session.counters,
-        [message.id for message in session.outstanding()],
+        session._waiting,
         dict(session.topic_numbers()),
         session.deadline(),
         session.sent,

@@ -74,7 +74,7 @@ def test_publishes_that_are_for_a_provider_leave_the_bulk() -> None:
     assert run.bulk.take("a/b") == expected
     assert run.bulk.unanswered == 0
     for message in expected:
-        session.respond(message, b"", None, 0)
+        session.send(Message(Kind.RESPONSE, correlation_id=message.id, status="done"), 0)
     assert session.outgoing() == wire(*(frames.Ack(1 + at) for at in range(len(BODIES))))
 
 

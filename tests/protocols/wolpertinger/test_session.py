@@ -125,7 +125,7 @@ def test_a_failed_delivery_fails_the_call() -> None:
     asked = client.send(request(), 0.0)
     (failed,) = messages(client.receive(b"result:5;message_id:7;\n", 0.1))
     assert (failed.kind, failed.correlation_id, failed.status) == (Kind.ERROR, asked.id, "result 5")
-    assert not client.outstanding()
+    assert not client._waiting
 
 
 def test_message_ids_count_up_wrap_and_skip_those_that_still_wait() -> None:
@@ -350,7 +350,7 @@ def test_a_call_and_its_answer() -> None:
     assert (answer.kind, answer.correlation_id, answer.value(), answer.status) == (
         Kind.RESPONSE, asked.id, 5, "done",
     )  # fmt: skip
-    assert not both.client.outstanding()
+    assert not both.client._waiting
 
 
 def test_call_ids_are_guids_with_hyphens_and_never_the_same() -> None:
@@ -366,7 +366,7 @@ def test_a_method_without_response_value_is_settled_by_the_confirmation() -> Non
     _, (came,) = both.settle()
     both.server.send(response(came, response="none"), 0.0)
     assert both.server.outgoing() == b""
-    assert not both.client.outstanding()
+    assert not both.client._waiting
     assert asked.id
 
 
@@ -615,7 +615,7 @@ def test_a_call_cannot_be_cancelled_but_its_answer_is_ignored() -> None:
     asked = client.send(request(), 0.0)
     with pytest.raises(NotSupported, match="cancel"):
         client.send(Message(Kind.CANCEL, correlation_id=asked.id), 0.0)
-    assert not client.outstanding()
+    assert not client._waiting
     assert not client.receive(line(Response("Test", asked.id or "")), 0.0).messages
 
 

@@ -52,8 +52,8 @@ def test_every_recorded_message_encodes_to_the_same_infoset(direction: Direction
     decoder = WOLPERTINGER.decoder(direction, WolpertingerSettings())
     decoder.feed(data)
     (decoded,) = list(decoder)
-    # Through the form in which messages leave the package and come back.
-    message = Message.from_cloudevent(decoded.message.to_cloudevent())
+    # With nothing but bytes as its body, as of a message that was stored and read again.
+    message = decoded.message.with_(body=bytes(decoded.message.body))
     again = WOLPERTINGER.encode(message, WolpertingerSettings())
     if decoded.message.kind is Kind.ACK:
         assert again == data
@@ -148,7 +148,7 @@ def test_a_session_takes_the_recorded_answers_as_the_recorded_caller_did() -> No
             data = data.partition(b";")[0] + b";" + base64.b64encode(xml) + b"\n"
         for message in client.receive(data, 1.0).messages:
             heard[message.correlation_id or ""] = message
-    assert not client.outstanding()
+    assert not client._waiting
     assert not client.counters
     outcomes = [(heard[call_id].kind, heard[call_id].status) for call_id in calls.values()]
     done, error = Kind.RESPONSE, Kind.ERROR

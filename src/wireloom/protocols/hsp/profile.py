@@ -16,10 +16,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 
 from wireloom.model import NotSupported
-from wireloom.protocols.contract import HUB_PREFIX, LOGIN
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN, PUBLISH
 
 ENVELOPE = 0xFD00
 MAP_TYPE = 0xFD05
@@ -33,11 +34,10 @@ OPERATIONS = {
 }
 FIRST_RESERVED, LAST_RESERVED = 0xFD00, 0xFD0F
 _OPERATION_TYPES = {topic: number for number, topic in OPERATIONS.items()}
-PUBLISH = HUB_PREFIX + "publish/"
 UNNAMED = "hsp/"
 """Topics of types that no map names: `hsp/7`."""
 REMEMBERED, SHORT = 1024, 256
-"""How many topics a connection remembers the reading and writing of, and the longest of them."""
+"""How many topics are remembered as they are read and written, and the longest of them in bytes."""
 
 Named = tuple[str, str | None, Mapping[str, str]]
 """Topic, content type and attributes that a type gives a message."""
@@ -52,8 +52,6 @@ class Names:
     taken: Mapping[int, str] = field(default_factory=dict)
     """Numbers that stand for something else at this end, though the peer may not know."""
     _numbers: dict[str, int] = field(init=False, default_factory=dict)
-    _read: dict[int | bytes, Named | None] = field(init=False, default_factory=dict)
-    """What types and the heads of envelopes were found to mean; the same few come again and again."""
     _written: dict[tuple[str, str | None], tuple[int, bytes]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -79,34 +77,15 @@ class Names:
         content_type = "application/json" if self.profile and number in OPERATIONS else None
         return self.topic(number), payload, content_type
 
-    def of_number(self, number: int) -> Named | None:
-        """What a type gives a message with any payload; None where it is reserved, or stands for the hub's topics."""
-        try:
-            return self._read[number]
-        except KeyError:
-            topic = self.topic(number)
-            reserved = topic.startswith(HUB_PREFIX) or (self.profile and FIRST_RESERVED <= number <= LAST_RESERVED)
-            return self._remember(number, None if reserved else (topic, None, _attributes(number)))
-
     def of_envelope(self, head: bytes) -> Named | None:
         """What an envelope that begins with `head`, up to its body, gives a message.
 
         None for the hub's operations and for what is no envelope: those take a closer look.
         """
-        try:
-            return self._read[head]
-        except KeyError:
-            opened = open_envelope(head) if self.profile else None
-            if opened is None or opened[0] == self.topic(ENVELOPE) or opened[0].startswith(HUB_PREFIX):
-                return None
-            named = (opened[0], opened[2], _attributes(ENVELOPE))
-            return self._remember(head, named) if len(head) <= SHORT else named
-
-    def _remember(self, key: int | bytes, named: Named | None) -> Named | None:
-        if len(self._read) >= REMEMBERED:
-            self._read.clear()
-        self._read[key] = named
-        return named
+        opened = open_envelope(head) if self.profile else None
+        if opened is None or opened[0] == self.topic(ENVELOPE) or opened[0].startswith(HUB_PREFIX):
+            return None
+        return opened[0], opened[2], attributes_of(ENVELOPE)
 
     def says(self, number: int, topic: str) -> bool:
         """Whether a number stands for this topic at both ends, and for no other."""
@@ -149,7 +128,13 @@ class Names:
         )
 
 
-def _attributes(number: int) -> Mapping[str, str]:
+@lru_cache(maxsize=REMEMBERED)
+def attributes_of(number: int) -> Mapping[str, str]:
+    """The attributes of a message with this type.
+
+    >>> dict(attributes_of(7))
+    {'type': '7'}
+    """
     return MappingProxyType({"type": str(number)})
 
 
@@ -211,17 +196,21 @@ def open_envelope(payload: bytes) -> tuple[str, bytes, str | None] | None:
     """
     if len(payload) < 3:
         return None
-    name_end = 2 + int.from_bytes(payload[:2])
-    if len(payload) <= name_end:
+    body_at = 3 + (payload[0] << 8 | payload[1])
+    if len(payload) < body_at:
         return None
-    kind_end = name_end + 1 + payload[name_end]
-    if len(payload) < kind_end:
+    body_at += payload[body_at - 1]
+    if len(payload) < body_at:
         return None
+    opened = _open_head(payload[:body_at]) if body_at <= SHORT else _open_head.__wrapped__(payload[:body_at])
+    return None if opened is None else (opened[0], payload[body_at:], opened[1])
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _open_head(head: bytes) -> tuple[str, str | None] | None:
+    """Topic and content type that an envelope begins with; None when they are no text."""
+    name_end = 2 + int.from_bytes(head[:2])
     try:
-        return (
-            payload[2:name_end].decode(),
-            payload[kind_end:],
-            payload[name_end + 1 : kind_end].decode("ascii") or None,
-        )
+        return head[2:name_end].decode(), head[name_end + 1 :].decode("ascii") or None
     except UnicodeDecodeError:
         return None

@@ -5,15 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message, NotSupported, ProtocolViolation
+from wireloom.model import (
+    NO_ATTRIBUTES,
+    Authenticity,
+    ConfigError,
+    Direction,
+    Kind,
+    LimitExceeded,
+    Message,
+    NotSupported,
+    ProtocolViolation,
+    message_of,
+)
 from wireloom.protocols.contract import Decoder, Protocol, Role, Scheme, Settings
 from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.conversation import CONVERSATION
-from wireloom.protocols.hsp.profile import ENVELOPE, Names, make_envelope
+from wireloom.protocols.hsp.profile import ENVELOPE, Names, attributes_of, make_envelope
 
 if TYPE_CHECKING:
     from wireloom.protocols.cases import Case
@@ -46,29 +56,31 @@ class HspSettings(Settings):
 
 # Looking up a member of an enum costs as much as making a message, and one of these is needed for each.
 _EVENT, _REQUEST, _RESPONSE, _ERROR = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Kind.ERROR
-_NONE: Mapping[str, str] = MappingProxyType({})
+_NOBODY = Authenticity.NONE
+# Likewise a union of classes, which `isinstance` takes as well.
+_DATA = (frames.DataAck, frames.Data)
 
 
 def to_message(frame: frames.Frame, names: Names, direction: Direction | None) -> Message:
     """What a frame means."""
-    if isinstance(frame, frames.Ack):
-        answered = str(frame.message_id)
-        return Message(_RESPONSE, None, b"", None, answered, "done", None, _NONE, "hsp", None, None, direction)
-    if isinstance(frame, frames.DataAck | frames.Data):
+    kind, topic, body, attributes = _EVENT, None, b"", NO_ATTRIBUTES
+    id_ = correlation_id = status = content_type = None
+    if isinstance(frame, _DATA):
         topic, body, content_type = names.read(frame.type, frame.payload)
-        kind, id_ = (_REQUEST, str(frame.message_id)) if isinstance(frame, frames.DataAck) else (_EVENT, None)
-        attributes = {"type": str(frame.type)}
-        return Message(
-            kind, topic, body, id_, None, None, content_type, attributes, "hsp", None, None, direction
-        )  # fmt: skip
-    if isinstance(frame, frames.Error):
-        answered, code = str(frame.message_id), str(frame.type)
-        return Message(_ERROR, None, frame.payload, None, answered, code, None, _NONE, "hsp", None, None, direction)
-    if isinstance(frame, frames.ErrorUndef):
-        answered = str(frame.message_id)
-        return Message(_ERROR, None, b"", None, answered, UNDEFINED, None, _NONE, "hsp", None, None, direction)
-    kind = Kind.PING if isinstance(frame, frames.Ping) else Kind.PONG
-    return Message(kind, protocol="hsp", direction=direction)
+        attributes = attributes_of(frame.type)
+        if isinstance(frame, frames.DataAck):
+            kind, id_ = _REQUEST, str(frame.message_id)
+    elif isinstance(frame, frames.Ack):
+        kind, correlation_id, status = _RESPONSE, str(frame.message_id), "done"
+    elif isinstance(frame, frames.Error):
+        kind, correlation_id, status, body = _ERROR, str(frame.message_id), str(frame.type), frame.payload
+    elif isinstance(frame, frames.ErrorUndef):
+        kind, correlation_id, status = _ERROR, str(frame.message_id), UNDEFINED
+    else:
+        kind = Kind.PING if isinstance(frame, frames.Ping) else Kind.PONG
+    return message_of((
+        kind, topic, body, id_, correlation_id, status, content_type, attributes, "hsp", None, None, direction, _NOBODY
+    ))  # fmt: skip
 
 
 def to_frame(message: Message, names: Names, settings: HspSettings) -> frames.Frame:

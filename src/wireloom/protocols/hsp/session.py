@@ -11,23 +11,20 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
+from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation, message_of
 from wireloom.protocols.contract import (
     HUB_PREFIX,
     LOGIN,
     NOTHING,
     NOTHING_AGREED,
-    Asker,
     Batch,
     EventHead,
     Role,
     Session,
     SessionState,
     is_control,
-    request_of,
 )
 from wireloom.protocols.hsp import frames
-from wireloom.protocols.hsp.plain import write_ack, write_event, write_request
 from wireloom.protocols.hsp.profile import Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
 from wireloom.protocols.kept import Kept
@@ -49,6 +46,7 @@ _OPEN, _CLOSING, _CLOSED = SessionState.OPEN, SessionState.CLOSING, SessionState
 _REQUEST = Kind.REQUEST
 _NO_PROFILE: Mapping[str, str | bool] = MappingProxyType({"profile": False})
 ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR))
+_ANSWER_FRAMES = (frames.Ack, frames.Error, frames.ErrorUndef)
 
 
 class HspSession(Session):
@@ -69,8 +67,8 @@ class HspSession(Session):
         self._buffer = Kept()
         self._out: list[bytes] = []
         self._next_id = unique & 0xFFFFFFFF
-        self._waiting: dict[int, Message | Asker] = {}
-        """Requests we sent, or who asked them, by id, until they are answered; the messages need not bear the id."""
+        self._waiting: set[int] = set()
+        """Ids of requests we sent, until they are answered."""
         self._owed: dict[int, None] = {}
         """Ids the peer waits on."""
         self._owed_batches = OwedBatches()
@@ -186,10 +184,11 @@ class HspSession(Session):
 
     def settle(self, message_id: int) -> bool:
         """An answer arrived: the request no longer waits. Answers to nothing are counted, and ignored."""
-        known = self._waiting.pop(message_id, None) is not None
-        if not known:
+        if message_id not in self._waiting:
             self.count("hsp.response.unknown-id")
-        return known
+            return False
+        self._waiting.remove(message_id)
+        return True
 
     def owes(self, message_id: int) -> bool:
         """Whether the peer waits for an answer to this id."""
@@ -276,89 +275,19 @@ class HspSession(Session):
 
     # The application's side
 
-    def tell(self, event: Message, now: float) -> None:
-        """Queue an event; the short way, where nothing is unusual."""
-        topic = event.topic
-        if self.state is _OPEN and topic and not event.attributes:
-            type_, head = self._own_names.head(topic, event.content_type)
-            if len(head) + len(event.body) <= self.settings.max_payload:
-                self._out.append(write_event(type_, head, event.body))
-                self.sent += 1
-                return
-        self.send(event, now)
-
-    def ask(self, request: Message, now: float) -> str | None:
-        """Queue a request; the short way, where nothing is unusual."""
-        topic = request.topic
-        if self.state is _OPEN and topic and topic != MAP and not request.attributes:
-            type_, head = self._own_names.head(topic, request.content_type)
-            if len(head) + len(request.body) <= self.settings.max_payload:
-                number = self._draw_id()
-                self._waiting[number] = request
-                self._out.append(write_request(number, type_, head, request.body))
-                self.sent += 1
-                return str(number)
-        return self.send(request, now).id
-
-    def ask_for(self, asker: Asker, topic: str, body: bytes, content_type: str | None, now: float) -> str | None:
-        """Queue a request, where the short way is open."""
-        if self.state is not _OPEN or topic == MAP:
-            return None
-        type_, head = self._own_names.head(topic, content_type)
-        if len(head) + len(body) > self.settings.max_payload:
-            return None
-        number = self._draw_id()
-        self._waiting[number] = asker
-        self._out.append(write_request(number, type_, head, body))
-        self.sent += 1
-        return str(number)
-
-    def ask_many(self, requests: Sequence[Message], now: float, askers: Sequence[Asker] = ()) -> list[str]:
-        """Queue the plain requests that these begin with."""
-        if self.state is not _OPEN:
-            return []
-        identifiers: list[str] = []
-        largest, head_of, waiting, out = self.settings.max_payload, self._own_names.head, self._waiting, self._out
-        waits: Sequence[Message | Asker] = askers or requests
-        for request, asked in zip(requests, waits, strict=True):
-            topic, body = request.topic, request.body
-            if not topic or topic == MAP or request.attributes:
-                break
-            type_, head = head_of(topic, request.content_type)
-            if len(head) + len(body) > largest:
-                break
-            number = self._draw_id()
-            waiting[number] = asked
-            out.append(write_request(number, type_, head, body))
-            identifiers.append(str(number))
-        self.sent += len(identifiers)
-        return identifiers
-
-    def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
-        """Queue the `ACK` of a request; it has no room for a body."""
-        number = int(request.id or -1)
-        if self.state is not _OPEN or number not in self._owed:
-            super().respond(request, body, content_type, now)
-            return
-        del self._owed[number]
-        self._out.append(write_ack(number))
-        self.sent += 1
-        if body:
-            self.count("hsp.response.body-dropped")
-
     def send(self, message: Message, now: float) -> Message:
         """Queue a message: `DATA`, `DATA_ACK`, or the answer to one."""
         state = self.state
         if state is not _OPEN and (state is _CLOSED or (state is _CLOSING and message.kind not in ANSWERS)):
             raise PeerClosed("the hsp connection is closed")
         if message.kind is _REQUEST:
-            message = message.with_(id=str(self._draw_id()))
+            message = message_of((*message[:3], str(self._draw_id()), *message[4:]))
         frame = to_frame(message, self._own_names, self.settings)
         if isinstance(frame, frames.DataAck):
-            self._waiting[frame.message_id] = message
+            self._waiting.add(frame.message_id)
             if is_map(message):
                 self._learn(message.body)
-        elif isinstance(frame, frames.Ack | frames.Error | frames.ErrorUndef):
+        elif isinstance(frame, _ANSWER_FRAMES):
             self._discharge(frame.message_id)
             if message.body and isinstance(frame, frames.Ack):
                 self.count("hsp.response.body-dropped")
@@ -420,10 +349,6 @@ class HspSession(Session):
     def unread(self) -> bytes:
         """The beginning of a frame."""
         return bytes(self._buffer)
-
-    def outstanding(self) -> Sequence[Message]:
-        """Requests sent and not answered yet."""
-        return [request_of(asked).with_(id=str(number)) for number, asked in self._waiting.items()]
 
     def agreed(self) -> Mapping[str, str | bool]:
         """That the hub profile is off, where it is."""

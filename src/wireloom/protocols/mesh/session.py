@@ -351,10 +351,6 @@ class MeshSession(Session):
             self.close_reason = self.close_reason or reason or "close"
             self.state = SessionState.CLOSED
 
-    def outstanding(self) -> Sequence[Message]:
-        """Wishes that the peer has not answered yet."""
-        return [request for _, request in self._asked]
-
 
 def _among(topic: str | None, patterns: Sequence[str]) -> bool:
     return EVERYTHING in patterns or any(matches(pattern, topic or "") for pattern in patterns)

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from wireloom.model import Authenticity, Direction, Kind, Message, NotSupported, message_of, type_of_json
-from wireloom.protocols.contract import HUB_PREFIX, LOGIN
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN, PUBLISH
 from wireloom.protocols.wolpertinger import layer2, values
 from wireloom.protocols.wolpertinger.frames import Confirmation, Data, decode_base64
 from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
@@ -29,7 +29,6 @@ from wireloom.protocols.wolpertinger.values import Value, json_bytes
 
 NAME = "wolpertinger"
 JSON = "application/json"
-PUBLISH = HUB_PREFIX + "publish/"
 HEARTBEAT = "Core.Heartbeat"
 HUB = "Hub"
 BASE64 = "base64"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -30,10 +30,8 @@ from wireloom.protocols.wolpertinger.delivery import Sent
 from wireloom.protocols.wolpertinger.frames import Data
 from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
-from wireloom.protocols.wolpertinger.messages import TypedBody
 from wireloom.protocols.wolpertinger.refusal import ErrorCode, Refused, ResultCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
-from wireloom.protocols.wolpertinger.short import SHORT, write_call, write_response
 from wireloom.protocols.wolpertinger.transmission import BYTES, LARGE, Packed, Reading, Transmission, pack
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -305,26 +303,6 @@ class WolpertingerSession(Transmission):
 
     # What the application says
 
-    def ask(self, request: Message, now: float) -> str | None:
-        """Queue a request; there is a short way for small calls of methods with their values."""
-        body, attributes = request.body, request.attributes
-        if (
-            not isinstance(body, TypedBody)
-            or len(body) >= SHORT
-            or "xml" in attributes
-            or self.state is not _OPEN
-            or self._held is not None
-            or request.kind is not _REQUEST
-        ):
-            return self.send(request, now).id
-        self._check_room()
-        call_id = self._draw_call_id()
-        xml = write_call(request.topic or "", attributes.get("component"), call_id, body.values)
-        if not self._say_short(xml, call_id, now):
-            return self.send(request, now).id
-        self._waiting[call_id] = _Asked(request, carried=False)
-        return call_id
-
     def send(self, message: Message, now: float) -> Message:
         """Queue a message: a call, its answer, or an event as the hub profile carries it."""
         kind = message.kind
@@ -429,7 +407,7 @@ class WolpertingerSession(Transmission):
             raise NotSupported(f"no call with id {call_id} waits for an answer")
         component, carried = owed.component, owed.carried
         silent = message.kind is _RESPONSE and message.attributes.get("response") == messages.NO_RESPONSE
-        if silent or (not carried and self._respond_short(component, call_id, message, now)):
+        if silent:
             pass
         elif len(message.body) > self.settings.max_message:
             self._say(Error(component, ErrorCode.UNSPECIFIED, call_id), now)
@@ -450,15 +428,6 @@ class WolpertingerSession(Transmission):
         del self._owed[call_id]
         self._close_when_settled()
         return message
-
-    def _respond_short(self, component: str, call_id: str, message: Message, now: float) -> bool:
-        """Send a small response with its value; False where it is not one."""
-        body = message.body
-        if not isinstance(body, TypedBody) or len(body) >= SHORT or len(body.values) != 1 or self._held is not None:
-            return False
-        if message.kind is not _RESPONSE:
-            return False
-        return self._say_short(write_response(component, call_id, body.values[0]), None, now)
 
     def _send_progress(self, message: Message, now: float) -> Message:
         """A Heartbeat; it names no call and has no room for a step's body."""
@@ -547,10 +516,3 @@ class WolpertingerSession(Transmission):
         self._owed.clear()
         self.state = _CLOSING
         self._close_when_settled()
-
-    def outstanding(self) -> Sequence[Message]:
-        """Calls sent and not answered yet."""
-        return [
-            asked.message if asked.message.id else asked.message.with_(id=call_id, protocol=messages.NAME)
-            for call_id, asked in self._waiting.items()
-        ]

@@ -461,26 +461,12 @@ class Transmission(Session):
 
         self._jobs.append(_Job(write, written))
 
-    def _say_short(self, xml: bytes | None, call_id: str | None, now: float) -> bool:
-        """Say a document without credentials that is small, plain, and may go out now; False where it is not."""
-        if xml is None or len(xml) > self._short or self._cipher is not None or self._outbox is not None:
-            return False
-        settings = self.settings
-        if 0 < settings.gzip_from <= len(xml) or len(xml) >= settings.split // 2:
-            return False
-        message_id = self._unconfirmed.draw_id()
-        self._sent_lines(message_id, [b"message_id:%d;%b" % (message_id, binascii.b2a_base64(xml))], call_id, now)
-        return True
-
     def _sent(self, message_id: int, lines: list[bytes], document: Document, now: float) -> None:
         hidden = blanked(document, profile=self.settings.profile)
         if hidden is not None:
             self._private[message_id] = lines, b"".join(encode(hidden, message_id, self.settings, self._cipher))
             _limit(self._private)
-        self._sent_lines(message_id, lines, document.call_id if isinstance(document, Call) else None, now)
-
-    def _sent_lines(self, message_id: int, lines: list[bytes], call_id: str | None, now: float) -> None:
-        self._unconfirmed.add(message_id, lines, now, call_id)
+        self._unconfirmed.add(message_id, lines, now, document.call_id if isinstance(document, Call) else None)
         self._out += lines
         self.sent += 1
         if len(self._unconfirmed.waiting) > 2 * self.settings.max_unconfirmed or self._unconfirmed.size > 2 * BYTES:
