@@ -7,7 +7,6 @@ deliveries of events, goes there as well. Those deliveries, and how they wait fo
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import logging
 import sys
@@ -21,14 +20,14 @@ from wireloom.hub.limits import Bucket, OverRate, address_of
 from wireloom.hub.logs import about
 from wireloom.hub.outbox import Outbox
 from wireloom.hub.published import DENIED, TAKEN, excluding, published
-from wireloom.hub.screen import Screened, screen, screen_all
+from wireloom.hub.screen import Screened, screen
 from wireloom.journal.blocks import record_comment
 from wireloom.journal.context import Context, Principal
 from wireloom.journal.keys import Keys
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import fresh
-from wireloom.protocols.contract import CUT, Role, Run, Session, Sessions
+from wireloom.protocols.contract import CUT, Batch, Publishes, Role, Session, Sessions
 from wireloom.transports.base import Pipe
 
 if TYPE_CHECKING:
@@ -73,6 +72,7 @@ class Connection(Outbox):
         "_recorded",
         "_sends_as",
         "_shown",
+        "_violation_told",
         "address",
         "contacted",
         "grants",
@@ -91,8 +91,8 @@ class Connection(Outbox):
         self.protocol = listener.protocol
         unique = self.id & 0xFFFFFFFF
         self.session = sessions.contact(unique=unique) if contacted else sessions.new(Role.SERVER, unique=unique)
-        self.session.enable_bulk()
-        self.driver = Driver(self.session, on_run=self._on_run, on_end=self._on_end)
+        self.session.enable_columns()
+        self.driver = Driver(self.session, on_batch=self._on_batch, on_read=self._after_read, on_end=self._on_end)
         self.contacted = contacted
         """Whether we spoke first."""
         self.over: asyncio.Event | None = None
@@ -123,6 +123,7 @@ class Connection(Outbox):
         self._proved: tuple[str, ...] = ()
         """What the session said last."""
         self._bucket: Bucket | None = None
+        self._violation_told = False
         self._guarded = False
         """Whether a read need be looked at for what it may and how much it is."""
         self._denied: set[tuple[str, str]] | None = None
@@ -264,97 +265,92 @@ class Connection(Outbox):
 
     # What the peer says
 
-    def _on_run(self, run: Run) -> None:
+    def _on_batch(self, batch: Batch) -> None:
+        """Check, record and route what the peer said."""
         hub = self.hub
         if self.session.identities is not self._proved:
             self.authorise()
-        requests: Sequence[Message] = ()
         denied: Sequence[str | None] = ()
-        called: Sequence[Message] = ()
         if self._guarded:
-            run, requests, denied = self._guard(run)
+            batch, denied = self._guard(batch)
         if self.protocol.request_is_publish:
             self.taken = _NOTHING
-            if hub.router.providers:
-                called = self._find_calls(run, requests)
-        ticket, data = 0, run.data
+            if hub.router.providers or hub.router.routes:
+                if isinstance(batch, Publishes) and hub.router.may_call(self, batch):
+                    batch = batch.as_messages()[0]
+                self.taken = frozenset(hub.router.calls_among(self, batch.messages))
+        ticket, data = 0, batch.data
         if data:
-            count = run.count
             said = self._say(denied) if denied or self.taken else ()
-            if run.renumbered:
-                ticket = self._record_stages(run, said)
-            else:
-                ticket = self._record(data, count, self._topics(), said)
-            hub.metrics.received.add(count, self.name)
+            ticket = self._record(batch, said)
+            hub.metrics.received.add(batch.count, self.name)
             hub.metrics.received_bytes.add(len(data), self.name)
-        if run.bulk is not None:
-            if called:
-                hub.router.route_all(self, called, ticket)
-            hub.router.route_bulk(self, run.bulk, ticket)
-        elif len(run.messages) == 1:
-            hub.router.route(self, run.messages[0], ticket)
-        else:
-            hub.router.route_all(self, run.messages, ticket)
-        if requests:
-            hub.router.route_all(self, requests, ticket)
-        for refused in run.refused:
+        hub.router.route((self,), batch, ticket)
+        for refused in batch.refused:
             self._record_refused(refused.clause, refused.detail, refused.data)
-        if self.session.violation is not None:
+
+    def _after_read(self) -> None:
+        """All batches of a read are routed: write what came of it."""
+        if self.session.violation is not None and not self._violation_told:
+            self._violation_told = True
             self._record_violation()
         if self.session.remembers:
             # It may have confirmed what others wait behind.
             self._write_queued()
-        hub.write_out()
-        hub.journal.encode()
-        hub.watch_pending()
+        self.hub.after_read()
 
-    def _find_calls(self, run: Run, requests: Sequence[Message]) -> Sequence[Message]:
-        """Note which requests of a read go to a provider; returns messages that were taken out of its columns."""
-        router = self.hub.router
-        called = [] if run.bulk is None else router.take_calls(self, run.bulk)
-        others = run.messages if run.bulk is None else run.bulk.others()
-        self.taken = frozenset(router.calls_among(self, (*others, *called, *requests)))
-        return called
-
-    def _guard(self, run: Run) -> tuple[Run, Sequence[Message], Sequence[str | None]]:
-        """What the rules and the rate leave of a read; requests to be judged one by one; ids of refused publishes."""
+    def _guard(self, batch: Batch) -> tuple[Batch, Sequence[str | None]]:
+        """What the rules and the rate leave of a batch, and the ids of refused publishes."""
         bucket = self._bucket
-        if bucket is not None and run.count:
+        if bucket is not None and batch.count:
             now = self.hub.now()
             refusing = self.hub.config.limits.over_rate is OverRate.REFUSE
             if refusing and bucket.is_empty(now):
-                return self._refuse_all(run)
-            delay = bucket.take(run.count, now)
+                return self._refuse_all(batch)
+            delay = bucket.take(batch.count, now)
             if delay > 0 and not refusing:
                 self.hub.metrics.over_rate.add(1, self.name, OverRate.PAUSE)
                 self.driver.hold("rate")
                 self.hub.call_later(delay, self._paid)
         if self.grants.everything:
-            return run, (), ()
-        left = screen(self, run)
+            return batch, ()
+        if isinstance(batch, Publishes):
+            if self.may_publish_all(batch):
+                return batch, ()
+            batch = batch.as_messages()[0]
+        left = screen(self, batch, self.may_publish)
         for topic, count in left.refused.items():
             self.log_denied(Right.PUBLISH, topic, count)
         self._record_screened(left, "access.publish", f"{self.principal} may not publish there")
-        requests = [each for each in (*left.requests, *left.run.messages) if each.kind is Kind.REQUEST]
-        events = [(each.id, published(each)) for each in requests]
+        events = [(each.id, published(each)) for each in left.batch.messages if each.kind is Kind.REQUEST]
         denied = [number for number, event in events if event is not None and not self.may_publish(event)]
-        return left.run, left.requests, denied
+        return left.batch, denied
 
-    def _refuse_all(self, run: Run) -> tuple[Run, Sequence[Message], Sequence[str | None]]:
+    def may_publish_all(self, batch: Publishes) -> bool:
+        """Whether the peer, and whoever wrote what it passes on, may publish to every topic of a batch."""
+        return all(
+            (self.grants if not author else self.grants_of(author)).may(Right.PUBLISH, topic)
+            for topic, author in batch.topics()
+        )
+
+    def _refuse_all(self, batch: Batch) -> tuple[Batch, Sequence[str | None]]:
         """The sender is over its rate: events are dropped, requests get an error, the rest passes."""
         self.hub.metrics.over_rate.add(1, self.name, OverRate.REFUSE)
-        left = screen_all(self, run)
+        if isinstance(batch, Publishes):
+            batch = batch.as_messages()[0]
+        left = screen(self, batch, lambda _: False)
         self._record_screened(left, "limits.rate", f"{self.principal} sends more than it may")
-        messages = left.run.messages
-        requests = (*left.requests, *(each for each in messages if each.kind is Kind.REQUEST))
+        batch = left.batch
+        requests = [each for each in batch.messages if each.kind is Kind.REQUEST]
         for message in requests:
             self.hub.router.exchanges.fail(self, message, TOO_MANY, "too many messages; try again later")
-        left.run = dataclasses.replace(
-            left.run,
-            messages=[each for each in messages if each.kind is not Kind.REQUEST],
-            ignored=left.run.ignored + sum(each.kind is Kind.REQUEST for each in messages),
-        )
-        return left.run, (), [each.id for each in requests if published(each) is not None]
+        if requests:
+            rest = [each for each in batch.messages if each.kind is not Kind.REQUEST]
+            added = len(batch.messages) - batch.count
+            kept = Batch(batch.data, rest, ignored=max(-added, 0) + len(requests), added=max(added, 0))
+            kept.numbers, kept.refused = batch.numbers, batch.refused
+            batch = kept
+        return batch, [each.id for each in requests if published(each) is not None]
 
     def _record_screened(self, left: Screened, clause: str, detail: str) -> None:
         for frame in left.frames:
@@ -369,30 +365,20 @@ class Connection(Outbox):
         kinds = ((DENIED, denied), (TAKEN, self.taken))
         return [record_comment(name, each, self.id) for name, ids in kinds for each in excluding(ids)]
 
-    def _record_stages(self, run: Run, said: Sequence[bytes]) -> int:
-        """The same for a read in which the numbers that stand for topics changed."""
-        ticket, start, counted = 0, 0, 0
-        for end, count, numbers in run.renumbered:
-            topics = _context(numbers, self.session.agreed())
-            ticket = self._record(run.data[start:end], count - counted, topics, said)
-            start, counted = end, count
-        if start < len(run.data):
-            ticket = self._record(run.data[start:], run.count - counted, self._topics(), said)
-        return ticket
-
-    def _record(self, data: bytes | memoryview, count: int, topics: Context | None, said: Sequence[bytes]) -> int:
+    def _record(self, batch: Batch, said: Sequence[bytes]) -> int:
         """Append what the peer said to the journal; returns the ticket. `said` are records about it."""
         before = self._recorded[0]
-        self._recorded[0] += count
+        self._recorded[0] += batch.count
+        context = self._topics() if batch.numbers is None else _context(batch.numbers, self.session.agreed())
         return self.hub.journal.append(
             self.name,
             self.id,
             self._inbound,
             before,
-            data,
+            batch.data,
             source=self.peer or None,
             destination=self.local or None,
-            topics=topics,
+            topics=context,
             keys=None if self._is_open_book else self._keys_in_force(),
             principal=self._principal,
             said=said,

@@ -178,7 +178,7 @@ class Hub:
         self._sessions.append(sessions)
         self._configured.append(listener)
         # Kernels are compiled or loaded here, not while the first peer waits.
-        sessions.new(Role.SERVER).enable_bulk()
+        sessions.new(Role.SERVER).enable_columns()
         strangers = self.journal.new_connection_id()
 
         def owner() -> Owner:
@@ -369,6 +369,12 @@ class Hub:
         """Write what a read, or the end of a commit, gave to say: once for each peer that it concerns."""
         while self.unwritten:
             self.unwritten.popitem()[0].driver.write_out()
+
+    def after_read(self) -> None:
+        """The batches of a read, or of a turn, are routed: write what came of it, then encode and watch the journal."""
+        self.write_out()
+        self.journal.encode()
+        self.watch_pending()
 
     def watch_memory(self) -> None:
         """Something was queued: if that is too much in all, the longest queue is shortened."""

@@ -18,7 +18,7 @@ from wireloom.hub.exchanges import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, 
 from wireloom.hub.logs import about
 from wireloom.hub.routes import Routes
 from wireloom.model import BodyError, ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
-from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Bulk
+from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Batch, EventList, Events, Publishes
 from wireloom.protocols.published import validate_publish
 from wireloom.topics import Subscriptions
 
@@ -48,51 +48,53 @@ class Router:
         self._last = hub.last_values.tickets
         self.routes = Routes(hub.config.routes)
 
-    def route_all(self, source: Connection, messages: Sequence[Message], ticket: int) -> None:
-        """Act on the messages of a read; `ticket` is durable once the journal has them on disk."""
-        start, count = 0, len(messages)
-        while start < count:
-            message, end = messages[start], start + 1
-            if message.kind is _EVENT:
-                while end < count and messages[end].kind is _EVENT and messages[end].topic == message.topic:
-                    end += 1
-            if end - start > 1:
-                self._publish_many(source, messages[start:end], ticket)
-            else:
-                self.route(source, message, ticket)
-            start = end
+    def route(self, sources: Sequence[Connection], batch: Batch, ticket: int) -> None:
+        """Act on a batch; `ticket` is durable once the journal has it on disk.
 
-    def _publish_many(self, source: Connection, events: Sequence[Message], ticket: int) -> None:
-        """Publish events of one topic that came one after the other."""
-        topic = events[0].topic
-        if self.routes or not topic or topic.startswith(HUB_PREFIX):
-            for event in events:
-                self.route(source, event, ticket)
-            return
-        self._last[topic] = ticket
-        subscribers = self.subscriptions.lookup(topic)
-        if subscribers:
-            self._deliver_all(subscribers, events)
+        `sources` are the connections that it came from: several, of one listener, only where it is in columns.
+        """
+        if isinstance(batch, Publishes):
+            self._publish(sources[0], batch.events(), ticket)
+            if batch.unanswered:
+                self._hub.commit.when_durable(ticket, lambda: self._acknowledge_batch(sources, batch))
         else:
-            self._hub.metrics.unmatched.add(len(events), source.name)
+            self._route_messages(sources[0], batch.messages, ticket)
 
-    def route(self, source: Connection, message: Message, ticket: int) -> None:
-        """Act on one message."""
+    def _route_messages(self, source: Connection, messages: Sequence[Message], ticket: int) -> None:
+        """Act on messages in order; what is published without anything in between is delivered together."""
+        events: list[Message] = []
+        for message in messages:
+            kind = message.kind
+            event = None
+            if kind is _EVENT:
+                if message.topic is not None and message.topic.startswith(HUB_PREFIX):
+                    # Under this prefix only the hub itself speaks.
+                    self._hub.metrics.unmatched.add(1, source.name)
+                    continue
+                event = message
+            elif kind is _REQUEST:
+                event = self._acknowledged_event(source, message, ticket)
+            if event is not None:
+                events.append(event)
+                continue
+            if events:
+                self._publish(source, EventList(events), ticket)
+                events = []
+            self._act(source, message, ticket)
+        if events:
+            self._publish(source, EventList(events), ticket)
+
+    def _act(self, source: Connection, message: Message, ticket: int) -> None:
+        """Act on a message that publishes nothing by itself."""
         kind = message.kind
-        if kind is _EVENT:
-            if message.topic is not None and message.topic.startswith(HUB_PREFIX):
-                # Under this prefix only the hub itself speaks.
-                self._hub.metrics.unmatched.add(1, source.name)
-                return
-            self._publish(source, message, ticket)
-        elif kind is _REQUEST:
-            self._request(source, message, ticket)
+        if kind is _REQUEST:
+            self._request(source, message)
         elif kind in _ANSWERS and message.correlation_id is not None:
             self.exchanges.answer(source, message)
         elif kind is Kind.CANCEL:
             self.exchanges.cancel(source, message)
         elif kind is Kind.OTHER and self.routes:
-            self._publish_routed(source, message, ticket)
+            self._fan_out(source, EventList(self._routed_copies(source, message)), ticket)
 
     def calls_among(self, source: Connection, messages: Sequence[Message]) -> list[str | None]:
         """Ids of the requests that go to a provider, of a protocol whose other requests are publishes.
@@ -112,99 +114,90 @@ class Router:
                 return True  # it gets an error
         return bool(topic and self.providers.lookup(topic))
 
-    def take_calls(self, source: Connection, bulk: Bulk) -> list[Message]:
-        """Take the topics out of a bulk whose requests may go to a provider; returns their messages."""
-        taken: list[Message] = []
-        for topic in list(bulk.topics()) if bulk.unanswered else ():
-            if topic.startswith(HUB_PREFIX):
-                continue
-            routed = self.routes and self.routes.concerning(source.listener.url, topic, _REQUEST)
-            if routed or self.providers.lookup(topic):
-                taken += bulk.take(topic)
-        return taken
+    def may_call(self, source: Connection, batch: Publishes) -> bool:
+        """Whether requests of a batch may go to a provider, in a protocol whose other requests are publishes."""
+        url = source.listener.url
+        return bool(batch.unanswered) and any(
+            self.providers.lookup(topic) or (self.routes and self.routes.concerning(url, topic, _REQUEST))
+            for topic, _ in batch.topics()
+        )
 
-    def route_bulk(self, source: Connection, bulk: Bulk, ticket: int) -> None:
-        """Act on a whole read: no object is made for what nobody asked to see."""
-        for topic in bulk.topics():
-            if topic.startswith(HUB_PREFIX):
-                self._hub.metrics.unmatched.add(bulk.count_of(topic), source.name)
-                continue
-            self._last[topic] = ticket
-            if self.routes and self.routes.concerning(source.listener.url, topic):
-                for message in bulk.messages(topic):
-                    self._publish_routed(source, message, ticket)
-            subscribers = self.subscriptions.lookup(topic)
-            if subscribers:
-                self._fan_out(source, bulk, topic, subscribers)
-            else:
-                self._hub.metrics.unmatched.add(bulk.count_of(topic), source.name)
-        self.route_all(source, bulk.others(), ticket)
-        if bulk.unanswered:
-            self._hub.commit.when_durable(ticket, lambda: self._acknowledge_bulk(source, bulk))
+    def _acknowledge_batch(self, sources: Sequence[Connection], batch: Publishes) -> None:
+        self._hub.metrics.acknowledged.add(batch.unanswered, sources[0].name)
+        for read, frames, count in batch.acknowledgements():
+            with contextlib.suppress(PeerClosed):
+                sources[read].send_frames(frames, count)
 
-    def _acknowledge_bulk(self, source: Connection, bulk: Bulk) -> None:
-        count = bulk.unanswered
-        self._hub.metrics.acknowledged.add(count, source.name)
-        with contextlib.suppress(PeerClosed):
-            source.send_frames(bulk.acknowledgements(), count)
+    def _publish(self, source: Connection, events: Events, ticket: int) -> None:
+        """Deliver events to those who subscribed to their topics, and what routes make of them."""
+        routes, url = self.routes, source.listener.url
+        if routes and any(routes.concerning(url, topic or None) for topic in events.topics):
+            events = EventList(
+                [
+                    each
+                    for event in events.messages()
+                    for each in (*([event] if event.topic else ()), *self._routed_copies(source, event))
+                ]
+            )
+        self._fan_out(source, events, ticket)
 
-    def _fan_out(self, source: Connection, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
-        """Frames of one topic as they are to peers that read them the same way; others get them as messages."""
-        encoded: bytes | None = None
-        others: list[Connection] = []
-        for subscriber in subscribers:
-            if subscriber is source and not source.session.hears_itself:
-                continue
-            if subscriber.session.can_forward(bulk, topic):
-                encoded = bulk.forward(topic) if encoded is None else encoded
-                subscriber.deliver_frames(encoded, bulk.count_of(topic))
-            else:
-                others.append(subscriber)
-        if others:
-            self._deliver_all(others, bulk.messages(topic))
-
-    def _deliver_all(self, subscribers: Sequence[Connection], events: Sequence[Message]) -> None:
-        """Deliver events of one topic: written once for all who read them alike, one by one where that takes more."""
-        now, written = self._hub.now(), dict[object, bytes | None]()
-        for subscriber in subscribers:
-            style = subscriber.session.event_style
-            if style not in written:
-                written[style] = None
-                # What is wrong with one of them is found out when it is sent by itself.
-                with contextlib.suppress(NotSupported, LimitExceeded):
-                    written[style] = None if style is None else subscriber.session.write_events(events, now)
-            encoded = written[style]
-            if encoded is not None:
-                subscriber.deliver_frames(encoded, len(events))
-                continue
-            for event in events:
-                self._deliver(subscriber, event)
-
-    def _publish(self, source: Connection, message: Message, ticket: int) -> None:
-        if message.topic:
-            self._last[message.topic] = ticket
-        routed = bool(self.routes) and self._publish_routed(source, message, ticket)
-        subscribers = self.subscriptions.lookup(message.topic) if message.topic else ()
-        if subscribers:
-            self._deliver_all(subscribers, (message,))
-        elif not routed:
-            self._hub.metrics.unmatched.add(1, source.name)
-
-    def _publish_routed(self, source: Connection, message: Message, ticket: int) -> bool:
-        """Publish copies of an event where routes send it; False if none does."""
-        routed = False
+    def _routed_copies(self, source: Connection, message: Message) -> list[Message]:
+        """The copies of a message that routes make, under the topics that they give it."""
+        copies: list[Message] = []
         for route in self.routes.concerning(source.listener.url, message.topic):
             try:
-                taken = route.take(message)
+                copy = route.take(message)
             except BodyError as error:
                 self._hub.metrics.undeliverable.add(1, source.name)
                 self._notify({"topic": message.topic, "route": route.to, "why": str(error), "size": len(message.body)})
                 continue
-            if taken is not None and taken.topic:
-                routed = True
-                self._last[taken.topic] = ticket
-                self._deliver_all(self.subscriptions.lookup(taken.topic), (taken,))
-        return routed
+            if copy is not None and copy.topic:
+                copies.append(copy)
+        return copies
+
+    def _fan_out(self, source: Connection, events: Events, ticket: int) -> None:
+        """Give each subscriber the events of its topics, in order, in one write.
+
+        Subscribers are looked up once for each topic. Those who want the same topics and read alike share the bytes.
+        """
+        wanted: dict[Connection, list[int]] = {}
+        unwanted: list[int] = []
+        for code, topic in enumerate(events.topics):
+            if topic:
+                self._last[topic] = ticket
+            subscribers = self.subscriptions.lookup(topic) if topic else ()
+            if not subscribers:
+                unwanted.append(code)
+            for subscriber in subscribers:
+                if subscriber in wanted:
+                    wanted[subscriber].append(code)
+                else:
+                    wanted[subscriber] = [code]
+        if unwanted:
+            self._hub.metrics.unmatched.add(len(events.of(unwanted)), source.name)
+        groups: dict[tuple[tuple[int, ...], object], list[Connection]] = {}
+        for subscriber, codes in wanted.items():
+            if subscriber is not source or source.session.hears_itself:
+                groups.setdefault((tuple(codes), subscriber.session.event_style), []).append(subscriber)
+        for (codes_of_group, style), subscribers_of_group in groups.items():
+            chosen = events.of(codes_of_group)
+            self._deliver_all(subscribers_of_group, chosen, is_shared=style is not None)
+
+    def _deliver_all(self, subscribers: Sequence[Connection], events: Events, *, is_shared: bool) -> None:
+        """Deliver events to subscribers who read alike: written once for all, or one by one where that takes more."""
+        encoded = None
+        if is_shared:
+            # What is wrong with one of them is found out when it is sent by itself.
+            with contextlib.suppress(NotSupported, LimitExceeded):
+                encoded = events.frames(subscribers[0].session, self._hub.now())
+        if encoded is not None:
+            count = len(events)
+            for subscriber in subscribers:
+                subscriber.deliver_frames(encoded, count)
+            return
+        for event in events.messages():
+            for subscriber in subscribers:
+                self._deliver(subscriber, event)
 
     def _deliver(self, subscriber: Connection, message: Message) -> None:
         try:
@@ -237,46 +230,66 @@ class Router:
 
     # Requests
 
-    def _request(self, source: Connection, message: Message, ticket: int) -> None:
-        topic = message.topic or ""
+    def _acknowledged_event(self, source: Connection, request: Message, ticket: int) -> Message | None:
+        """The event of an acknowledged publish, which is answered once it is durable; None if it is none, or refused."""
+        topic = request.topic or ""
         if topic.startswith(PUBLISH):
-            self._publish_acknowledged(source, message, topic.removeprefix(PUBLISH), ticket)
-        elif topic.startswith(HUB_PREFIX):
-            self._operate(source, message, topic.removeprefix(HUB_PREFIX))
-        else:
-            asked = message
-            if self.routes:
-                try:
-                    asked = self.routes.request(source.listener.url, message)
-                except BodyError as error:
-                    self.exchanges.fail(source, message, BAD_REQUEST, str(error))
-                    return
-                topic = asked.topic or ""
-            is_call = not source.protocol.request_is_publish or message.id in source.taken
-            may = not is_call or source.grants.everything
-            if not may and not self._allowed(source, message, Right.REQUEST, topic):
-                return
-            providers = self.providers.lookup(topic) if topic and is_call else ()
-            if providers:
-                turn, self._turn = self._turn, self._turn + 1
-                self.exchanges.forward(source, message, providers[turn % len(providers)], asked)
-            elif is_call:
-                self.exchanges.fail(source, message, NOT_FOUND, f"nobody provides {topic!r}")
-            else:
-                self._publish_acknowledged(source, message, topic, ticket)
+            topic = topic.removeprefix(PUBLISH)
+        elif topic.startswith(HUB_PREFIX) or not source.protocol.request_is_publish or request.id in source.taken:
+            return None
+        elif self.routes:
+            try:
+                topic = self.routes.request(source.listener.url, request).topic or ""
+            except BodyError:
+                return None
+        try:
+            validate_publish(topic)
+        except ConfigError:
+            return None
+        if not source.grants.everything and not source.grants_for(request).may(Right.PUBLISH, topic):
+            return None
+        # Without its topic: the id says it all.
+        acknowledged = Message(_REQUEST, id=request.id)
+        self._hub.commit.when_durable(ticket, lambda: self._acknowledge(source, acknowledged))
+        return request if topic == request.topic else request.with_(topic=topic)
 
-    def _publish_acknowledged(self, source: Connection, message: Message, topic: str, ticket: int) -> None:
+    def _request(self, source: Connection, message: Message) -> None:
+        """A request that publishes nothing: an operation, a call, or a publish that is refused."""
+        topic = message.topic or ""
+        if topic.startswith(HUB_PREFIX) and not topic.startswith(PUBLISH):
+            self._operate(source, message, topic.removeprefix(HUB_PREFIX))
+            return
+        is_call = not topic.startswith(PUBLISH) and (
+            not source.protocol.request_is_publish or message.id in source.taken
+        )
+        asked = message
+        if self.routes and not topic.startswith(PUBLISH):
+            try:
+                asked = self.routes.request(source.listener.url, message)
+            except BodyError as error:
+                self.exchanges.fail(source, message, BAD_REQUEST, str(error))
+                return
+            topic = asked.topic or ""
+        if not is_call:
+            self._refuse_publish(source, message, topic.removeprefix(PUBLISH))
+            return
+        if not self._allowed(source, message, Right.REQUEST, topic):
+            return
+        providers = self.providers.lookup(topic) if topic else ()
+        if providers:
+            turn, self._turn = self._turn, self._turn + 1
+            self.exchanges.forward(source, message, providers[turn % len(providers)], asked)
+        else:
+            self.exchanges.fail(source, message, NOT_FOUND, f"nobody provides {topic!r}")
+
+    def _refuse_publish(self, source: Connection, message: Message, topic: str) -> None:
+        """Say what is wrong with an acknowledged publish."""
         try:
             validate_publish(topic)
         except ConfigError as error:
             self.exchanges.fail(source, message, BAD_REQUEST, str(error))
-            return
-        if not self._allowed(source, message, Right.PUBLISH, topic):
-            return
-        self._publish(source, message if topic == message.topic else message.with_(topic=topic), ticket)
-        # Without its topic: the id says it all.
-        acknowledged = Message(_REQUEST, id=message.id)
-        self._hub.commit.when_durable(ticket, lambda: self._acknowledge(source, acknowledged))
+        else:
+            self._allowed(source, message, Right.PUBLISH, topic)
 
     def _allowed(self, source: Connection, message: Message, right: Right, topic: str) -> bool:
         """Whether the rules allow what a request asks for; if not, it is answered."""

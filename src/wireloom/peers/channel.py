@@ -28,7 +28,7 @@ from wireloom.peers.inbox import Inbox
 from wireloom.peers.outlet import PIECE, fresh
 from wireloom.peers.replays import Replays
 from wireloom.pieces import LARGE
-from wireloom.protocols.contract import HUB_PREFIX, Format, Protocol, Run, Session
+from wireloom.protocols.contract import HUB_PREFIX, Format, Protocol, Batch, Session
 from wireloom.topics import Subscriptions
 
 if TYPE_CHECKING:
@@ -163,11 +163,11 @@ class Channel:
         for reason in self._holds:
             driver.hold(reason)
 
-    def take(self, run: Run) -> None:
+    def take(self, batch: Batch) -> None:
         """What one read brought. After each `PIECE` messages their answers are written."""
         driver = self._driver
         assert driver is not None
-        for place, message in enumerate(run.messages, 1):
+        for place, message in enumerate(batch.messages, 1):
             kind = message.kind
             wanted = True
             if kind is _REQUEST:

@@ -197,7 +197,7 @@ class Client(Peer):
     async def _open_at(self, place: Endpoint) -> None:
         session = self._sessions.new(Role.CLIENT, unique=secrets.randbits(64))
         self._opening = opening = asyncio.get_running_loop().create_future()
-        driver = PortionDriver(session, on_run=self.take, on_open=self._on_open, on_end=self._on_end)
+        driver = PortionDriver(session, on_batch=self.take, on_open=self._on_open, on_end=self._on_end)
         self.attach(driver)
         tls = client_context(self._tls) if place.secure else None
         certificates = self._tls if isinstance(self._tls, TLS) else None

@@ -2,7 +2,7 @@
 
 Used by clients, servers and the hub alike. It calls the session with what was read and when a deadline
 has passed, writes what the session has to say, and closes as politely as the transport allows. What the messages
-mean is not its business: every read's `Run` goes to `on_run`. What is sent, and when it is written: `outlet.py`.
+mean is not its business: every `Batch` goes to `on_batch`. What is sent, and when it is written: `outlet.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from wireloom.model import HandshakeFailed, PeerClosed, ProtocolViolation, WireloomError
 from wireloom.peers.outlet import Outlet
 from wireloom.peers.rounds import FAR, rounds_of
-from wireloom.protocols.contract import Role, Run, Session, SessionState
+from wireloom.protocols.contract import Batch, Role, Session, SessionState
 from wireloom.transports.base import Pipe
 
 LOG = logging.getLogger("wireloom.peers")
@@ -40,8 +40,8 @@ def is_local(peername: str) -> bool:
 class Driver(Outlet):
     """The owner of a pipe on behalf of a session.
 
-    `on_run` gets what each read brought. `on_open` is called once, when the handshake is done, before the first
-    run; `on_end` once, when the pipe is gone, with the error that says why.
+    `on_batch` gets what each read brought, in order, and `on_read` is called after the last of it. `on_open` is called once, when the handshake is done, before the first
+    batch; `on_end` once, when the pipe is gone, with the error that says why.
     """
 
     __slots__ = (
@@ -55,7 +55,8 @@ class Driver(Outlet):
         "_timer",
         "_timer_at",
         "aborted",
-        "on_run",
+        "on_batch",
+        "on_read",
     )
 
     _largest_read: float = _NEVER
@@ -65,13 +66,15 @@ class Driver(Outlet):
         self,
         session: Session,
         *,
-        on_run: Callable[[Run], None],
+        on_batch: Callable[[Batch], None],
+        on_read: Callable[[], None] | None = None,
         on_open: Callable[[], None] | None = None,
         on_end: Callable[[WireloomError], None] | None = None,
         linger: float = LINGER,
     ) -> None:
         super().__init__(session)
-        self.on_run = on_run
+        self.on_batch = on_batch
+        self.on_read = on_read
         self._on_open = on_open
         self._on_end = on_end
         self._linger = linger
@@ -133,12 +136,17 @@ class Driver(Outlet):
             self._busy = False
         self._after()
 
-    def _took(self, run: Run) -> None:
+    def _took(self, batches: Sequence[Batch]) -> None:
+        """Hand on what a step of the session brought."""
         session = self.session
         if not self._announced and session.state is _OPEN:
             self._announce()
-        if run.messages or run.bulk is not None or run.data or run.refused or session.violation is not None:
-            self.on_run(run)
+        for batch in batches:
+            if self.failure is not None:
+                return  # a batch before it had the connection dropped
+            self.on_batch(batch)
+        if self.on_read is not None and (batches or session.violation is not None):
+            self.on_read()
 
     def input_ended(self) -> None:
         """The peer closed its half."""
@@ -313,9 +321,7 @@ class Driver(Outlet):
         if deadline is not None and deadline <= now:
             self._busy = True
             try:
-                run = session.expire(max(now, deadline))
-                if run.messages or run.bulk is not None or run.refused:
-                    self.on_run(run)
+                self._took(session.expire(max(now, deadline)))
             finally:
                 self._busy = False
         self._after()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from wireloom.model import WireloomError
 from wireloom.peers.driver import Driver
-from wireloom.protocols.contract import Run, Session
+from wireloom.protocols.contract import Batch, Session
 
 LONG = 0.004
 """Seconds that one portion may take."""
@@ -28,11 +28,11 @@ class PortionDriver(Driver):
         self,
         session: Session,
         *,
-        on_run: Callable[[Run], None],
+        on_batch: Callable[[Batch], None],
         on_open: Callable[[], None] | None = None,
         on_end: Callable[[WireloomError], None] | None = None,
     ) -> None:
-        super().__init__(session, on_run=on_run, on_open=on_open, on_end=on_end)
+        super().__init__(session, on_batch=on_batch, on_open=on_open, on_end=on_end)
         self._portion = 16 * 1024
         self._largest_read = SMALLEST
         self._waiting: deque[bytes] = deque()

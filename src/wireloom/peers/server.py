@@ -19,7 +19,7 @@ from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
 from wireloom.peers.peer import CONCURRENCY, DRAIN, Peer
 from wireloom.peers.portions import PortionDriver
-from wireloom.protocols.contract import Role, Run, Sessions, Settings
+from wireloom.protocols.contract import Role, Batch, Sessions, Settings
 from wireloom.topics import Subscriptions
 from wireloom.transports import TLS, Listener, Options, Pipe
 from wireloom.transports.tls import client_context, server_context
@@ -231,7 +231,7 @@ class Server:
             else:
                 del self._drivers[driver]
 
-        driver = _Door(self, session, on_run=peer.take, on_open=on_open, on_end=on_end)
+        driver = _Door(self, session, on_batch=peer.take, on_open=on_open, on_end=on_end)
         self._drivers[driver] = None
         peer.attach(driver)
         return driver
@@ -263,11 +263,11 @@ class _Door(PortionDriver):
         server: Server,
         session: object,
         *,
-        on_run: Callable[[Run], None],
+        on_batch: Callable[[Batch], None],
         on_open: Callable[[], None],
         on_end: Callable[[WireloomError], None],
     ) -> None:
-        super().__init__(session, on_run=on_run, on_open=on_open, on_end=on_end)  # type: ignore[arg-type]
+        super().__init__(session, on_batch=on_batch, on_open=on_open, on_end=on_end)  # type: ignore[arg-type]
         self._server = server
 
     def opened(self, pipe: Pipe) -> None:
