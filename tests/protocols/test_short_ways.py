@@ -23,7 +23,6 @@ from wireloom.protocols.yamp import frames as yamp_frames
 READERS = {
     "emp": ("emp.session.read_related", "emp.talk.read_related", "emp.talk.read_plain"),
     "hsp": ("hsp.session.read_plain",),
-    "yamp": ("yamp.session.read_plain", "yamp.talk.read_plain"),
 }
 LIMITS = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}
 """The setting that bounds what is sent."""
@@ -307,7 +306,7 @@ def test_nothing_is_asked_when_the_conversation_is_over(name: str) -> None:
         session.ask(asked(name)[0], 1.0)
 
 
-@pytest.mark.parametrize("name", ["emp", "yamp"])
+@pytest.mark.parametrize("name", ["emp"])
 def test_no_more_requests_than_max_requests_wait(name: str) -> None:
     session = talking(name, Role.CLIENT, max_requests=2)
     for request in asked(name):
