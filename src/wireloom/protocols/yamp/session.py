@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from wireloom.model import (
     BodyError,
@@ -46,6 +46,7 @@ from wireloom.protocols.owing import OwedReads
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import YampSettings, parse_uid, split_url, to_frame, to_message
+from wireloom.protocols.yamp.requests import Received, Sent, Unanswered
 from wireloom.protocols.yamp.states import ANSWERS, RECEIVES
 from wireloom.protocols.yamp.uids import Uids, uid_text
 
@@ -54,17 +55,10 @@ if TYPE_CHECKING:
 
 _OPENING, _OPEN = SessionState.OPENING, SessionState.OPEN
 _CLOSING, _CLOSED = SessionState.CLOSING, SessionState.CLOSED
-_EVENT, _REQUEST, _ERROR = Kind.EVENT, Kind.REQUEST, Kind.ERROR
+_EVENT, _REQUEST, _PROGRESS, _ERROR = Kind.EVENT, Kind.REQUEST, Kind.PROGRESS, Kind.ERROR
 _AGREED: Mapping[str, Mapping[str, str | bool]] = {
     name: MappingProxyType({"serializer": name}) for name in formats.CONTENT_TYPES if name != formats.DEFAULT
 }
-
-
-class Unanswered(NamedTuple):
-    """A request that waits for its response."""
-
-    uri: str
-    progressive: bool
 
 
 class YampSession(Session):
@@ -91,14 +85,10 @@ class YampSession(Session):
         self._held: list[bytes] = []
         """Frames to send once the handshake is done."""
         self._held_size = 0
-        self._waiting: dict[str, Unanswered] = {}
-        """Requests we sent, by id, until they are answered."""
-        self._cancelled: dict[str, None] = {}
-        """Those of them we asked to cancel; a peer that never answers must not use up `max_requests`."""
-        self._owed: dict[str, Unanswered] = {}
-        """Requests the peer waits on, by id."""
-        self._killed: dict[str, None] = {}
-        """Requests the peer killed, whose late answers must not be sent; the oldest are forgotten first."""
+        self._waiting = Sent(settings.max_requests)
+        """Requests we wait on."""
+        self._owed = Received(settings.max_requests)
+        """Requests the peer waits on."""
         self._bulk: type[YampBulk] | None = None
         self._owed_reads: OwedReads[bytes] = OwedReads()
         """Reads by `bulk.py` with publishes that the peer waits on."""
@@ -210,15 +200,13 @@ class YampSession(Session):
                 if not self._take_request(frame):
                     return None
             case frames.Response():
-                if not self._take_response(frame):
+                ignored = self._waiting.why_ignored(frame)
+                if ignored is not None:
+                    self.count(ignored)
                     return None
-            case frames.Cancel(request_uid=request_uid, kill=kill):
-                identifier = uid_text(request_uid)
-                if identifier not in self._owed:
-                    self.count("yamp.cancel.unknown")
+            case frames.Cancel():
+                if not self._take_cancel(frame):
                     return None
-                if kill:
-                    self._forget(identifier)
             case frames.Ping(payload):
                 self._say(frames.Pong(payload))
             case frames.Pong(payload):
@@ -272,44 +260,26 @@ class YampSession(Session):
         self._held.clear()
 
     def _take_request(self, request: frames.Request) -> bool:
-        identifier = uid_text(request.uid)
-        if identifier in self._owed:
-            raise frames.violation("yamp.request.uid-reused", f"{identifier} is still unanswered")
-        if self.state is _CLOSING:
+        request_id = uid_text(request.uid)
+        if self.state is _CLOSING and request_id not in self._owed:
             self.count("yamp.request.closing")
             self._say(frames.Response(self._uid(self._heard), request.uri, request.uid, ResponseType.ERROR, b""))
             return False
-        if len(self._owed) >= self.settings.max_requests:
-            raise frames.violation(
-                "yamp.request.too-many", f"{len(self._owed)} requests are unanswered; max_requests allows no more"
-            )
-        self._killed.pop(identifier, None)
-        self._owed[identifier] = Unanswered(request.uri, request.progressive)
+        self._owed.add(request_id, request)
         return True
 
-    def _take_response(self, response: frames.Response) -> bool:
-        request_id = uid_text(response.request_uid)
-        asked = self._waiting.get(request_id)
-        if asked is None:
-            self.count("yamp.response.unknown")
+    def _take_cancel(self, cancel: frames.Cancel) -> bool:
+        request_id = uid_text(cancel.request_uid)
+        if request_id not in self._owed:
+            self.count("yamp.cancel.unknown")
             return False
-        if response.type is not ResponseType.PROGRESS:
-            self._settle(request_id)
-        elif not asked.progressive:
-            self.count("yamp.progress.unrequested")
-            return False
+        if cancel.kill:
+            self._owed.kill(request_id)
+            if request_id in self._singled:
+                read, row = self._singled.pop(request_id)
+                read.withdraw(row)
+            self._close_when_settled()
         return True
-
-    def _forget(self, request_id: str) -> None:
-        """The peer killed a request: no response may follow."""
-        del self._owed[request_id]
-        if request_id in self._singled:
-            read, row = self._singled.pop(request_id)
-            read.withdraw(row)
-        self._killed[request_id] = None
-        if len(self._killed) > self.settings.max_requests:
-            del self._killed[next(iter(self._killed))]
-        self._close_when_settled()
 
     def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
         self.violation, self.refused = violation, rest
@@ -402,7 +372,7 @@ class YampSession(Session):
         if state is _CLOSED or (state is _CLOSING and kind not in ANSWERS):
             raise PeerClosed("the yamp connection is closed")
         if kind is _EVENT:
-            return self._queue(self._outbound(_EVENT, message, _uri_of(message), now))
+            return self._queue(self._prepare(_EVENT, message, _uri_of(message), now))
         if kind is _REQUEST:
             return self._ask(message, now)
         if kind in ANSWERS:
@@ -421,18 +391,10 @@ class YampSession(Session):
 
     def _ask(self, message: Message, now: float) -> Message:
         uri = _uri_of(message)
-        if len(self._waiting) >= self.settings.max_requests:
-            if not self._cancelled:
-                raise LimitExceeded(f"{len(self._waiting)} requests wait for a response; max_requests allows no more")
-            self._settle(next(iter(self._cancelled)))
-        sent = self._queue(self._outbound(_REQUEST, message, uri, now))
+        self._waiting.make_room()
+        sent = self._queue(self._prepare(_REQUEST, message, uri, now))
         self._waiting[sent.id or ""] = Unanswered(uri, message.attributes.get("progressive") == "true")
         return sent
-
-    def _settle(self, request_id: str) -> None:
-        """No answer to this request is waited for any more."""
-        del self._waiting[request_id]
-        self._cancelled.pop(request_id, None)
 
     def _answer(self, message: Message, now: float) -> Message:
         request_id = message.correlation_id or ""
@@ -441,18 +403,18 @@ class YampSession(Session):
             request_id = uid_text(parse_uid(request_id, "correlation_id"))
         owed = self._owed.get(request_id)
         if owed is None:
-            if request_id not in self._killed:
+            if request_id not in self._owed.killed:
                 raise NotSupported(f"no yamp request {message.correlation_id} waits for an answer")
-            if message.kind is not Kind.PROGRESS:
-                del self._killed[request_id]
+            if message.kind is not _PROGRESS:
+                del self._owed.killed[request_id]
             self.count("yamp.response.killed")
             return message
-        if message.kind is Kind.PROGRESS and not owed.progressive:
+        if message.kind is _PROGRESS and not owed.progressive:
             self.count("yamp.progress.unrequested")
             return message
         coded = errors.with_code(message, self.content_type)
-        sent = self._queue(self._outbound(message.kind, coded, owed.uri, now))
-        if message.kind is not Kind.PROGRESS:
+        sent = self._queue(self._prepare(message.kind, coded, owed.uri, now))
+        if message.kind is not _PROGRESS:
             del self._owed[request_id]
             self._close_when_settled()
         return sent
@@ -464,11 +426,8 @@ class YampSession(Session):
             # The answer was faster; the peer would ignore the cancel.
             self.count("yamp.cancel.unknown")
             return message
-        sent = self._queue(self._outbound(Kind.CANCEL, message, asked.uri, now))
-        if sent.attributes.get("kill") == "true":
-            self._settle(request_id)
-        else:
-            self._cancelled[request_id] = None
+        sent = self._queue(self._prepare(Kind.CANCEL, message, asked.uri, now))
+        self._waiting.cancel(request_id, kill=message.attributes.get("kill") == "true")
         return sent
 
     def _redirect(self, message: Message) -> Message:
@@ -480,7 +439,7 @@ class YampSession(Session):
         self._closed("redirect", message.attributes["url"])
         return message
 
-    def _outbound(self, kind: Kind, message: Message, uri: str, now: float) -> Message:
+    def _prepare(self, kind: Kind, message: Message, uri: str, now: float) -> Message:
         """A message as it goes out: under this uri, with a uid of its own, its body as the serializer wants it."""
         body, content_type = message.body, message.content_type
         if content_type != self.content_type:
@@ -550,7 +509,7 @@ class YampSession(Session):
 
     def write_events(self, events: Sequence[Message], now: float) -> bytes:
         """`event` frames, as `send` would write them."""
-        out = [self._outbound(_EVENT, event, _uri_of(event), now) for event in events]
+        out = [self._prepare(_EVENT, event, _uri_of(event), now) for event in events]
         return b"".join([frames.encode(to_frame(event, self.settings)) for event in out])
 
     def frames_of(self, encoded: bytes) -> Sequence[bytes]:
@@ -569,7 +528,7 @@ class YampSession(Session):
 
     def _receive_bulk(self, kind: type[YampBulk], data: bytes) -> Run | None:
         """A read of nothing but events and publishes; None where it has to be read frame by frame."""
-        found = None if self._killed else kind.of(self, data, self._owed_reads.fewest)
+        found = None if self._owed.killed else kind.of(self, data, self._owed_reads.fewest)
         alone = (parse_uid(request_id, "id") for request_id in self._owed)
         if found is None or not self._owed_reads.admit(found, alone, len(self._owed), self.settings.max_requests):
             # Frame by frame, every uid must be known.
@@ -617,7 +576,7 @@ class YampSession(Session):
 
 
 class Joined(bytes):
-    """Several frames in a row."""
+    """Several frames in a row; any other bytes in `YampSession._out` are one frame."""
 
 
 def _uri_of(message: Message) -> str:
