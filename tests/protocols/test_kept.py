@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.protocols.test_short_ways import READERS, STREAMS, seen, talking
+from tests.protocols.test_short_ways import STREAMS, seen, talking
 from wireloom.model import Kind, Message, ProtocolViolation
 from wireloom.protocols.contract import Role, Run, Session, SessionState
 from wireloom.protocols.emp import frames as emp_frames
@@ -96,7 +96,7 @@ def test_a_large_message_in_tiny_reads_costs_what_its_bytes_cost(name: str, bulk
     assert [each.body for each in messages_of(whole.receive(stream, 1.0))] == [*others, body]
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", STREAMS)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 2000), max_size=30), every=st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_any_split_of_a_stream_is_read_alike(name: str, data: st.DataObject, cuts: list[int], every: bool) -> None:
@@ -150,7 +150,7 @@ def none_before(decode: Callable[[bytes], object], needed: Callable[[bytes], int
                 assert decode(stream[:more]) is None
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", STREAMS)
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_no_frame_and_no_violation_is_waited_for_in_vain(name: str, data: st.DataObject) -> None:

@@ -21,11 +21,10 @@ from wireloom.protocols.registry import protocol
 from wireloom.protocols.yamp import frames as yamp_frames
 
 READERS = {
-    "emp": ("emp.session.read_related", "emp.talk.read_related", "emp.talk.read_plain"),
     "hsp": ("hsp.session.read_plain",),
     "yamp": ("yamp.session.read_plain", "yamp.talk.read_plain"),
 }
-LIMITS = {"emp": "max_message", "hsp": "max_payload", "yamp": "max_body"}
+LIMITS = {"hsp": "max_payload", "yamp": "max_body"}
 """The setting that bounds what is sent."""
 STREAMS = {
     "emp": emp_strategies.stream() | emp_strategies.mutated_stream(),
@@ -42,11 +41,7 @@ TOPICS = {7: "sensors/kitchen", 300: "$hub/map"}
 @contextmanager
 def long_way(name: str) -> Iterator[None]:
     """The short ways find nothing."""
-    found_nothing = {
-        "read_related": lambda buffer, start, *rest: start,
-        "read_plain": (lambda buffer, start, *rest: None) if name == "emp" else (lambda buffer, start, *rest: start),
-    }
-    patches = [patch(f"wireloom.protocols.{place}", found_nothing[place.rpartition(".")[2]]) for place in READERS[name]]
+    patches = [patch(f"wireloom.protocols.{place}", lambda buffer, start, *rest: start) for place in READERS[name]]
     for each in patches:
         each.start()
     try:
