@@ -638,6 +638,18 @@ def test_large_reads_of_requests_are_read_one_by_one() -> None:
     assert run.bulk is None
 
 
+def test_an_id_that_is_owed_in_bulk_is_refused_while_closing_too() -> None:
+    client, session = opened(Role.CLIENT), opened()
+    session.enable_bulk()
+    for _ in range(40):
+        client.send(Message(Kind.REQUEST, "$hub/publish/a", b"x" * 64), 1.0)
+    assert session.receive(client.outgoing(), 1.0).bulk is not None
+    session.close(1.0)
+    session.receive(request(20), 1.0)
+    assert session.violation is not None
+    assert session.violation.clause == "emp.request.reused-id"
+
+
 @pytest.mark.parametrize("bulk", [False, True])
 def test_a_publish_cannot_have_the_id_of_a_request_that_is_unanswered(bulk: bool) -> None:
     client, session = opened(Role.CLIENT), opened()

@@ -82,8 +82,9 @@ class Pending:
 
     def single_out(self) -> None:
         """Know every request by its id, those of large reads too."""
-        for read, row in self.owed_reads.single_out():
-            self.owe_alone(read.key(row))
+        if self.owed_reads:
+            for read, row in self.owed_reads.single_out():
+                self.owe_alone(read.key(row))
 
     def owe_alone(self, request_id: int) -> None:
         """A request of a large read is answered by itself."""

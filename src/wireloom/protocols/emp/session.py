@@ -101,6 +101,8 @@ class EmpSession(Session):
             run = self._receive_bulk(b"".join((kept, data)) if kept else data)
             if run is not None:
                 return run
+        # Frame by frame, every id must be known.
+        self._pending.single_out()
         if kept:
             kept += data
         return self._receive_frames(kept or data, now)
@@ -142,11 +144,14 @@ class EmpSession(Session):
 
     def _blanked(self, data: bytes, logins: list[tuple[int, int, Message]]) -> bytes:
         """The same messages with stars for the bodies of some; what was compressed is not any more."""
-        for start, end, message in reversed(logins):
+        parts: list[bytes] = []
+        position = 0
+        for start, end, message in logins:
             attributes = {name: value for name, value in message.attributes.items() if name != "compression"}
             starred = message.with_(body=b"*" * len(message.body), attributes=attributes)
-            data = data[:start] + encode(starred, self.settings) + data[end:]
-        return data
+            parts += (data[position:start], encode(starred, self.settings))
+            position = end
+        return b"".join((*parts, data[position:]))
 
     def _accept(self, frame: Frame, now: float) -> Message:
         """Check a frame against the conversation, act on it, and say what it means."""
@@ -422,7 +427,6 @@ class EmpSession(Session):
         pending = self._pending
         found = self._bulk.of(self, buffer, pending.owed_reads.fewest)
         if found is None or not pending.admit(found):
-            pending.single_out()
             return None
         self._buffer.keep(buffer[found.consumed :])
         return Run(memoryview(buffer)[: found.consumed], bulk=found)
