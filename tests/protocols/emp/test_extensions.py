@@ -203,3 +203,21 @@ def test_a_topic_too_long_for_a_character_string_is_not_sent() -> None:
 def test_a_topic_that_is_no_text_is_not_sent() -> None:
     with pytest.raises(NotSupported, match="UTF-8"):
         extensions.encode_hub(Hub("\ud800"))
+
+
+@given(hubs)
+def test_a_block_of_the_hub_says_the_same_each_time(hub: Hub) -> None:
+    content = extensions.encode_hub(hub)
+    assert extensions.decode_hub(content) == extensions.decode_hub(bytes(content)) == hub
+
+
+def test_a_bad_block_of_the_hub_is_refused_each_time() -> None:
+    for _ in range(2):
+        refused("emp.hub.content", Block(Extension.HUB, b"\1\0\2a"))
+
+
+def test_blocks_of_the_hub_that_are_long_are_not_remembered() -> None:
+    before = extensions._remembered_hub.cache_info().currsize
+    hub = Hub("t" * extensions.REMEMBERED)
+    assert extensions.decode_hub(extensions.encode_hub(hub)) == hub
+    assert extensions._remembered_hub.cache_info().currsize == before

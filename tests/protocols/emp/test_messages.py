@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -374,3 +375,18 @@ def test_a_block_129_that_is_no_context_means_nothing(content: bytes) -> None:
     message = to_message(frame, EmpSettings())
     assert set(message.attributes) == {"extension.129"}
     assert to_frame(message, EmpSettings()) == frame
+
+
+def test_a_hundred_thousand_blocks_are_read_in_proportion_to_their_number() -> None:
+    """Blocks were once added to a tuple one by one: that copies all those before for each."""
+
+    def cost(count: int) -> float:
+        data = frames.encode(Frame(Type.DATA, b"", (Block(200),) * count))
+        begin = time.process_time()
+        found = frames.decode(data)
+        assert found is not None
+        assert to_message(found[0], EmpSettings()).attributes == {"extension.200": "," * (count - 1)}
+        return time.process_time() - begin
+
+    few, many = (min(cost(count) for _ in range(3)) for count in (5_000, 100_000))
+    assert many < 100 * few
