@@ -28,7 +28,7 @@ from wireloom.peers.inbox import Inbox
 from wireloom.peers.outlet import PIECE, fresh
 from wireloom.peers.replays import Replays
 from wireloom.pieces import LARGE
-from wireloom.protocols.contract import HUB_PREFIX, Format, Protocol, Batch, Session
+from wireloom.protocols.contract import HUB_PREFIX, Batch, Format, Protocol, Session
 from wireloom.topics import Subscriptions
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
 from wireloom.peers.peer import CONCURRENCY, DRAIN, Peer
 from wireloom.peers.portions import PortionDriver
-from wireloom.protocols.contract import Role, Batch, Sessions, Settings
+from wireloom.protocols.contract import Batch, Role, Sessions, Settings
 from wireloom.topics import Subscriptions
 from wireloom.transports import TLS, Listener, Options, Pipe
 from wireloom.transports.tls import client_context, server_context

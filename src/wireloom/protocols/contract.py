@@ -43,12 +43,10 @@ from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.decoding import CUT, Decoded, Decoder, Rejected, decode_stream
 from wireloom.protocols.session import (
     NOTHING_AGREED,
-    Asker,
     EventHead,
     Role,
     Session,
     SessionState,
-    request_of,
 )
 from wireloom.protocols.settings import Settings, apply_agreed
 
@@ -66,7 +64,6 @@ __all__ = [
     "TRACE",
     "URGENT",
     "NOTHING",
-    "Asker",
     "Batch",
     "EventHead",
     "EventList",
@@ -87,7 +84,6 @@ __all__ = [
     "Settings",
     "apply_agreed",
     "decode_stream",
-    "request_of",
 ]
 
 LOGIN = HUB_PREFIX + "login"

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 class Keyed(Protocol):
     """A batch whose publishes have ids."""
 
-    def keys(self, read: int) -> frozenset[int] | frozenset[bytes]:
+    def keys(self, read: int) -> frozenset[object]:
         """The ids of the acknowledged publishes of one of its reads, as the session tells them apart."""
 
 
@@ -58,7 +58,7 @@ class OwedBatches(list[Owed]):
         self.append(new)
         return True
 
-    def has(self, key: int | bytes) -> bool:
+    def has(self, key: object) -> bool:
         """Whether the peer waits for an answer to this id."""
         return any(key in each.batch.keys(each.read) for each in self)
 

@@ -328,12 +328,12 @@ class PublishColumns(Publishes):
         self.unanswered = 0
         return found
 
-    def keys(self, read: int) -> frozenset[int] | frozenset[bytes]:
+    def keys(self, read: int) -> frozenset[object]:
         """The ids that one read owes answers to."""
         rows = self.columns[:, self.bounds[read] : self.bounds[read + 1]]
         return self.exact_keys(rows[:, rows[ASKS] > 0])
 
-    def exact_keys(self, rows: Columns) -> frozenset[int] | frozenset[bytes]:
+    def exact_keys(self, rows: Columns) -> frozenset[object]:
         """The ids of these rows."""
         return frozenset(rows[ID].tolist())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import types
-import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -61,22 +60,6 @@ class EventHead(NamedTuple):
         """The head of an event with a body of so many bytes."""
         at = self.size_at
         return self.head[:at] + (body_size + self.extra).to_bytes(4) + self.head[at + 4 :]
-
-
-class Asker(typing.Protocol):
-    """Whoever waits for the answer to a request, and takes it as soon as it is read: see `Session.ask_for`."""
-
-    @property
-    def request(self) -> Message:
-        """What was asked."""
-
-    def answered(self, body: bytes, content_type: str | None) -> None:
-        """The answer is here, and it is a plain one: nothing but a body."""
-
-
-def request_of(asked: Message | Asker) -> Message:
-    """What was asked: by a message, or by whoever waits for the answer."""
-    return asked if isinstance(asked, Message) else asked.request
 
 
 class Session(abc.ABC):

@@ -5,15 +5,10 @@ An id is taken from the request until its response. Ours count up from 1 and are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from wireloom.model import LimitExceeded
 from wireloom.protocols.emp.extensions import MAX_ID
 from wireloom.protocols.emp.frames import violation
-from wireloom.protocols.owing import OwedReads
-
-if TYPE_CHECKING:
-    from wireloom.protocols.emp.bulk import EmpBulk
+from wireloom.protocols.owing import Owed, OwedBatches
 
 
 class Pending:
@@ -35,8 +30,8 @@ class Pending:
         """Ids of requests that we sent."""
         self.owed: dict[str, int] = {}
         """Ids of requests that the peer sent: as in messages, and as on the wire."""
-        self.owed_reads: OwedReads[int] = OwedReads()
-        """Large reads whose requests are answered together; their ids are not in `owed`."""
+        self.owed_batches = OwedBatches()
+        """Batches whose requests are answered together; their ids are not in `owed`."""
 
     # Requests that we send
 
@@ -64,28 +59,18 @@ class Pending:
     @property
     def owes(self) -> bool:
         """Whether the peer waits for a response."""
-        return bool(self.owed or self.owed_reads)
+        return bool(self.owed or self.owed_batches)
 
     def owe(self, request_id: str) -> None:
         """A request arrived: it must be answered, and its id is taken until then."""
-        if request_id in self.owed:
+        batches = self.owed_batches
+        if request_id in self.owed or (batches and batches.has(int(request_id))):
             raise violation("emp.request.reused-id", f"request {request_id} is still unanswered")
-        if len(self.owed) >= self.max_requests:
-            raise violation(
-                "emp.request.too-many", f"{len(self.owed)} requests are unanswered, as many as max_requests allows"
-            )
+        count = len(self.owed) + batches.count
+        if count >= self.max_requests:
+            raise violation("emp.request.too-many", f"{count} requests are unanswered, as many as max_requests allows")
         self.owed[request_id] = int(request_id)
 
-    def admit(self, read: EmpBulk) -> bool:
-        """Take in a large read; False if one of its requests may break a rule: read it frame by frame then."""
-        return self.owed_reads.admit(read, self.owed.values(), len(self.owed), self.max_requests)
-
-    def single_out(self) -> None:
-        """Know every request by its id, those of large reads too."""
-        if self.owed_reads:
-            for read, row in self.owed_reads.single_out():
-                self.owe_alone(read.key(row))
-
-    def owe_alone(self, request_id: int) -> None:
-        """A request of a large read is answered by itself."""
-        self.owed[str(request_id)] = request_id
+    def admit(self, owed: Owed) -> bool:
+        """Take in the requests of a batch; False if one of them may break a rule: read it frame by frame then."""
+        return self.owed_batches.admit(owed, self.owed.values(), len(self.owed), self.max_requests)

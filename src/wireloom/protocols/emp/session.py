@@ -4,13 +4,14 @@ Implements the section "Communication flow" of the emp specification. Both ends 
 and may then do whatever the other may. The tables in `states.py` say what each message does in each state,
 `pending.py` has the rules of requests and responses.
 
-Reads are decoded by `frames.py` and `messages.py`. With `enable_bulk`, large reads of nothing but events and
-acknowledged publishes are decoded by the kernel in `bulk.py`.
+Reads are decoded by `frames.py` and `messages.py`. Of long reads, events and acknowledged
+publishes are decoded by the kernel of `publish_columns.py`, once `enable_columns` was called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -24,7 +25,7 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
-from wireloom.protocols.contract import LOGIN, NOTHING_AGREED, TRACE, Bulk, Role, Run, Session
+from wireloom.protocols.contract import LOGIN, NOTHING, NOTHING_AGREED, Batch, EventHead, Role, Session, is_control
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import encode, is_reserved, to_message
@@ -45,8 +46,11 @@ from wireloom.protocols.emp.states import (
 from wireloom.protocols.kept import Kept
 
 if TYPE_CHECKING:
-    from wireloom.protocols.emp.bulk import EmpBulk
+    from wireloom.protocols.owing import Owed
+    from wireloom.protocols.publish_columns import PublishColumns
 
+KERNEL_FROM = 512
+"""Bytes of a read from which on the kernel is used."""
 _HELLO = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
 _BYE, _PING, _PONG = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
 _EXCLUSIVE: Mapping[str, str | bool] = MappingProxyType({"size_mode": str(SizeMode.EXCLUSIVE)})
@@ -80,7 +84,6 @@ class EmpSession(Session):
         self._slow = Offload()
         self._bye_waits = False
         """`bye` is said, but stands behind a large message that is still being packed."""
-        self._bulk: type[EmpBulk] | None = None
 
     # The transport's side
 
@@ -89,69 +92,86 @@ class EmpSession(Session):
         self._write(_HELLO)
         self._deadline = now + self.settings.handshake_timeout
 
-    def receive(self, data: bytes, now: float) -> Run:
+    def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take what the transport read."""
+        if self.state is CLOSED:
+            return NOTHING
         kept = self._buffer
-        if self.state is CLOSED or (kept and kept.takes(data)):
-            return Run()
         if self._slow.reading is not None:
             kept += data
-            return Run()
-        if self._is_for_bulk(len(kept) + len(data)):
-            run = self._receive_bulk(b"".join((kept, data)) if kept else data)
-            if run is not None:
-                return run
-        # Frame by frame, every id must be known.
-        self._pending.single_out()
+            return NOTHING
         if kept:
-            kept += data
-        return self._receive_frames(kept or data, now)
+            if kept.takes(data):
+                return NOTHING
+            data = kept.joined(data)
+        if self.columns is not None and self._inclusive and len(data) >= KERNEL_FROM and self.state is OPEN:
+            from wireloom.protocols.publish_columns import take_read
 
-    def _receive_frames(self, buffer: bytes | bytearray, now: float) -> Run:
-        """Take the complete frames of a buffer, which is what was kept or a new read; keep the rest."""
-        kept, settings = self._buffer, self.settings
+            return take_read(self, self.columns, data, partial(self._read_frames, data, now))
+        batches: list[Batch] = []
+        position = 0
+        while position < len(data):
+            position = self._read_frames(data, now, position, len(data), batches)
+        return batches
+
+    def _read_frames(self, data: bytes, now: float, start: int, most: int, batches: list[Batch]) -> int:
+        """Decode up to so many frames, to the first control message; returns where the next one begins.
+
+        That is the end of the data where nothing more can be taken now: what is incomplete, or waits for slow work, is
+        kept.
+        """
+        settings, size = self.settings, len(data)
         max_message, size_mode = settings.max_message, settings.size_mode
-        position, size = 0, len(buffer)
         messages: list[Message] = []
-        logins: list[tuple[int, int, Message]] = []
-        """Where messages with credentials are."""
-        kept.needed = 0
+        position, login = start, None
+        is_over = False
         try:
-            while position < size:
+            for _ in range(most):
+                if position == size:
+                    break
                 if self.state is CLOSED:
                     raise ProtocolViolation("emp.flow.after-end", f"{size - position} bytes more")
-                found = frames.decode(buffer, position, max_message, size_mode)
+                found = frames.decode(data, position, max_message, size_mode)
                 if found is None:
-                    kept.needed = frames.needed(buffer, position, size_mode)
+                    self.keep(data[position:])
+                    is_over = True
                     break
                 frame, end = found
                 if self._slow.is_allowed and self._waits_for(frame):
+                    self._buffer.keep(data[position:])
+                    is_over = True
                     break
                 message = self._accept(frame, now)
                 messages.append(message)
-                if message.topic == LOGIN:
-                    logins.append((position, end, message))
+                if is_control(message):
+                    login = (position, message) if message.topic == LOGIN else None
+                    position = end
+                    break
                 position = end
         except ProtocolViolation as violation:
-            self._refuse(violation, bytes(buffer[position:]))
-            return Run(self._blanked(bytes(buffer[:position]), logins), messages)
-        accepted = bytes(buffer[:position])
-        if kept:
-            del kept[:position]
-        elif position < size:
-            kept += buffer[position:]
-        return Run(self._blanked(accepted, logins) if logins else accepted, messages)
+            self._refuse(violation, data[position:])
+            is_over = True
+        accepted = data if start == 0 and position == size else data[start:position]
+        if login is not None:
+            accepted = accepted[: login[0] - start] + self._blanked(login[1])
+        if accepted:
+            batches.append(Batch(accepted, messages))
+        return size if is_over else position
 
-    def _blanked(self, data: bytes, logins: list[tuple[int, int, Message]]) -> bytes:
-        """The same messages with stars for the bodies of some; what was compressed is not any more."""
-        parts: list[bytes] = []
-        position = 0
-        for start, end, message in logins:
-            attributes = {name: value for name, value in message.attributes.items() if name != "compression"}
-            starred = message.with_(body=b"*" * len(message.body), attributes=attributes)
-            parts += (data[position:start], encode(starred, self.settings))
-            position = end
-        return b"".join((*parts, data[position:]))
+    def _blanked(self, login: Message) -> bytes:
+        """The frame of a login with stars for its body; what was compressed is not any more."""
+        attributes = {name: value for name, value in login.attributes.items() if name != "compression"}
+        return encode(login.with_(body=b"*" * len(login.body), attributes=attributes), self.settings)
+
+    def batch_key(self, now: float) -> Hashable | None:
+        """Messages mean the same on every emp connection, if sizes are inclusive."""
+        if self._buffer or self.state is not OPEN or not self._inclusive or self._slow.reading is not None:
+            return None
+        return "emp"
+
+    def keep(self, rest: bytes) -> None:
+        """Keep the beginning of a frame."""
+        self._buffer.keep(rest, frames.needed(rest, 0, self.settings.size_mode))
 
     def _accept(self, frame: Frame, now: float) -> Message:
         """Check a frame against the conversation, act on it, and say what it means."""
@@ -250,11 +270,11 @@ class EmpSession(Session):
             return self._ping_sent + self.settings.pong_timeout
         return self._ping_due if self.settings.ping_interval else None
 
-    def expire(self, now: float) -> Run:
+    def expire(self, now: float) -> Sequence[Batch]:
         """Ping, or give up on a peer that did not answer in time."""
         due = self.deadline()
         if due is None or now < due:
-            return Run()
+            return NOTHING
         if self.state is OPENING:
             self.violation = frames.violation(
                 "emp.handshake.timeout", f"no hello within handshake_timeout, {self.settings.handshake_timeout} s"
@@ -270,7 +290,7 @@ class EmpSession(Session):
             self._slow.behind.clear()
             self._write_error(ErrorCode.TIMEOUT, f"no pong within pong_timeout, {self.settings.pong_timeout} s")
             self._leave("idle")
-        return Run()
+        return NOTHING
 
     # The application's side
 
@@ -345,16 +365,14 @@ class EmpSession(Session):
         # Sessions of one listener have the same object; its number is a quicker key than its values.
         return id(self.settings) if self.state is OPEN and not self._slow.behind else None
 
-    def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
-        """Events as `data`; None if one of them is to be compressed, or is part of a trace."""
-        settings, above = self.settings, self.settings.compress_above
-        written: list[bytes] = []
-        for event in events:
-            if (above is not None and len(event.body) > above) or (event.attributes and TRACE[0] in event.attributes):
-                return None
-            plain = Message(_EVENT, event.topic, event.body, content_type=event.content_type)
-            written.append(encode(plain, settings))
-        return b"".join(written)
+    def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
+        """`data` with the hub's block; its size counts all of it, or all but itself."""
+        plain = _plain_event(topic, content_type, self.settings)
+        settings = self.settings
+        largest = settings.max_message - len(plain)
+        if settings.compress_above is not None:
+            largest = min(largest, settings.compress_above)
+        return EventHead(bytes(4) + plain[4:], 0, int.from_bytes(plain[:4]), largest)
 
     def _hold(self, data: bytes) -> None:
         if self._held_size + len(data) > self.settings.max_message:
@@ -405,62 +423,36 @@ class EmpSession(Session):
             self._out.append(data)
         self.sent += 1
 
-    # Large reads, by a kernel
+    # Batches in columns
 
-    def enable_bulk(self) -> bool:
-        """Let `receive` use the kernel for large reads."""
-        from wireloom.protocols.emp import bulk
+    def enable_columns(self) -> bool:
+        """Let `receive` use the kernel for long reads."""
+        from wireloom.protocols.emp.publish_columns import EmpPublishes, warm
 
-        bulk.warm()
-        self._bulk = bulk.EmpBulk
+        warm()
+        self.columns = EmpPublishes
         return True
 
-    def _is_for_bulk(self, size: int) -> bool:
-        """Whether the kernel is to be tried with a read of so many bytes."""
-        return (
-            self._bulk is not None and self._inclusive and self.state is OPEN and self._pending.owed_reads.are_for(size)
-        )
+    def owe(self, owed: Owed) -> bool:
+        """Ids of a batch must not be in use, and requests not too many."""
+        return self._pending.admit(owed)
 
-    def _receive_bulk(self, buffer: bytes) -> Run | None:
-        """A read of nothing but events and publishes; None where it has to be read frame by frame."""
-        assert self._bulk is not None
-        pending = self._pending
-        found = self._bulk.of(self, buffer, pending.owed_reads.fewest)
-        if found is None or not pending.admit(found):
-            return None
-        self._buffer.keep(buffer[found.consumed :])
-        return Run(memoryview(buffer)[: found.consumed], bulk=found)
+    def owe_one(self, request: Message) -> None:
+        """The request is answered by itself."""
+        self._pending.owe(request.id or "")
 
-    def owe(self, request_id: int) -> None:
-        """A request leaves its read: it is answered by itself."""
-        self._pending.owe_alone(request_id)
-
-    def answered(self, read: EmpBulk, rows: Sequence[int]) -> None:
-        """A read was answered in bulk."""
-        self._pending.owed_reads.forget(read)
-        if read.singled:
-            for row in rows:
-                self._pending.owed.pop(str(read.key(row)), None)
+    def settled(self, batch: PublishColumns, read: int) -> None:
+        """The publishes of a read are answered."""
+        self._pending.owed_batches.settle(batch, read)
 
     def send_frames(self, encoded: bytes, count: int) -> None:
-        """Queue frames made by `EmpBulk`."""
+        """Queue frames that are encoded already."""
         if self.state is CLOSED:
             raise PeerClosed("the emp connection is closed")
         self._queue(encoded)
         self.sent += count - 1
         if self.state is CLOSING and not self._pending.owes:
             self._say_bye()
-
-    def can_forward(self, bulk: Bulk, topic: str) -> bool:
-        """Whether our peer takes messages of this size; they mean the same on every emp connection."""
-        return (
-            self._bulk is not None
-            and isinstance(bulk, self._bulk)
-            and self._inclusive
-            and self.state is OPEN
-            and not self._slow.behind
-            and bulk.max_message <= self.settings.max_message
-        )
 
     # Large bodies, by another thread
 
@@ -489,41 +481,47 @@ class EmpSession(Session):
         """The next body to pack or unpack."""
         return None if self.state is CLOSED else self._slow.work(self.settings.max_decompressed)
 
-    def worked(self, result: object, now: float) -> Run:
+    def worked(self, result: object, now: float) -> Sequence[Batch]:
         """A body is done: go on with what waited for it."""
         slow = self._slow
         slow.done()
         if self.state is CLOSED:
-            return Run()
+            return NOTHING
         if slow.reading is not None:
             slow.reading, slow.unpacked = None, cast("bytes | ProtocolViolation", result)
-            run = self._receive_frames(self._buffer, now)
+            batches = self.receive(b"", now)
             if slow.input_ended:
                 self.end_of_input(now)
         else:
             # It may have been given up meanwhile.
-            run = self._packed(cast("bytes | WireloomError", result)) if slow.behind else Run()
+            batches = self._packed(cast("bytes | WireloomError", result)) if slow.behind else NOTHING
         self._out += slow.ready()
         if self._bye_waits and not slow.behind:
             self._leave("close")
         self.offloads = slow.is_needed
-        return run
+        return batches
 
-    def _packed(self, result: bytes | WireloomError) -> Run:
+    def _packed(self, result: bytes | WireloomError) -> Sequence[Batch]:
         """A message has its bytes; or it is too large even so, and whoever waits for it is told."""
         later = self._slow.behind.popleft()
         assert isinstance(later, Later)
         if isinstance(result, bytes):
             self._out.append(result)
-            return Run()
+            return NOTHING
         message = later.message
         failed = Message(Kind.ERROR, message.topic, str(result).encode(), None, message.id, "413", "text/plain")
         if message.kind is Kind.REQUEST:
             self._pending.settle(message.id or "")
-            return Run(messages=[failed], added=1)
+            return (Batch(messages=[failed], added=1),)
         if message.correlation_id is not None:
             self._out.append(encode(failed.with_(correlation_id=message.correlation_id), self.settings))
         else:
             self.sent -= 1
             self.count("emp.message.unsent")
-        return Run()
+        return NOTHING
+
+
+@lru_cache(maxsize=1024)
+def _plain_event(topic: str, content_type: str | None, settings: EmpSettings) -> bytes:
+    """An event without a body."""
+    return encode(Message(_EVENT, topic, content_type=content_type), settings)

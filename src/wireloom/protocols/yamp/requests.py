@@ -80,13 +80,13 @@ class Received(dict[str, Unanswered]):
         self.killed: dict[str, None] = {}
         """Requests the peer killed, whose late answers must not be sent; the oldest are forgotten first."""
 
-    def add(self, request_id: str, request: frames.Request) -> None:
-        """Take a request; a violation if its uid is in use, or if there are too many."""
+    def add(self, request_id: str, request: frames.Request, others: int = 0) -> None:
+        """Take a request; a violation if its uid is in use, or if there are too many, with `others` elsewhere."""
         if request_id in self:
             raise frames.violation("yamp.request.uid-reused", f"{request_id} is still unanswered")
-        if len(self) >= self._limit:
+        if len(self) + others >= self._limit:
             raise frames.violation(
-                "yamp.request.too-many", f"{len(self)} requests are unanswered; max_requests allows no more"
+                "yamp.request.too-many", f"{len(self) + others} requests are unanswered; max_requests allows no more"
             )
         self.killed.pop(request_id, None)
         self[request_id] = Unanswered(request.uri, request.progressive)

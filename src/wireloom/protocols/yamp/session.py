@@ -9,13 +9,14 @@ tables in `states.py` say which frames each role takes in each state; what the o
       | <- events, requests, answers, pings -> |
       | -- close ----------------------------- |   CLOSED
 
-Reads are decoded by `frames.py`. A read of at least 512 bytes that holds nothing but events and acknowledged publishes
-is decoded by the kernels of `bulk.py`, once `enable_bulk` was called.
+Short reads are decoded by `frames.py`. Of long ones, events and acknowledged publishes are decoded by the kernel of
+`publish_columns.py`, once `enable_columns` was called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -33,16 +34,18 @@ from wireloom.model import (
 from wireloom.protocols.contract import (
     HUB_PREFIX,
     LOGIN,
+    NOTHING,
     NOTHING_AGREED,
     PUBLISH,
-    Bulk,
+    Batch,
+    EventHead,
     Role,
-    Run,
     Session,
     SessionState,
+    is_control,
 )
 from wireloom.protocols.kept import Kept
-from wireloom.protocols.owing import OwedReads
+from wireloom.protocols.owing import Owed, OwedBatches
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import YampSettings, parse_uid, split_url, to_frame, to_message
@@ -51,8 +54,10 @@ from wireloom.protocols.yamp.states import ANSWERS, RECEIVES
 from wireloom.protocols.yamp.uids import Uids, uid_text
 
 if TYPE_CHECKING:
-    from wireloom.protocols.yamp.bulk import YampBulk
+    from wireloom.protocols.publish_columns import PublishColumns
 
+KERNEL_FROM = 512
+"""Bytes of a read from which on the kernel is used."""
 _OPENING, _OPEN = SessionState.OPENING, SessionState.OPEN
 _CLOSING, _CLOSED = SessionState.CLOSING, SessionState.CLOSED
 _EVENT, _REQUEST, _PROGRESS, _ERROR = Kind.EVENT, Kind.REQUEST, Kind.PROGRESS, Kind.ERROR
@@ -89,11 +94,8 @@ class YampSession(Session):
         """Requests we wait on."""
         self._owed = Received(settings.max_requests)
         """Requests the peer waits on."""
-        self._bulk: type[YampBulk] | None = None
-        self._owed_reads: OwedReads[bytes] = OwedReads()
-        """Reads by `bulk.py` with publishes that the peer waits on."""
-        self._singled: dict[str, tuple[YampBulk, int]] = {}
-        """Publishes that are in `_owed` and in `_owed_reads`, and where they are in their read."""
+        self._owed_batches = OwedBatches()
+        """Publishes the peer waits on, that are answered together."""
         self._closing_reason = ""
         self._input_ended = False
         self._peer_closed = False
@@ -113,34 +115,45 @@ class YampSession(Session):
         if self.role is Role.CLIENT:
             self._say(frames.Handshake(frames.VERSION, self.settings.serializer))
 
-    def receive(self, data: bytes, now: float) -> Run:
+    def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take what the transport read."""
         if self.state is _CLOSED:
             if self._peer_closed and data:
                 self._count_followed()
-            return Run()
+            return NOTHING
         self._heard, self._ping_sent = now, None
         kept = self._buffer
         if kept:
             if kept.takes(data):
-                return Run()
+                return NOTHING
             data = kept.joined(data)
-        if self._bulk is not None and self.state is _OPEN and self._owed_reads.are_for(len(data)):
-            run = self._receive_bulk(self._bulk, data)
-            if run is not None:
-                return run
-        return self._read(data)
+        if self.columns is not None and len(data) >= KERNEL_FROM and self.state is _OPEN:
+            from wireloom.protocols.publish_columns import take_read
 
-    def _read(self, data: bytes) -> Run:
-        """Take all complete frames and keep the rest."""
+            return take_read(self, self.columns, data, partial(self._read_frames, data))
+        batches: list[Batch] = []
+        position = 0
+        while position < len(data):
+            position = self._read_frames(data, position, len(data), batches)
+        return batches
+
+    def _read_frames(self, data: bytes, start: int, most: int, batches: list[Batch]) -> int:
+        """Decode up to so many frames, to the first control message; returns where the next one begins.
+
+        That is the end of the data where nothing more can be taken: what is incomplete is kept.
+        """
         messages: list[Message] = []
-        position = ignored = needed = 0
-        logins: list[tuple[int, int]] = []
-        """Where credentials are."""
+        position, size, ignored = start, len(data), 0
+        credentials = 0
+        """How many bytes at the end of what was accepted are credentials."""
+        is_over = False
         state: SessionState | None = None
         in_turn: frozenset[FrameType] = frozenset()
         try:
-            while position < len(data) and self.state is not _CLOSED:
+            for _ in range(most):
+                if position == size or self.state is _CLOSED:
+                    is_over = True
+                    break
                 if self.state is not state:
                     state = self.state
                     in_turn = RECEIVES[self.role, state]
@@ -148,7 +161,8 @@ class YampSession(Session):
                     self._refuse_turn(data[position])
                 found = frames.decode(data, position, self.settings.max_body)
                 if found is None:
-                    needed = frames.needed(data, position)
+                    self.keep(data[position:])
+                    is_over = True
                     break
                 frame, end = found
                 message = self._accept(frame)
@@ -157,21 +171,34 @@ class YampSession(Session):
                     ignored += 1
                     continue
                 messages.append(message)
-                if message.topic == LOGIN and isinstance(frame, frames.Request | frames.Event):
-                    logins.append((end - len(frame.body), end))
+                if is_control(message):
+                    if message.topic == LOGIN and isinstance(frame, frames.Request | frames.Event):
+                        credentials = len(frame.body)
+                    break
         except ProtocolViolation as violation:
             self._refuse(violation, data[position:])
-        rest = data[position:]
-        if rest:
-            self._buffer.keep(rest, needed)
+            is_over = True
         if self.state is _CLOSED and self.violation is None:
-            self._peer_closed = True
-            if rest:
+            self._peer_closed = is_over = True
+            if position < size:
                 self._count_followed()
-        accepted = data[:position]
-        for start, end in logins:
-            accepted = accepted[:start] + b"*" * (end - start) + accepted[end:]
-        return Run(accepted, messages, ignored=ignored)
+        accepted = data if start == 0 and position == size else data[start:position]
+        if credentials:
+            accepted = accepted[:-credentials] + b"*" * credentials
+        if accepted:
+            batches.append(Batch(accepted, messages, ignored=ignored))
+        return size if is_over else position
+
+    def batch_key(self, now: float) -> Hashable | None:
+        """Reads with the same serializer may be decoded together."""
+        if self._buffer or self.state is not _OPEN:
+            return None
+        self._heard, self._ping_sent = now, None
+        return self.content_type
+
+    def keep(self, rest: bytes) -> None:
+        """Keep the beginning of a frame."""
+        self._buffer.keep(rest, frames.needed(rest, 0))
 
     def _count_followed(self) -> None:
         """Something came after the peer's close: once, however it was cut into reads."""
@@ -261,11 +288,13 @@ class YampSession(Session):
 
     def _take_request(self, request: frames.Request) -> bool:
         request_id = uid_text(request.uid)
+        if self._owed_batches and self._owed_batches.has(request_id):
+            raise frames.violation("yamp.request.uid-reused", f"{request_id} is still unanswered")
         if self.state is _CLOSING and request_id not in self._owed:
             self.count("yamp.request.closing")
             self._say(frames.Response(self._uid(self._heard), request.uri, request.uid, ResponseType.ERROR, b""))
             return False
-        self._owed.add(request_id, request)
+        self._owed.add(request_id, request, self._owed_batches.count)
         return True
 
     def _take_cancel(self, cancel: frames.Cancel) -> bool:
@@ -275,9 +304,6 @@ class YampSession(Session):
             return False
         if cancel.kill:
             self._owed.kill(request_id)
-            if request_id in self._singled:
-                read, row = self._singled.pop(request_id)
-                read.withdraw(row)
             self._close_when_settled()
         return True
 
@@ -304,7 +330,7 @@ class YampSession(Session):
         self._close_when_settled()
 
     def _close_when_settled(self) -> None:
-        if self.state is _CLOSING and not self._owed and not self._owed_reads:
+        if self.state is _CLOSING and not self._owed and not self._owed_batches:
             self._goodbye()
 
     def _goodbye(self) -> None:
@@ -339,11 +365,11 @@ class YampSession(Session):
             return self._ping_sent + self.settings.pong_timeout
         return self._heard + self.settings.ping_interval
 
-    def expire(self, now: float) -> Run:
+    def expire(self, now: float) -> Sequence[Batch]:
         """Give up a handshake, ping an idle peer, close when nothing at all comes back."""
         due = self.deadline()
         if due is None or now < due:
-            return Run()
+            return NOTHING
         if self.state is _OPENING:
             detail = f"no handshake within {self.settings.handshake_timeout:g} s (handshake_timeout)"
             self._refuse(frames.violation("yamp.handshake.timeout", detail), bytes(self._buffer))
@@ -354,7 +380,7 @@ class YampSession(Session):
             self._closing_reason = f"nothing heard for {self.settings.pong_timeout:g} s after a ping (pong_timeout)"
             self.close_reason = "idle"
             self._goodbye()
-        return Run()
+        return NOTHING
 
     def _ping(self, payload: bytes, now: float) -> None:
         self._say(to_frame(Message(Kind.PING, body=payload), self.settings))
@@ -479,7 +505,7 @@ class YampSession(Session):
         """Say goodbye. What is owed is answered first; a second call does not wait for that."""
         if self.state is _CLOSED:
             return
-        if self.state is _CLOSING or not (self._owed or self._owed_reads):
+        if self.state is _CLOSING or not (self._owed or self._owed_batches):
             self._closing_reason = reason or self._closing_reason
             self._goodbye()
         else:
@@ -507,76 +533,71 @@ class YampSession(Session):
         # Sessions of one listener have the same object; its number is a quicker key than its values.
         return (id(self.settings), self.content_type) if self.state is _OPEN else None
 
-    def write_events(self, events: Sequence[Message], now: float) -> bytes:
-        """`event` frames, as `send` would write them."""
-        out = [self._prepare(_EVENT, event, _uri_of(event), now) for event in events]
-        return b"".join([frames.encode(to_frame(event, self.settings)) for event in out])
+    event_uid_at = 1
+
+    def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
+        """An `event` frame up to its body; None where the body has to be converted."""
+        if content_type is not None and content_type != self.content_type:
+            return None
+        head = _event_head(topic)
+        return EventHead(head, len(head) - 4, 0, self.settings.max_body)
+
+    def draw_uids(self, now: float) -> bytes:
+        """A uid with room to count up from."""
+        first = self._uid(now)
+        return first[:8] + (int.from_bytes(first[8:]) & ~(1 << 61)).to_bytes(8)
 
     def frames_of(self, encoded: bytes) -> Sequence[bytes]:
         """Events one by one."""
         return frames.split(encoded)
 
-    # Long reads, by kernels
+    # Batches in columns
 
-    def enable_bulk(self) -> bool:
-        """Let `receive` use the column kernels for long reads."""
-        from wireloom.protocols.yamp.bulk import YampBulk, warm
+    def enable_columns(self) -> bool:
+        """Let `receive` use the kernel for long reads."""
+        from wireloom.protocols.yamp.publish_columns import YampPublishes, warm
 
         warm()
-        self._bulk = YampBulk
+        self.columns = YampPublishes
         return True
 
-    def _receive_bulk(self, kind: type[YampBulk], data: bytes) -> Run | None:
-        """A read of nothing but events and publishes; None where it has to be read frame by frame."""
-        found = None if self._owed.killed else kind.of(self, data, self._owed_reads.fewest)
-        alone = (parse_uid(request_id, "id") for request_id in self._owed)
-        if found is None or not self._owed_reads.admit(found, alone, len(self._owed), self.settings.max_requests):
-            # Frame by frame, every uid must be known.
-            for read, row in self._owed_reads.single_out():
-                assert isinstance(read, kind)
-                self.owe(read, row)
-                self._singled[uid_text(read.key(row))] = read, row
-            return None
-        self._buffer.keep(data[found.consumed :])
-        return Run(memoryview(data)[: found.consumed], bulk=found)
+    @property
+    def heard_at(self) -> float:
+        """When something was read last."""
+        return self._heard
 
-    def owe(self, read: YampBulk, row: int) -> None:
-        """A request is answered by itself."""
-        self._owed[uid_text(read.key(row))] = Unanswered(read.uri(row), progressive=False)
+    def owe(self, owed: Owed) -> bool:
+        """Uids of a batch must not be in use, and requests not too many."""
+        return not self._owed.killed and self._owed_batches.admit(
+            owed, self._owed, len(self._owed), self.settings.max_requests
+        )
 
-    def answered(self, read: YampBulk, rows: Sequence[int]) -> None:
-        """A read was answered in bulk."""
-        self._owed_reads.forget(read)
-        for row in rows:
-            identifier = uid_text(read.key(row))
-            if self._singled.pop(identifier, None) is not None:
-                self._owed.pop(identifier, None)
+    def owe_one(self, request: Message) -> None:
+        """The request is answered by itself."""
+        self._owed[request.id or ""] = Unanswered(request.topic or "", progressive=False)
 
-    def draw_many(self) -> bytes:
-        """A uid to count up from."""
-        return self._uid(self._heard)
+    def settled(self, batch: PublishColumns, read: int) -> None:
+        """The publishes of a read are answered."""
+        self._owed_batches.settle(batch, read)
+        self._close_when_settled()
 
     def send_frames(self, encoded: bytes, count: int) -> None:
-        """Queue frames made by `YampBulk`."""
+        """Queue frames that are encoded already."""
         if self.state is _CLOSED:
             raise PeerClosed("the yamp connection is closed")
         self._out.append(Joined(encoded))
         self.sent += count
         self._close_when_settled()
 
-    def can_forward(self, bulk: Bulk, topic: str) -> bool:
-        """Whether our peer agreed on the same serializer and takes bodies of this size."""
-        return (
-            self._bulk is not None
-            and isinstance(bulk, self._bulk)
-            and self.state is _OPEN
-            and bulk.content_type == self.content_type
-            and bulk.max_body <= self.settings.max_body
-        )
-
 
 class Joined(bytes):
     """Several frames in a row; any other bytes in `YampSession._out` are one frame."""
+
+
+@lru_cache(maxsize=1024)
+def _event_head(uri: str) -> bytes:
+    """An event without uid and body."""
+    return frames.encode(frames.Event(bytes(16), uri, b""))
 
 
 def _uri_of(message: Message) -> str:

@@ -1,0 +1,202 @@
+"""Events and acknowledged publishes of many reads in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wireloom.kernels import kernel
+from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_of
+from wireloom.protocols import publish_columns
+from wireloom.protocols.buffers import u32
+from wireloom.protocols.publish_columns import (
+    ASKS,
+    BODY,
+    BODY_SIZE,
+    FIELDS,
+    ID,
+    OFFSET,
+    READ,
+    SIZE,
+    TOPIC,
+    TOPIC_SIZE,
+    Columns,
+    Meaning,
+    PublishColumns,
+    copy,
+    topic_after_prefix,
+)
+from wireloom.protocols.session import Session
+from wireloom.protocols.yamp import frames
+from wireloom.protocols.yamp.frames import FrameType, ResponseType
+from wireloom.protocols.yamp.protocol import to_message
+from wireloom.protocols.yamp.session import YampSession
+from wireloom.protocols.yamp.uids import uid_text
+
+_EVENT, _REQUEST, _RESPONSE = int(FrameType.EVENT), int(FrameType.REQUEST), int(FrameType.RESPONSE)
+_DONE = int(ResponseType.DONE)
+_IS_EVENT, _NOBODY = Kind.EVENT, Authenticity.NONE
+_LEAST = 23
+"""Bytes of the smallest event with a uri."""
+_ANSWER = 39
+"""Bytes of a response without a body, and without its uri."""
+
+
+@kernel
+def _scan(
+    data: NDArray[np.uint8],
+    starts: Columns,
+    ends: Columns,
+    max_body: int,
+    columns: Columns,
+    stops: Columns,
+    odd: NDArray[np.bool_],
+) -> int:
+    """Rows of `event`, and of `request` for `$hub/publish/`. Ids are the first half of uids, which tell the time."""
+    row = 0
+    for read in range(starts.shape[0]):
+        at, end = starts[read], ends[read]
+        while end - at >= 18:
+            odd[read] = True
+            asks = 1 if data[at] == _REQUEST else 0
+            if not asks and data[at] != _EVENT:
+                break
+            uri, uri_size = at + 18, np.int64(data[at + 17])
+            after = uri + uri_size
+            body = after + (5 if asks else 4)
+            if body > end:
+                odd[read] = False
+                break
+            if asks and data[after]:
+                break
+            size = u32(data, body - 4)
+            if size > max_body:
+                break
+            if body + size > end:
+                odd[read] = False
+                break
+            skipped = topic_after_prefix(data, uri, uri_size, asks > 0)
+            if skipped < 0:
+                break
+            odd[read] = False
+            columns[READ, row], columns[OFFSET, row], columns[SIZE, row] = read, at, body + size - at
+            columns[ASKS, row] = asks
+            columns[ID, row] = (u32(data, at + 1) << 31) | (u32(data, at + 5) >> 1) if asks else np.int64(-1)
+            columns[TOPIC, row], columns[TOPIC_SIZE, row] = uri + skipped, uri_size - skipped
+            columns[BODY, row], columns[BODY_SIZE, row] = body, size
+            row += 1
+            at = body + size
+        stops[read] = at
+    return row
+
+
+@kernel
+def _write_answers(
+    data: NDArray[np.uint8],
+    offsets: Columns,
+    high: np.uint64,
+    low: np.uint64,
+    out: NDArray[np.uint8],
+    ends: Columns,
+) -> int:
+    """Responses that are done, without a body; their uids count up from the one given."""
+    at = np.int64(0)
+    for row in range(offsets.shape[0]):
+        start = offsets[row]
+        uri_size = np.int64(data[start + 17])
+        out[at] = _RESPONSE
+        number = low + np.uint64(row)
+        for index in range(8):
+            shift = np.uint64(56 - 8 * index)
+            out[at + 1 + index] = (high >> shift) & np.uint64(0xFF)
+            out[at + 9 + index] = (number >> shift) & np.uint64(0xFF)
+        at += 17
+        copy(data, start + 17, uri_size + 1, out, at)
+        at += uri_size + 1
+        copy(data, start + 1, np.int64(16), out, at)
+        at += 16
+        out[at] = _DONE
+        for index in range(1, 5):
+            out[at + index] = 0
+        at += 5
+        ends[row] = at
+    return at
+
+
+@cache
+def warm() -> None:
+    """Compile or load the kernels, once, before a connection waits for them."""
+    publish_columns.warm()
+    one, data = np.zeros(1, np.int64), np.zeros(64, np.uint8)
+    _scan(data, one, one, 1, np.empty((FIELDS, 1), np.int64), np.empty(1, np.int64), np.zeros(1, np.bool_))
+    offsets = np.zeros((FIELDS, 2), np.int64)[OFFSET]
+    _write_answers(data, offsets, np.uint64(1), np.uint64(1), np.empty(2 * _ANSWER, np.uint8), np.empty(2, np.int64))
+
+
+class YampPublishes(PublishColumns):
+    """Frames of sessions with the same serializer."""
+
+    __slots__ = ()
+
+    smallest: ClassVar[int] = _LEAST
+    uid_from: ClassVar[int] = 1
+
+    @classmethod
+    def scan(
+        cls,
+        session: Session,
+        data: NDArray[np.uint8],
+        starts: Columns,
+        ends: Columns,
+        columns: Columns,
+        stops: Columns,
+        odd: NDArray[np.bool_],
+    ) -> int:
+        """Rows of events and publishes whose uris are plain topics."""
+        count: int = _scan(data, starts, ends, cast(YampSession, session).settings.max_body, columns, stops, odd)
+        return count
+
+    def meaning(self, key: bytes) -> Meaning | None:
+        """The uri; the content type is that of the connection."""
+        return Meaning(key.decode(), self.sessions[0].content_type)
+
+    def _uid(self, offset: int) -> str:
+        return uid_text(self.buffer[offset + 1 : offset + 17])
+
+    def exact_keys(self, rows: Columns) -> frozenset[object]:
+        """The uids of these rows, as in messages."""
+        return frozenset(map(self._uid, rows[OFFSET].tolist()))
+
+    def message(self, row: int) -> Message:
+        """A row as the message it is."""
+        session = cast(YampSession, self.sessions[0])
+        found = frames.decode(self.buffer, int(self.columns[OFFSET, row]), session.settings.max_body)
+        assert found is not None, "kernel and decoder disagree"
+        return to_message(found[0], session.inbound, session.content_type)
+
+    def event_messages(self, rows: Columns, codes: Sequence[int]) -> list[Message]:
+        """Rows as the events they publish."""
+        buffer, direction, meanings = self.buffer, self.sessions[0].inbound, self.meanings
+        found = []
+        places = zip(rows[OFFSET].tolist(), rows[BODY].tolist(), rows[BODY_SIZE].tolist(), codes, strict=True)
+        for start, at, size, code in places:
+            means = meanings[code]
+            assert means is not None
+            found.append(message_of((
+                _IS_EVENT, means.topic, buffer[at : at + size], self._uid(start), None, None, means.content_type,
+                NO_ATTRIBUTES, "yamp", None, None, direction, _NOBODY,
+            )))  # fmt: skip
+        return found
+
+    def answers(self, asks: Columns) -> tuple[bytes, Callable[[int], int]]:
+        """`response` frames of type done."""
+        count = asks.shape[1]
+        session = cast(YampSession, self.sessions[0])
+        uid = np.frombuffer(session.draw_uids(session.heard_at), ">u8").astype(np.uint64)
+        out, ends = np.empty(count * (_ANSWER + 255), np.uint8), np.empty(count, np.int64)
+        size = _write_answers(self.view, asks[OFFSET], uid[0], uid[1], out, ends)
+        return out[:size].tobytes(), lambda rows: int(ends[rows - 1])
