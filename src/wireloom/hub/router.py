@@ -231,7 +231,7 @@ class Router:
     # Requests
 
     def _acknowledged_event(self, source: Connection, request: Message, ticket: int) -> Message | None:
-        """The event of an acknowledged publish, which is answered once it is durable; None if it is none, or refused."""
+        """The event of an acknowledged publish, which is answered once it is durable; None if it publishes nothing."""
         topic = request.topic or ""
         if topic.startswith(PUBLISH):
             topic = topic.removeprefix(PUBLISH)

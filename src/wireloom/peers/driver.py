@@ -40,8 +40,9 @@ def is_local(peername: str) -> bool:
 class Driver(Outlet):
     """The owner of a pipe on behalf of a session.
 
-    `on_batch` gets what each read brought, in order, and `on_read` is called after the last of it. `on_open` is called once, when the handshake is done, before the first
-    batch; `on_end` once, when the pipe is gone, with the error that says why.
+    `on_batch` gets what each read brought, in order; `on_read` is called after the last of it. `on_open` is called
+    once, when the handshake is done, before the first batch; `on_end` once, when the pipe is gone, with the error that
+    says why.
     """
 
     __slots__ = (
