@@ -74,12 +74,18 @@ class Stream:
         self.frames: list[bytes] = []
         self.numbers: dict[int, str] = {}
         """In hsp: what numbers stand for at this place of the stream."""
+        self.marks: list[int] = []
+        """Places that somebody wanted to remember, in bytes."""
         self._ids = itertools.count(first_id)
 
     @property
     def data(self) -> bytes:
         """All of it."""
         return b"".join(self.frames)
+
+    def mark(self) -> None:
+        """Remember this place."""
+        self.marks.append(sum(map(len, self.frames)))
 
     def event(self, topic: str, body: bytes, *, enveloped: bool = False) -> None:
         """An event; in hsp by its number if it has one, unless it is to be `enveloped`."""
@@ -164,6 +170,8 @@ class BarePeer:
     def __init__(self, own: Protocol) -> None:
         self.protocol = own
         self.messages: list[Message] = []
+        self.topics: set[str | None] = set()
+        """Of the events that came."""
         self.is_over = False
         self._decoder = own.decoder(Direction.S2C, own.lenient())
         self._news = asyncio.Event()
@@ -177,7 +185,9 @@ class BarePeer:
     def received(self, data: bytes) -> None:
         """The hub said something."""
         self._decoder.feed(data)
-        self.messages += [decoded.message for decoded in self._decoder]
+        found = [decoded.message for decoded in self._decoder]
+        self.messages += found
+        self.topics.update(each.topic for each in found if each.kind is Kind.EVENT)
         self._news.set()
 
     def learn(self, numbers: dict[int, str]) -> None:
@@ -216,13 +226,9 @@ class BarePeer:
 
     async def answers(self, *requests: str) -> list[Message]:
         """The answers to some requests, in the order in which they came."""
-
-        def found() -> list[Message]:
-            return [each for each in self.messages if each.correlation_id in wanted]
-
         wanted = set(requests)
-        assert await self.until(lambda: {each.correlation_id for each in found()} == wanted), self.messages[-5:]
-        return found()
+        assert await self.until(lambda: wanted <= {each.correlation_id for each in self.messages}), self.messages[-5:]
+        return [each for each in self.messages if each.correlation_id in wanted]
 
     async def settle(self) -> None:
         """A ping and its pong: what the hub has said before is here."""
