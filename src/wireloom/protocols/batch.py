@@ -69,7 +69,7 @@ class Batch:
         self.refused = refused
         """Datagrams or lines that were not accepted; the conversation goes on without them."""
         self.numbers: Mapping[int, str] | None = None
-        """The numbers that stand for topics in it, where a later batch of the same read has changed them."""
+        """The numbers that stand for topics in it, where its last message has changed them."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({bytes(self.data)!r}, {self.messages!r})"

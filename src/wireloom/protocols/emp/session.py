@@ -10,7 +10,7 @@ publishes are decoded by the kernel of `publish_columns.py`, once `enable_column
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from wireloom.protocols.owing import Owed
     from wireloom.protocols.publish_columns import PublishColumns
 
-KERNEL_FROM = 512
-"""Bytes of a read from which on the kernel is used."""
 _HELLO = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
 _BYE, _PING, _PONG = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
 _EXCLUSIVE: Mapping[str, str | bool] = MappingProxyType({"size_mode": str(SizeMode.EXCLUSIVE)})
@@ -94,6 +92,10 @@ class EmpSession(Session):
 
     def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take what the transport read."""
+        return list(self.batches(data, now))
+
+    def batches(self, data: bytes, now: float) -> Iterable[Batch]:
+        """The same, one batch at a time."""
         if self.state is CLOSED:
             return NOTHING
         kept = self._buffer
@@ -104,18 +106,10 @@ class EmpSession(Session):
             if kept.takes(data):
                 return NOTHING
             data = kept.joined(data)
-        if self.columns is not None and self._inclusive and len(data) >= KERNEL_FROM and self.state is OPEN:
-            from wireloom.protocols.publish_columns import take_read
+        return self._decode(data, partial(self._read_frames, now))
 
-            return take_read(self, self.columns, data, partial(self._read_frames, data, now))
-        batches: list[Batch] = []
-        position = 0
-        while position < len(data):
-            position = self._read_frames(data, now, position, len(data), batches)
-        return batches
-
-    def _read_frames(self, data: bytes, now: float, start: int, most: int, batches: list[Batch]) -> int:
-        """Decode up to so many frames, to the first control message; returns where the next one begins.
+    def _read_frames(self, now: float, data: bytes, start: int, most: int) -> tuple[Batch | None, int]:
+        """Decode up to so many frames, to the first control message; returns them and where the next one begins.
 
         That is the end of the data where nothing more can be taken now: what is incomplete, or waits for slow work, is
         kept.
@@ -154,9 +148,8 @@ class EmpSession(Session):
         accepted = data if start == 0 and position == size else data[start:position]
         if login is not None:
             accepted = accepted[: login[0] - start] + self._blanked(login[1])
-        if accepted:
-            batches.append(Batch(accepted, messages))
-        return size if is_over else position
+        batch = Batch(accepted, messages) if accepted else None
+        return batch, size if is_over else position
 
     def _blanked(self, login: Message) -> bytes:
         """The frame of a login with stars for its body; what was compressed is not any more."""
@@ -426,7 +419,9 @@ class EmpSession(Session):
     # Batches in columns
 
     def enable_columns(self) -> bool:
-        """Let `receive` use the kernel for long reads."""
+        """Let `receive` use the kernel for long reads, if sizes are inclusive."""
+        if not self._inclusive:
+            return False
         from wireloom.protocols.emp.publish_columns import EmpPublishes, warm
 
         warm()
