@@ -165,7 +165,7 @@ def frames(folder: Path) -> list[tuple[object, ...]]:
 
 
 @settings(deadline=None, max_examples=30)
-@given(turns=TURNS, segment_bytes=st.sampled_from([2000, 50_000, 64 << 20]))
+@given(turns=TURNS, segment_bytes=st.sampled_from([250, 2000, 50_000, 64 << 20]))
 def test_a_journal_of_turns_reads_like_one_of_single_runs(turns, segment_bytes):
     with TemporaryDirectory() as folder:
         one, many = Path(folder) / "one", Path(folder) / "many"
@@ -208,7 +208,7 @@ def many_turns() -> Iterator[list[Said]]:
 
 
 @pytest.mark.parametrize("call", ["pwritev", "sync"])
-@pytest.mark.parametrize("segment_bytes", [3000, 64 << 20])
+@pytest.mark.parametrize("segment_bytes", [300, 3000, 64 << 20])
 def test_runs_of_a_failed_write_are_written_again_under_other_packet_ids(tmp_path, call, segment_bytes):
     disk = FaultyDisk()
     journal = Journal.open(tmp_path / "many", segment_bytes=segment_bytes, disk=disk)
@@ -307,7 +307,8 @@ def test_many_lines_have_room(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "slot", "sequence"), [(-1, 1, 0, 0), (0, 2, 0, 0), (1, 0, 0, 0), (0, 1, 0, -1), (0, 1, 0, 10**18)]
+    ("start", "end", "slot", "sequence"),
+    [(-1, 1, 0, 0), (0, 2, 0, 0), (1, 0, 0, 0), (0, 1, 0, -1), (0, 1, 0, 10**18), (0, LARGE, 0, 0)],
 )
 def test_a_run_that_makes_no_sense_is_refused(tmp_path, start, end, slot, sequence):
     with Journal.open(tmp_path) as journal:

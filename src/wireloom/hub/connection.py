@@ -307,7 +307,6 @@ class Connection(Outbox):
             # It may have confirmed what others wait behind.
             self._write_queued()
         hub.write_out()
-        hub.journal.encode()
         hub.watch_pending()
 
     def _find_calls(self, run: Run, requests: Sequence[Message]) -> Sequence[Message]:

@@ -152,7 +152,7 @@ def segment_head(version: str, hub: str, epoch: str, generation: int, after: int
     Its size does not depend on `after`, which is known late.
 
     >>> head_of(segment_head("1.0", "north", "00c0ffee00c0ffee", 3, 41))
-    Head(format=2, hub='north', epoch='00c0ffee00c0ffee', generation=3, after=41, size=212, refused=False)
+    Head(format=2, hub='north', epoch='00c0ffee00c0ffee', generation=3, after=41, size=196, refused=False)
     """
     said: dict[str, type_of_json] = {"after": f"{after:020d}", "epoch": epoch, "generation": generation, "hub": hub}
     if refused:
@@ -280,21 +280,12 @@ def encode_packet(
     ))  # fmt: skip
 
 
-def packet_size(tags: bytes, payload: Buffer, comment: bytes) -> int:
-    """How many bytes that block has.
-
-    >>> packet_size(b"", b"frame", b"note") == len(encode_packet(1, 0, b"", 0, b"frame", b"note", INBOUND))
-    True
-    """
-    captured, length = len(tags) + len(payload), len(comment)
-    return 72 + captured + (-captured & 3) + length + (-length & 3)
-
-
 def packet_around(
     packet_id: int, time_ns: int, tags: bytes, tags_crc: int, payload: Buffer, comment: bytes, flags: int
 ) -> tuple[bytes, bytes]:
     """What stands before and after the payload in that block, for whoever writes a large payload without a copy."""
-    captured, length, total = len(tags) + len(payload), len(comment), packet_size(tags, payload, comment)
+    captured, length = len(tags) + len(payload), len(comment)
+    total = 72 + captured + (-captured & 3) + length + (-length & 3)
     tail = (
         _PADDING[-captured & 3],
         _pack_options(

@@ -19,14 +19,13 @@ from numpy.typing import ArrayLike, NDArray
 from wireloom.journal import blocks
 from wireloom.journal.context import Context, Principal
 from wireloom.journal.crc32 import CRC_TABLES, U, crc32
-from wireloom.journal.lines import Line
+from wireloom.journal.lines import END, SEQUENCE, SLOT, START, TICKET, Line
 from wireloom.journal.log import LARGE
 from wireloom.kernels import kernel
 from wireloom.model import Direction
 
 Runs = NDArray[np.int64]
-"""A column a run, with these rows: where it begins and ends in the data, its slot, its sequence, its ticket."""
-START, END, SLOT, SEQUENCE, TICKET = range(5)
+"""A column a run; `lines` has the rows."""
 
 _AT_ONCE = 1024 * 1024
 """Bytes that one call encodes at most."""
@@ -140,7 +139,7 @@ class LineTable:
         segment: int,
         room: int,
     ) -> tuple[int, memoryview]:
-        """Encode runs from the first on, and write their tickets; returns how many it were, and the blocks.
+        """Encode runs from the first on, and write their tickets; returns how many that were, and the blocks.
 
         Packet ids and tickets ascend from the given ones. It ends before a run that is large, or whose line is not
         stated in the segment, and once the blocks have `room` bytes or more. The blocks are valid until the next call.

@@ -10,12 +10,15 @@ from wireloom.model import Direction
 
 Ends = tuple[str, Direction, str | None, str | None]
 """Protocol, direction, source and destination."""
+START, END, SLOT, SEQUENCE, TICKET = range(5)
+"""The rows of an array of runs: where a run begins and ends in the data, the slot of its line, how many messages of
+that line come before it, and the ticket of its block."""
 
 
 class Line:
     """What all blocks of one connection and direction have in common."""
 
-    __slots__ = ("comment", "connection", "context", "ends", "flags", "principal", "size", "slot", "tags", "tags_crc")
+    __slots__ = ("comment", "connection", "context", "ends", "flags", "principal", "slot", "tags", "tags_crc")
 
     def __init__(self, connection: int, ends: Ends, *, inbound: bool) -> None:
         protocol, direction, source, destination = ends
@@ -26,8 +29,6 @@ class Line:
         self.comment = b"conn=%016x dir=%b seq=" % (connection, direction.value.encode())
         """Its beginning: the sequence and the context follow."""
         self.flags = blocks.INBOUND if inbound else blocks.OUTBOUND
-        self.size = blocks.packet_size(self.tags, b"", self.comment) + 8
-        """Bytes of a block without its payload, or a few more or less."""
         self.context: Context | None = None
         """What `Journal.append_runs` names as the context of its runs: see `Journal.describe`."""
         self.principal: Principal | None = None

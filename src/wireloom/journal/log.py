@@ -23,7 +23,7 @@ from wireloom.journal.blocks import encode_packet, packet_around
 from wireloom.journal.context import Context, Principal
 from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.keys import Keys
-from wireloom.journal.lines import Line
+from wireloom.journal.lines import SLOT, TICKET, Line
 from wireloom.journal.segment import committed_path, is_segment, segment_name
 from wireloom.journal.writing import SegmentFile
 from wireloom.model import JournalError
@@ -252,14 +252,17 @@ class SegmentLog:
             start, end, slot, sequence, _ = runs[:, row].tolist()
             segment = self._stated.number
             if not lines.is_stated(slot, segment):
-                self._state_lines(lines.unstated(runs[2, row:], segment), time_ns, lines)
+                self._state_lines(lines.unstated(runs[SLOT, row:], segment), time_ns, lines)
             if end - start >= LARGE:
-                line = lines.line(slot)
-                runs[4, row] = self.add_run(time_ns, line, sequence, memoryview(data)[start:end], line.context)
+                line, payload = lines.line(slot), memoryview(data)[start:end]
+                if len(payload) != end - start:
+                    raise ValueError(f"run {row} is not in the data")
+                runs[TICKET, row] = self.add_run(time_ns, line, sequence, payload, line.context)
                 row += 1
                 continue
             part = self._parts[-1]
-            room = min(PART - part.size, self.segment_bytes + 1 - self._planned)
+            # What had to be stated may have filled it: then one run follows, or the next segment would be as full.
+            room = max(min(PART - part.size, self.segment_bytes + 1 - self._planned), 1)
             taken, encoded = lines.encode(
                 data, runs, row,
                 packet_id=self.next_packet_id, ticket=self.ticket + 1, time_ns=time_ns, segment=segment, room=room,
@@ -267,7 +270,7 @@ class SegmentLog:
             part.data += encoded
             self._count(part, len(encoded), taken)
             row += taken
-        tickets: NDArray[np.int64] = runs[4]
+        tickets: NDArray[np.int64] = runs[TICKET]
         return tickets
 
     def _state_lines(self, unstated: list[Line], time_ns: int, lines: LineTable) -> None:
