@@ -146,7 +146,7 @@ class LineTable:
         """
         count, size, fault = _encode(
             _read_only(data), runs, first, self._numbers, self._texts, self._width, CRC_TABLES, self._out,
-            packet_id, ticket, time_ns, segment, room,
+            packet_id, ticket, time_ns, segment, room, LARGE,
         )  # fmt: skip
         if fault:
             raise ValueError(f"run {first + count} is not in the data, has no line, or a sequence that is too large")
@@ -198,17 +198,17 @@ def _zeros(out, at, size):  # type: ignore[no-untyped-def]
 
 @kernel
 def _encode(  # type: ignore[no-untyped-def]
-    data, runs, first, numbers, texts, width, tables, out, packet_id, ticket, time_ns, segment, room
+    data, runs, first, numbers, texts, width, tables, out, packet_id, ticket, time_ns, segment, room, large
 ):  # fmt: skip
     """How many runs were taken, how many bytes their blocks have, and whether the next run makes no sense."""
     at, row = 0, first
-    room = min(room, len(out) - LARGE - width - 128)
+    room = min(room, len(out) - large - width - 128)
     while row < runs.shape[1] and at < room:
         start, end, slot, sequence = runs[START, row], runs[END, row], runs[SLOT, row], runs[SEQUENCE, row]
         if not (0 <= start <= end <= len(data) and 0 <= slot < len(numbers) and 0 <= sequence < 10**18):
             return row - first, at, True
         payload = end - start
-        if payload >= LARGE or numbers[slot, _STATED] != segment:
+        if payload >= large or numbers[slot, _STATED] != segment:
             break
         tags, text, word = numbers[slot, _TAGS], numbers[slot, _COMMENT], numbers[slot, _WORD]
         digits, rest = 1, U(sequence)
@@ -229,6 +229,7 @@ def _encode(  # type: ignore[no-untyped-def]
         to = _copy(out, to, data, start, payload)
         to = _zeros(out, to, -captured & 3)
         crc = np.int64(crc32(data, start, end, tables, numbers[slot, _CRC]))
+        # Codes and lengths of the options: flags, hash (of type 2, a CRC-32), packet id, comment.
         _put(out, to, 2 | 4 << 16)
         _put(out, to + 4, numbers[slot, _FLAGS])
         _put(out, to + 8, 3 | 5 << 16)
