@@ -371,9 +371,8 @@ class Hub:
             self.unwritten.popitem()[0].driver.write_out()
 
     def after_read(self) -> None:
-        """The batches of a read, or of a turn, are routed: write what came of it, then encode and watch the journal."""
+        """The batches of a read, or of a turn, are routed: write what came of it."""
         self.write_out()
-        self.journal.encode()
         self.watch_pending()
 
     def watch_memory(self) -> None:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 
 from wireloom.journal.threads import DaemonThreads
-from wireloom.journal.writer import Journal, JournalBatch
+from wireloom.journal.writer import Journal, PendingCommit
 from wireloom.model import JournalError
 
 LATEST = 0.005
@@ -76,7 +76,7 @@ class GroupCommit:
         self._room: list[Callable[[], None]] = []
         self._thread = DaemonThreads("journal")
         self._syncing = False
-        self._in_flight: JournalBatch | None = None
+        self._in_flight: PendingCommit | None = None
         """What the thread commits."""
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
@@ -261,18 +261,18 @@ class GroupCommit:
             done = self._loop.run_in_executor(self._thread, self._store, batch)
             done.add_done_callback(lambda future: self._stored(batch, future))
 
-    def _store(self, batch: JournalBatch) -> float:
+    def _store(self, batch: PendingCommit) -> float:
         started = time.perf_counter()
         self.journal.store(batch)
         return time.perf_counter() - started
 
-    def _stored(self, batch: JournalBatch, done: asyncio.Future[float]) -> None:
+    def _stored(self, batch: PendingCommit, done: asyncio.Future[float]) -> None:
         if self._given_up:
             return
         self._syncing, self._in_flight = False, None
         self._settle(batch, done.result())
 
-    def _settle(self, batch: JournalBatch, seconds: float, *, on_loop: bool = False) -> None:
+    def _settle(self, batch: PendingCommit, seconds: float, *, on_loop: bool = False) -> None:
         self._average += (seconds - self._average) / 8
         self._latest.append(seconds)
         try:
