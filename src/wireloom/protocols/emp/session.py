@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from wireloom.protocols.owing import Owed
     from wireloom.protocols.publish_columns import PublishColumns
 
-_HELLO = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
-_BYE, _PING, _PONG = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
+_HELLO_FRAME = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
+_BYE_FRAME, _PING_FRAME, _PONG_FRAME = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
 _EXCLUSIVE: Mapping[str, str | bool] = MappingProxyType({"size_mode": str(SizeMode.EXCLUSIVE)})
 # A member of an enum is looked up by name each time; these are looked up once.
-_EVENT, _REQUEST, _ERROR, _PINGS, _CLOSE, _OTHER = (
+_EVENT, _REQUEST, _ERROR, _PING, _CLOSE, _OTHER = (
     Kind.EVENT, Kind.REQUEST, Kind.ERROR, Kind.PING, Kind.CLOSE, Kind.OTHER,
 )  # fmt: skip
 _DATA = int(Type.DATA)
@@ -87,7 +87,7 @@ class EmpSession(Session):
 
     def connected(self, now: float) -> None:
         """The transport is up: say `hello`, and wait for the peer's."""
-        self._write(_HELLO)
+        self._write(_HELLO_FRAME)
         self._deadline = now + self.settings.handshake_timeout
 
     def receive(self, data: bytes, now: float) -> Sequence[Batch]:
@@ -207,7 +207,7 @@ class EmpSession(Session):
         if self._pongs_unsent:
             self.count("emp.ping.overlap")
         self._pongs_unsent += 1
-        self._write(_PONG)
+        self._write(_PONG_FRAME)
 
     def _pong(self, now: float) -> None:
         """The first pong after a ping ends the procedure; others are ignored."""
@@ -305,7 +305,7 @@ class EmpSession(Session):
             raise NotSupported(f"emp cannot send a message of kind {kind}")
         if state is CLOSING and (kind not in MAY_SEND[CLOSING] or (kind is _OTHER and answer is None)):
             raise PeerClosed("the emp connection is closing; only answers that are owed can be sent")
-        if kind is _PINGS:
+        if kind is _PING:
             if held or self._ping_sent is not None:
                 raise NotSupported("emp allows one ping at a time, after the handshake: wait for the pong")
             self._ping(now)
@@ -375,7 +375,7 @@ class EmpSession(Session):
 
     def _ping(self, now: float) -> None:
         self._ping_sent = now
-        self._write(_PING)
+        self._write(_PING_FRAME)
 
     def close(self, now: float, reason: str = "") -> None:
         """Say `bye`, as soon as the answers that are owed are sent or `close_timeout` has passed."""
@@ -388,7 +388,7 @@ class EmpSession(Session):
             self._deadline = now + self.settings.close_timeout
 
     def _say_bye(self) -> None:
-        self._write(_BYE)
+        self._write(_BYE_FRAME)
         if self._slow.behind:
             self.state, self._bye_waits = CLOSING, True
         else:
