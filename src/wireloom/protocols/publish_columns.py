@@ -27,7 +27,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -331,6 +331,18 @@ class PublishColumns(Publishes):
     def exact_keys(self, rows: Columns) -> frozenset[object]:
         """The ids of these rows."""
         return frozenset(rows[ID].tolist())
+
+    def topics_of(self, read: int) -> list[str]:
+        """The topics of one read."""
+        codes = dict.fromkeys(self.codes[self.bounds[read] : self.bounds[read + 1]].tolist())
+        topics = self.events().topics
+        return [topics[code] for code in codes]
+
+    def last_reads(self) -> list[int]:
+        """For each topic the read that brought its last event."""
+        last = np.empty(len(self.meanings), np.int64)
+        last[self.codes] = self.columns[READ]
+        return cast(list[int], last.tolist())
 
     def counts(self) -> Columns:
         """How many messages each read has."""
