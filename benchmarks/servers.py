@@ -59,12 +59,18 @@ def running(command: list[str], **options: object) -> Iterator[subprocess.Popen[
 
 
 @contextlib.contextmanager
-def hub(*, sync: bool = True, extra: str = "", data: Path | None = None) -> Iterator[dict[str, int]]:
-    """Our hub; gives the ports of its listeners by scheme. It keeps its data in a folder for the time, or in `data`."""
+def hub(
+    *, sync: bool = True, extra: str = "", data: Path | None = None, topics: int = 1
+) -> Iterator[dict[str, int]]:
+    """Our hub; gives the ports of its listeners by scheme. It keeps its data in a folder for the time, or in `data`.
+
+    In hsp, type 7 is the topic `bench`; with more `topics`, type 7 + i is `bench/i`.
+    """
+    numbers = ", ".join(f'{7 + i} = "{f"bench/{i:02}" if i else "bench"}"' for i in range(topics))
     with tempfile.TemporaryDirectory(prefix="wireloom-bench-") as folder:
         config = Path(folder) / "hub.toml"
         config.write_text(
-            '[[listener]]\nurl = "hsp://127.0.0.1:0"\nprofile = true\ntopics = { 7 = "bench" }\n'
+            f'[[listener]]\nurl = "hsp://127.0.0.1:0"\nprofile = true\ntopics = {{ {numbers} }}\n'
             '[[listener]]\nurl = "emp://127.0.0.1:0"\n[[listener]]\nurl = "yamp://127.0.0.1:0"\n'
             f'[http]\nurl = "off"\n[journal]\nsync = {str(sync).lower()}\n{extra}'
         )
