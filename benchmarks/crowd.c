@@ -1,6 +1,6 @@
 /* A load client for message servers: many connections, one thread, epoll, loopback only.
  *
- *   crowd load KIND PORT VERB [NAME=NUMBER ...]    send for a while and print one line: RATE P50 P99 MAX
+ *   crowd load KIND PORT VERB [NAME=NUMBER ...]    send for a while and print one line: RATE P50 P99 MAX COUNT
  *   crowd answer KIND PORT                         provide the topic "bench": say "ready", then answer requests
  *
  * KIND is hsp, emp, yamp, nats or redis. VERB is what the connections send:
@@ -12,8 +12,8 @@
  * Each connection keeps `window` messages incomplete. Messages are built before the clock starts: only ids are filled in
  * later. All answers and deliveries are decoded frame by frame. The rate is of completed messages a second; where
  * publishes have subscribers as well, of whichever are fewer: acknowledgements or deliveries. Latencies, from `send` to
- * completion, are in microseconds; they are taken where
- * chunks are of 1 and windows of at most WINDOW_TIMED messages, and 0 otherwise.
+ * completion, are in microseconds; they are taken where chunks are of 1 and windows of at most WINDOW_TIMED messages, and 0
+ * otherwise. COUNT is of all messages, warm-up included.
  *
  *   connections=1   publishers or requesters
  *   subscribers=0   1: one that subscribes to everything (`#`); n: one for each of the first n topics
@@ -365,8 +365,8 @@ static void load(int port)
     qsort(samples, sampled, sizeof *samples, by_size);
     if (!sampled)
         samples[sampled++] = 0;
-    printf("%.1f %.1f %.1f %.1f\n", rate, samples[sampled / 2] / 1e3, samples[sampled * 99 / 100] / 1e3,
-           samples[sampled - 1] / 1e3);
+    printf("%.1f %.1f %.1f %.1f %lu\n", rate, samples[sampled / 2] / 1e3, samples[sampled * 99 / 100] / 1e3,
+           samples[sampled - 1] / 1e3, completed);
 }
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
