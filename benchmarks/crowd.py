@@ -68,8 +68,8 @@ def load(kind: str, port: int, verb: str, *, time: int = TIME, **options: int) -
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
-    *figures, count = map(float, done.stdout.split())
-    return Figures(*figures, (servers.processor_seconds(port) - before) / count * 1e6)
+    rate, p50, p99, slowest, count = map(float, done.stdout.split())
+    return Figures(rate, p50, p99, slowest, (servers.processor_seconds(port) - before) / count * 1e6)
 
 
 @contextlib.contextmanager
