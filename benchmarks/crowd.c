@@ -181,8 +181,8 @@ static void open_connection(struct connection *c, int port, int number)   /* con
         die("cannot connect to port %d: %s", port, strerror(errno));
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(c->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    if (protocol->hello)
-        converse(c, hello, protocol->hello(hello, number), HELLO);
+    /* The answer shows that the server has accepted the connection: what follows is not delayed by its set-up. */
+    converse(c, hello, protocol->hello(hello, number), HELLO);
 }
 
 static void watch(struct connection *c)   /* from here on the connection belongs to the loop */

@@ -78,7 +78,14 @@ static const char *operation(const struct message *message)   /* the topic to na
     }
 }
 
-/* hsp: command, id (4), type (2), length (4), payload. */
+/* hsp: command, id (4), type (2), length (4), payload. A PING is its hello: see `open_connection`. */
+
+static size_t hsp_hello(char *out, int connection)
+{
+    (void)connection;
+    out[0] = 3;
+    return 1;
+}
 
 static size_t hsp_write(char *out, const struct message *message)
 {
@@ -94,7 +101,7 @@ static size_t hsp_write(char *out, const struct message *message)
 static int hsp_read(const char *in, size_t have, struct frame *frame)
 {
     static const int heads[] = {7, 11, 5, 1, 1, 11, 5};
-    static const int kinds[] = {DELIVERY, DEMAND, ANSWER, PING, OTHER, REFUSAL, REFUSAL};
+    static const int kinds[] = {DELIVERY, DEMAND, ANSWER, PING, HELLO, REFUSAL, REFUSAL};
     int command = have ? in[0] : 0;
     if (command < 0 || command > 6)
         die("hsp: unknown command %d", command);
@@ -273,6 +280,12 @@ static size_t nats_reply(char *out, const struct frame *demand)
 
 /* Redis Streams: XADD, answered by a string after its length. */
 
+static size_t redis_hello(char *out, int connection)
+{
+    (void)connection;
+    return sprintf(out, "PING\r\n");
+}
+
 static size_t redis_write(char *out, const struct message *message)
 {
     int head = sprintf(out, "*5\r\n$4\r\nXADD\r\n$%zu\r\n%s\r\n$1\r\n*\r\n$1\r\nd\r\n$%zu\r\n", strlen(message->topic),
@@ -285,15 +298,15 @@ static int redis_read(const char *in, size_t have, struct frame *frame)
     const char *end = memchr(in, '\n', have);
     if (end == NULL)
         return 0;
-    frame->what = *in == '$' ? ANSWER : REFUSAL;
+    frame->what = *in == '$' ? ANSWER : *in == '+' ? HELLO : REFUSAL;
     frame->size = end + 1 - in + (*in == '$' ? atoi(in + 1) + 2 : 0);
     return have >= frame->size;
 }
 
 static const struct protocol PROTOCOLS[] = {
-    {"hsp", NULL, hsp_write, hsp_read, hsp_reply, {0, 1, 1}, 4, 0, 4},
+    {"hsp", hsp_hello, hsp_write, hsp_read, hsp_reply, {0, 1, 1}, 4, 0, 4},
     {"emp", emp_hello, emp_write, emp_read, emp_reply, {0, 20, 20}, 8, 4, 3},
     {"yamp", yamp_hello, yamp_write, yamp_read, yamp_reply, {9, 9, 9}, 8, 0, 2},
     {"nats", nats_hello, nats_write, nats_read, nats_reply, {0}, 0, 1, 'O'},
-    {"redis", NULL, redis_write, redis_read, NULL, {0}, 0, 0, 0},
+    {"redis", redis_hello, redis_write, redis_read, NULL, {0}, 0, 0, 0},
 };
