@@ -389,20 +389,11 @@ class Connection(Outbox):
             self.driver.hold("rate")
             self.hub.call_later(delay, self._paid)
 
-    def inbound_line(self) -> int:
-        """Where the journal's table has what all blocks of its reads have in common."""
-        line = self._lines[0]
-        context = self._topics()
+    def line(self, side: int) -> int:
+        """The slot of one of its lines in the journal: 0 for what it says, 1 for what the hub says to it."""
+        line, context = self._lines[side], self._topics()
         if line is None or line.context is not context or line.principal is not self._principal:
-            line = self._line(0, context)
-        return line.slot
-
-    def outbound_line(self) -> int:
-        """The same for what the hub says to it."""
-        line = self._lines[1]
-        context = self._topics()
-        if line is None or line.context is not context or line.principal is not self._principal:
-            line = self._line(1, context)
+            line = self._line(side, context)
         return line.slot
 
     def _line(self, side: int, context: Context | None) -> Line:
@@ -415,16 +406,11 @@ class Connection(Outbox):
         journal.describe(line, context, self._principal)
         return line
 
-    def count_received(self, count: int) -> int:
+    def count_recorded(self, side: int, count: int) -> int:
         """Count messages that are recorded; returns how many there were before."""
-        before = self._recorded[0]
-        self._recorded[0] = before + count
-        return before
-
-    def count_sent(self, count: int) -> int:
-        """The same for what the hub says."""
-        before = self._recorded[self._sends_as]
-        self._recorded[self._sends_as] = before + count
+        which = self._sends_as if side else 0
+        before = self._recorded[which]
+        self._recorded[which] = before + count
         return before
 
     def write_answers(self, frames: bytes, count: int) -> bool:

@@ -113,8 +113,8 @@ class Turn:
             return
         lines, sequences, counts = [], [], batch.counts().tolist()
         for connection, count in zip(connections, counts, strict=True):
-            lines.append(connection.inbound_line())
-            sequences.append(connection.count_received(count))
+            lines.append(connection.line(0))
+            sequences.append(connection.count_recorded(0, count))
         # A read of which the kernel took nothing has an empty run: no block.
         present = [index for index, count in enumerate(counts) if count]
         if len(present) == len(counts):
@@ -154,8 +154,8 @@ def acknowledge(hub: Hub, sources: Sequence[Connection], batch: Publishes) -> No
         if len(sources) == 1 or not connection.write_answers(frames, answers):
             connection.send_frames(frames, answers)
             continue
-        lines.append(connection.outbound_line())
-        sequences.append(connection.count_sent(answers))
+        lines.append(connection.line(1))
+        sequences.append(connection.count_recorded(1, answers))
         written.append(frames)
         starts.append(at)
         at += len(frames)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,7 +157,7 @@ def _write_events(
     uid_from: int,
     uid: NDArray[np.uint64],
     out: NDArray[np.uint8],
-) -> int:
+) -> np.int64:
     """Write the chosen rows as events: the head of their code, the size in it, the body.
 
     Where frames have uids, they are copied from `uid_from` bytes into the frame that was read, or counted up.
@@ -342,7 +342,7 @@ class PublishColumns(Publishes):
         """For each topic the read that brought its last event."""
         last = np.empty(len(self.meanings), np.int64)
         last[self.codes] = self.columns[READ]
-        return cast(list[int], last.tolist())
+        return last.tolist()
 
     def counts(self) -> Columns:
         """How many messages each read has."""
@@ -404,9 +404,9 @@ class PublishedRows(Events):
             return self
         if self._order is None:
             # Rows by topic, so that a hundred subscribers of a topic each do not look at all rows each.
-            order = np.argsort(self._batch.codes, kind="stable")
-            ends = np.searchsorted(self._batch.codes[order], np.arange(len(self.topics) + 1))
-            self._order = order, ends.tolist()
+            by_topic = np.argsort(self._batch.codes, kind="stable")
+            bounds = np.searchsorted(self._batch.codes[by_topic], np.arange(len(self.topics) + 1))
+            self._order = by_topic, bounds.tolist()
         order, ends = self._order
         parts = [order[ends[code] : ends[code + 1]] for code in chosen]
         return PublishedRows(self._batch, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts)))

@@ -287,7 +287,7 @@ class YampSession(Session):
             self.count("yamp.request.closing")
             self._say(frames.Response(self._uid(self._heard), request.uri, request.uid, ResponseType.ERROR, b""))
             return False
-        self._owed.add(request_id, request, self._owed_batches.count)
+        self._owed.add(request_id, request, self._owed_batches.size)
         return True
 
     def _take_cancel(self, cancel: frames.Cancel) -> bool:
