@@ -235,9 +235,9 @@ class Connection(Outbox):
         author = self.session.written_by(message)
         return self.grants if not author else self.grants_of(author)
 
-    def may_publish(self, message: Message) -> bool:
-        """Whether the sender of an event may publish it."""
-        return self.grants_for(message).may(Right.PUBLISH, message.topic or "")
+    def may_publish(self, topic: str, author: str | None) -> bool:
+        """Whether the peer, and whoever wrote what it passes on, may publish to a topic."""
+        return (self.grants if not author else self.grants_of(author)).may(Right.PUBLISH, topic)
 
     def login(self, token: str) -> str:
         """The peer shows a token: `accepted`, `refused`, or `limited` if too many wrong ones came from its address."""
@@ -314,31 +314,25 @@ class Connection(Outbox):
             self.charge(batch.count)
         if self.grants.everything:
             return batch, ()
-        if isinstance(batch, Publishes):
-            if self.may_publish_all(batch):
-                return batch, ()
-            batch = batch.as_messages()[0]
+        if isinstance(batch, Publishes) and all(self.may_publish(*each) for each in batch.topics()):
+            return batch, ()
         left = screen(self, batch, self.may_publish)
         for topic, count in left.refused.items():
             self.log_denied(Right.PUBLISH, topic, count)
         self._record_screened(left, "access.publish", f"{self.principal} may not publish there")
         events = [(each.id, published(each)) for each in left.batch.messages if each.kind is Kind.REQUEST]
-        denied = [number for number, event in events if event is not None and not self.may_publish(event)]
+        written_by = self.session.written_by
+        denied = [
+            number
+            for number, event in events
+            if event is not None and not self.may_publish(event.topic or "", written_by(event))
+        ]
         return left.batch, denied
-
-    def may_publish_all(self, batch: Publishes) -> bool:
-        """Whether the peer, and whoever wrote what it passes on, may publish to every topic of a batch."""
-        return all(
-            (self.grants if not author else self.grants_of(author)).may(Right.PUBLISH, topic)
-            for topic, author in batch.topics()
-        )
 
     def _refuse_all(self, batch: Batch) -> tuple[Batch, Sequence[str | None]]:
         """The sender is over its rate: events are dropped, requests get an error, the rest passes."""
         self.hub.metrics.over_rate.add(1, self.name, OverRate.REFUSE)
-        if isinstance(batch, Publishes):
-            batch = batch.as_messages()[0]
-        left = screen(self, batch, lambda _: False)
+        left = screen(self, batch, lambda *_: False)
         self._record_screened(left, "limits.rate", f"{self.principal} sends more than it may")
         batch = left.batch
         requests = [each for each in batch.messages if each.kind is Kind.REQUEST]
