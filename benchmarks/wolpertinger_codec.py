@@ -61,7 +61,7 @@ def receiving(data: bytes) -> Callable[[], float]:
         session.connected(0.0)
         found = 0
         for start in range(0, len(data), 65536):
-            found += len(session.receive(data[start : start + 65536], 0.0).messages)
+            found += sum(len(batch.messages) for batch in session.receive(data[start : start + 65536], 0.0))
             session.outgoing()
         return found
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.agreement import Row, rows_of_columns, rows_of_decoder
+from tests.protocols.reading import data_of
 from wireloom.model import Direction, Kind, Message, ProtocolViolation, WireloomError
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import CUT, Decoder, Framing, Protocol, Role, Session
@@ -165,7 +166,7 @@ def talk(protocol: Protocol, data: bytes, draw: random.Random) -> None:
         taken = 0
         cut = draw.randrange(len(data) + 1)
         for piece in (data[:cut], data[cut:]):
-            taken += len(session.receive(piece, 1.0).data)
+            taken += len(data_of(session.receive(piece, 1.0)))
             session.outgoing()
         session.end_of_input(2.0)
         assert taken + len(session.refused) <= len(data)

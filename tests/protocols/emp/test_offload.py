@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wireloom
+from tests.protocols.reading import joined, messages_of
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, RequestFailed
 from wireloom.protocols.contract import Role, SessionState
 from wireloom.protocols.emp import EMP, extensions, frames
@@ -45,7 +46,7 @@ def do_work(session: EmpSession, now: float = 0.0) -> list[Message]:
     found: list[Message] = []
     while session.offloads and (work := session.work()) is not None:
         assert session.work() is None, "one at a time"
-        found += session.worked(work(), now).messages
+        found += messages_of(session.worked(work(), now))
     return found
 
 
@@ -54,7 +55,7 @@ def heard(data: bytes) -> list[Message]:
     peer = EMP.session(Role.CLIENT, EMP.settings({}))
     peer.connected(0.0)
     peer.receive(frames.encode(Frame(Type.HELLO, frames.encode_hello(frames.Hello()))), 0.0)
-    run = peer.receive(data, 0.0)
+    run = joined(peer.receive(data, 0.0))
     assert peer.violation is None, peer.violation
     return list(run.messages)
 
@@ -74,12 +75,12 @@ def test_there_is_no_work_without_large_bodies() -> None:
 def test_what_follows_a_large_body_waits_for_it() -> None:
     assert len(PACKED) > LARGE_PACKED
     session = working()
-    run = session.receive(small(b"before") + PACKED + small(b"after"), 0.0)
+    run = joined(session.receive(small(b"before") + PACKED + small(b"after"), 0.0))
     assert [message.body for message in run.messages] == [b"before"]
     assert run.data == small(b"before")
     assert session.offloads
-    assert not session.receive(small(b"later")[:3], 0.0).messages
-    assert not session.receive(small(b"later")[3:], 0.0).messages
+    assert not messages_of(session.receive(small(b"later")[:3], 0.0))
+    assert not messages_of(session.receive(small(b"later")[3:], 0.0))
     assert [message.body for message in do_work(session)] == [NOISE * 9, b"after", b"later"]
     assert not session.offloads
 
@@ -90,20 +91,20 @@ def test_the_same_messages_come_out_with_and_without_a_thread(pieces: list[bytes
     stream = b"".join(pieces)
     plain, offloading = working(), working()
     plain._slow.is_allowed = False
-    expected = plain.receive(stream, 0.0)
+    expected = joined(plain.receive(stream, 0.0))
     found: list[Message] = []
     taken = b""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))
     for start, end in itertools.pairwise([0, *cuts, len(stream)]):
-        run = offloading.receive(stream[start:end], 0.0)
+        run = joined(offloading.receive(stream[start:end], 0.0))
         found += run.messages
         taken += bytes(run.data)
         if data.draw(st.booleans()) and (work := offloading.work()) is not None:
-            run = offloading.worked(work(), 0.0)
+            run = joined(offloading.worked(work(), 0.0))
             found += run.messages
             taken += bytes(run.data)
     while (work := offloading.work()) is not None:
-        run = offloading.worked(work(), 0.0)
+        run = joined(offloading.worked(work(), 0.0))
         found += run.messages
         taken += bytes(run.data)
     assert (found, taken) == (list(expected.messages), expected.data)

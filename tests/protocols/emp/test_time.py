@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tests.protocols.reading import messages_of
 from wireloom.model import Kind
 from wireloom.protocols.contract import Role, SessionState
 from wireloom.protocols.emp import EmpSettings, frames
@@ -49,7 +50,7 @@ class Line:
         for role, session in self.ends.items():
             queue = self.on_the_way[role]
             while queue and queue[0][0] <= self.now:
-                for message in session.receive(queue.pop(0)[1], self.now).messages:
+                for message in messages_of(session.receive(queue.pop(0)[1], self.now)):
                     self.pings[role] += message.kind is Kind.PING
             due = session.deadline()
             if due is not None and due <= self.now:
@@ -129,6 +130,6 @@ def test_traffic_does_not_stand_in_for_the_pong() -> None:
     while server.state is SessionState.OPEN:
         due = server.deadline()
         assert due is not None
-        assert [m.kind for m in server.receive(event, due - 0.5).messages] == [Kind.EVENT]
+        assert [m.kind for m in messages_of(server.receive(event, due - 0.5))] == [Kind.EVENT]
         server.expire(due)
     assert server.close_reason == "idle"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.agreement import assert_columns_agree
+from tests.protocols.reading import joined, messages_of
 from wireloom.model import Direction, Kind, Message
 from wireloom.protocols.contract import Role, SessionState
 from wireloom.protocols.emp import EMP, EmpSettings, frames
@@ -65,7 +66,7 @@ def test_a_session_answers_as_the_recorded_server_did() -> None:
     for entry in RECORDED:
         if entry["direction"] != "c2s":
             continue
-        run = session.receive(bytes.fromhex(entry["hex"]), 1.0)
+        run = joined(session.receive(bytes.fromhex(entry["hex"]), 1.0))
         assert session.violation is None
         for message in run.messages:
             answer = application(message)
@@ -105,12 +106,12 @@ def test_a_session_says_what_the_recorded_client_did() -> None:
     assert session.outgoing() == recorded["data"]
     assert session.send(Message(Kind.REQUEST, body=b"what?"), 1.0).id == "1"
     assert session.outgoing() == recorded["request 1"]
-    answer = session.receive(replies[3], 1.0).messages[0]
+    answer = messages_of(session.receive(replies[3], 1.0))[0]
     assert (answer.kind, answer.correlation_id, answer.body) == (Kind.RESPONSE, "1", b"what?")
     session.send(Message(Kind.REQUEST, body=b"zzz"), 1.0)
     session.receive(replies[5], 1.0)
     session.outgoing()
-    question = session.receive(replies[7], 1.0).messages[0]
+    question = messages_of(session.receive(replies[7], 1.0))[0]
     assert (question.kind, question.id) == (Kind.REQUEST, "1")
     session.send(Message(Kind.RESPONSE, body=b"ans", correlation_id=question.id), 1.0)
     assert session.outgoing() == recorded["response 1"]

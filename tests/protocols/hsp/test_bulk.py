@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wireloom.protocols.hsp.bulk import HspBulk
 
 from tests.protocols.hsp.strategies import any_frame
 from wireloom.model import Kind, Message, NotSupported, PeerClosed
 from wireloom.protocols.contract import Role, Run, SessionState
 from wireloom.protocols.hsp import HSP, frames
-from wireloom.protocols.hsp.bulk import HspBulk
 from wireloom.protocols.hsp.frames import Ack, Data, DataAck, Error, ErrorUndef
 from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERVED, MAP_TYPE, OPERATIONS, make_envelope
 from wireloom.protocols.hsp.session import BULK_FROM, HspSession

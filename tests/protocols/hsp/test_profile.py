@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.protocols.reading import joined, messages_of
 from wireloom.model import Kind, Message
 from wireloom.protocols.contract import HUB_PREFIX, Role
 from wireloom.protocols.hsp import HSP, frames
@@ -57,7 +58,7 @@ def test_the_reserved_types_of_the_profile() -> None:
 
 @pytest.mark.parametrize("number", list(OPERATIONS))
 def test_operations_are_requests_for_hub_topics_with_json_bodies(number: int) -> None:
-    (message,) = opened().receive(frames.encode(DataAck(1, number, b"{}")), 0).messages
+    (message,) = messages_of(opened().receive(frames.encode(DataAck(1, number, b"{}")), 0))
     assert (message.kind, message.topic, message.body, message.content_type) == (
         Kind.REQUEST,
         OPERATIONS[number],
@@ -73,7 +74,7 @@ def test_operations_are_requests_for_hub_topics_with_json_bodies(number: int) ->
 def test_without_the_profile_no_type_is_reserved(number: int) -> None:
     payload = make_envelope("a/b", topics_body(n7="x"), None) if number == ENVELOPE else topics_body(n7="x")
     session = opened(profile=False)
-    (message,) = session.receive(frames.encode(DataAck(1, number, payload)), 0).messages
+    (message,) = messages_of(session.receive(frames.encode(DataAck(1, number, payload)), 0))
     assert (message.topic, message.body, message.content_type) == (f"hsp/{number}", payload, None)
     assert session.topic_numbers() == {}
 
@@ -81,7 +82,7 @@ def test_without_the_profile_no_type_is_reserved(number: int) -> None:
 @pytest.mark.parametrize(("role", "profile"), [(Role.CLIENT, True), (Role.CLIENT, False), (Role.SERVER, False)])
 def test_numbers_stand_for_topics_in_both_directions(role: Role, profile: bool) -> None:
     session = HSP.session(role, HSP.settings({"profile": profile}), topics={7: "sensors/kitchen"})
-    (event,) = session.receive(frames.encode(Data(7, b"x")), 0).messages
+    (event,) = messages_of(session.receive(frames.encode(Data(7, b"x")), 0))
     session.send(Message(Kind.EVENT, "sensors/kitchen", b"y"), 0)
     assert event.topic == "sensors/kitchen"
     assert session.outgoing() == frames.encode(Data(7, b"y"))
@@ -90,7 +91,7 @@ def test_numbers_stand_for_topics_in_both_directions(role: Role, profile: bool) 
 def test_a_server_writes_envelopes_until_its_peer_has_named_the_numbers() -> None:
     session = opened(topics={7: "sensors/kitchen"})
     event = Message(Kind.EVENT, "sensors/kitchen", b"y")
-    (read,) = session.receive(frames.encode(Data(7, b"x")), 0).messages
+    (read,) = messages_of(session.receive(frames.encode(Data(7, b"x")), 0))
     assert read.topic == "sensors/kitchen"
     session.send(event, 0)
     assert session.outgoing() == frames.encode(Data(ENVELOPE, make_envelope("sensors/kitchen", b"y", None)))
@@ -147,7 +148,7 @@ def test_an_envelope_for_the_topic_of_its_own_type_is_ordinary_data() -> None:
 def test_a_map_takes_effect_with_the_next_frame() -> None:
     session = opened(topics={8: "old"})
     stream = Data(7, b"1"), DataAck(1, 0xFD05, topics_body(n7="seven", n8="eight")), Data(7, b"2"), Data(8, b"3")
-    run = session.receive(b"".join(map(frames.encode, stream)), 0)
+    run = joined(session.receive(b"".join(map(frames.encode, stream)), 0))
     assert [m.topic for m in run.messages] == ["hsp/7", MAP, "seven", "eight"]
     assert session.topic_numbers() == {7: "seven", 8: "eight"}
     assert session.owes(1)
@@ -201,7 +202,7 @@ BAD_MAPS = [
 @pytest.mark.parametrize("body", BAD_MAPS, ids=lambda body: body[:30])
 def test_a_map_that_is_none_changes_nothing_and_is_counted(body: bytes) -> None:
     session = opened(topics={8: "old"})
-    run = session.receive(frames.encode(DataAck(1, 0xFD05, body)), 0)
+    run = joined(session.receive(frames.encode(DataAck(1, 0xFD05, body)), 0))
     assert [m.topic for m in run.messages] == [MAP]
     assert session.topic_numbers() == {8: "old"}
     assert session.counters == {"hsp.map.invalid": 1}

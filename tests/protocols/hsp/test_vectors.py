@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.protocols.reading import messages_of
 from wireloom.model import Direction, Kind, Message
 from wireloom.protocols.contract import Decoded, Role, SessionState, decode_stream
 from wireloom.protocols.hsp import HSP, frames
@@ -80,7 +81,7 @@ def test_a_session_answers_as_the_recorded_server_did() -> None:
         match entry["direction"]:
             case "c2s":
                 assert said == expected
-                for message in session.receive(bytes.fromhex(entry["hex"]), 0).messages:
+                for message in messages_of(session.receive(bytes.fromhex(entry["hex"]), 0)):
                     act_as_recorded(session, message)
                 said += session.outgoing()
             case "s2c":
@@ -102,7 +103,7 @@ def test_a_session_understands_what_the_recorded_server_said() -> None:
         if entry["direction"] == "s2c":
             outcomes += [
                 (answer.correlation_id, answer.kind, answer.status, answer.body)
-                for answer in session.receive(data, 0).messages
+                for answer in messages_of(session.receive(data, 0))
                 if answer.correlation_id is not None
             ]
             continue

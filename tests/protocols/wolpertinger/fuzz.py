@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.agreement import assert_columns_agree, rows_of_decoder
+from tests.protocols.reading import joined
 from tests.protocols.wolpertinger.talk import CALL_ID, HELLO, call, opened
 from wireloom.model import Direction, Kind, Message
 from wireloom.protocols.contract import CUT, Role
@@ -131,10 +132,10 @@ def talk(data: bytes, draw: random.Random) -> None:
         for _ in range(3):
             session.send(ASKING, 0.0)
         cut = draw.randrange(len(data) + 1)
-        runs = [session.receive(piece, 1.0) for piece in (data[:cut], data[cut:])]
+        runs = [joined(session.receive(piece, 1.0)) for piece in (data[:cut], data[cut:])]
         while (work := session.work()) is not None:
-            runs.append(session.worked(work(), 1.0))
-        runs += [session.expire(at) for at in (2.0, 30.0, 100.0)]
+            runs.append(joined(session.worked(work(), 1.0)))
+        runs += [joined(session.expire(at)) for at in (2.0, 30.0, 100.0)]
         session.outgoing()
         session.end_of_input(101.0)
         taken = sum(len(run.data) + sum(len(each.data) for each in run.refused) for run in runs) + len(session.refused)

@@ -7,8 +7,9 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.protocols.reading import messages_of
 from wireloom.model import Message
-from wireloom.protocols.contract import Role, Run
+from wireloom.protocols.contract import Role
 from wireloom.protocols.wolpertinger import WolpertingerSettings, frames, layer2
 from wireloom.protocols.wolpertinger.layer2 import Call, Document
 from wireloom.protocols.wolpertinger.session import WolpertingerSession
@@ -73,8 +74,8 @@ class Pair:
                 return to_client, to_server
             self.lines += [("client", line) for line in up.splitlines(keepends=True)]
             self.lines += [("server", line) for line in down.splitlines(keepends=True)]
-            to_server += self.server.receive(up, self.now).messages
-            to_client += self.client.receive(down, self.now).messages
+            to_server += messages_of(self.server.receive(up, self.now))
+            to_client += messages_of(self.client.receive(down, self.now))
 
 
 def pair(client: dict[str, object] | None = None, server: dict[str, object] | None = None, **both: object) -> Pair:
@@ -111,7 +112,3 @@ def documents(data: bytes) -> list[Document]:
 def results(data: bytes) -> list[tuple[int, int]]:
     """Id and result of the confirmations in what a session wrote."""
     return [(frame.message_id, frame.result) for frame in said(data) if isinstance(frame, frames.Confirmation)]
-
-
-def messages(run: Run) -> list[Message]:
-    return list(run.messages)

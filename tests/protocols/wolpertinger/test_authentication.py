@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.protocols.reading import data_of, joined, messages_of
 from tests.protocols.wolpertinger.talk import (
     CALL_ID,
     HELLO,
@@ -95,7 +96,7 @@ def test_a_key_exchange_that_is_sent_again_is_confirmed_and_not_taken_for_plain_
     both = meet(2)
     again = [each for who, each in both.lines if who == "client" and not each.startswith(b"result:")][1]
     assert b"encryption" not in again
-    run = both.server.receive(again, 1.0)
+    run = joined(both.server.receive(again, 1.0))
     assert not run.messages
     assert both.server.state is SessionState.OPEN
     assert len(results(both.server.outgoing())) == 1
@@ -108,7 +109,7 @@ def test_what_the_application_says_during_the_key_exchange_waits_for_its_end() -
     offer = both.client.outgoing()
     # The server asked something before it saw the offer; the answer is ready before the server's key is here.
     asked = both.server.send(Message(Kind.REQUEST, "Client.Version"), 0.0)
-    (came,) = both.client.receive(both.server.outgoing(), 0.0).messages
+    (came,) = messages_of(both.client.receive(both.server.outgoing(), 0.0))
     both.client.send(
         Message(Kind.RESPONSE, came.topic, b'"1"', correlation_id=came.id, content_type="application/json"), 0.0
     )
@@ -485,17 +486,17 @@ def test_calls_below_the_required_trust_are_answered_with_201() -> None:
     for component, method in (("Test", "Echo"), ("Hub", "Subscribe"), ("Hub", "Event")):
         peer.number += 1
         call_id = f"10000000-0000-0000-0000-{peer.number:012d}"
-        run = peer.server.receive(peer.line(Call(component, call_id, method, (text("a"),))), 0.0)
+        run = joined(peer.server.receive(peer.line(Call(component, call_id, method, (text("a"),))), 0.0))
         assert not run.messages
         assert peer.hear() == [Error(component, 201, call_id)]
     peer.ask("ClusterAuthVerify", text(prove(KEY, peer.token("Cluster"))))
-    assert peer.server.receive(peer.line(Call("Test", CALL_ID, "Echo")), 0.0).messages
+    assert messages_of(peer.server.receive(peer.line(Call("Test", CALL_ID, "Echo")), 0.0))
 
 
 def test_a_heartbeat_needs_no_trust() -> None:
     server = opened(required_trust=4)
     server.send(Message(Kind.REQUEST, "A.B"), 0.0)
-    assert [each.kind for each in server.receive(line(Call("Core", CALL_ID, "Heartbeat")), 0.0).messages] == [
+    assert [each.kind for each in messages_of(server.receive(line(Call("Core", CALL_ID, "Heartbeat")), 0.0))] == [
         Kind.PROGRESS
     ]
 
@@ -507,7 +508,7 @@ def test_plain_text_after_the_key_exchange_is_error_202_and_the_end() -> None:
     for level in (2, 3, 4):
         peer = stranger(level)
         data = line(call("Test", "Echo", HELLO), 500)
-        run = peer.server.receive(data + peer.line(call("Test", "Echo", HELLO)), 0.0)
+        run = joined(peer.server.receive(data + peer.line(call("Test", "Echo", HELLO)), 0.0))
         assert not run.messages
         assert documents(peer.server.outgoing()) == [Error("", 202)]
         assert peer.server.state is SessionState.CLOSED
@@ -524,9 +525,9 @@ def test_confirmations_are_plain_at_every_level() -> None:
 
 def test_plain_text_below_trust_2_is_fine_and_encryption_is_not_readable() -> None:
     server = opened()
-    assert server.receive(line(call("Test", "Echo", HELLO)), 0.0).messages
+    assert messages_of(server.receive(line(call("Test", "Echo", HELLO)), 0.0))
     (sealed,) = layer1.pack(b"x", 9, WolpertingerSettings(), Cipher(bytes(32), bytes(16)))
-    run = server.receive(frames.encode(sealed), 0.0)
+    run = joined(server.receive(frames.encode(sealed), 0.0))
     assert [each.clause for each in run.refused] == ["wolpertinger.encryption.unreadable"]
 
 
@@ -592,7 +593,7 @@ def test_whatever_is_wrong_with_a_ciphertext_gives_the_same_answer_after_the_sam
     peer = stranger(2, max_message=10_000)
     data = bad_ciphertexts(peer)[case]
     number = 1000 + CASES.index(case)
-    run = peer.server.receive(data, 50.0)
+    run = joined(peer.server.receive(data, 50.0))
     assert not run.messages
     assert [(each.clause, each.detail) for each in run.refused] == [
         ("wolpertinger.encryption.unreadable", "an encrypted message cannot be read")
@@ -661,7 +662,7 @@ def test_as_many_blocks_are_decrypted_as_there_are_whatever_is_wrong_with_them(m
 
         monkeypatch.setattr(Cipher, "open", measured)
         monkeypatch.setattr(layer1, "parse", reading)
-        run = peer.server.receive(b"message_id:77;encryption:aes;" + payload + b"\n", 0.0)
+        run = joined(peer.server.receive(b"message_id:77;encryption:aes;" + payload + b"\n", 0.0))
         assert [each.clause for each in run.refused] == ["wolpertinger.encryption.unreadable"]
     assert set(opened_sizes) == set(wrong)
     assert max(opened_sizes.values()) - min(opened_sizes.values()) <= 1
@@ -672,8 +673,8 @@ def test_a_message_whose_ciphertext_was_wrong_can_be_sent_again() -> None:
     peer = stranger(2)
     good = peer.line(call("Test", "Echo", HELLO))
     bad = good.replace(b"encryption:aes;", b"encryption:aes;AAAA")
-    assert not peer.server.receive(bad, 0.0).messages
-    assert peer.server.receive(good, 0.0).messages
+    assert not messages_of(peer.server.receive(bad, 0.0))
+    assert messages_of(peer.server.receive(good, 0.0))
 
 
 # Secrets
@@ -721,7 +722,7 @@ def test_a_proof_is_blanked_in_what_is_recorded_even_if_it_is_sent_again_or_in_p
         settings = WolpertingerSettings(split=split, gzip_from=0)
         lines = transmission.encode(call("Authentication", "ClusterAuthVerify", proof), 900, settings, peer.cipher)
         assert (len(lines) > 1) == (split == 100)
-        data = b"".join([peer.server.receive(each, 0.0).data for each in lines])
+        data = b"".join([data_of(peer.server.receive(each, 0.0)) for each in lines])
         assert not any(each in data for each in lines)
         decoder = WOLPERTINGER.decoder(Direction.C2S, WolpertingerSettings())
         decoder.unlock((peer.server.secrets,))
@@ -734,7 +735,7 @@ def test_a_proof_is_blanked_in_what_is_recorded_even_if_it_is_sent_again_or_in_p
     (line_,) = transmission.encode(
         call("authentication", "userAuthVerify", HELLO, proof), 5, WolpertingerSettings(), None
     )
-    first, again = server.receive(line_, 0.0), server.receive(line_, 1.0)
+    first, again = joined(server.receive(line_, 0.0)), joined(server.receive(line_, 1.0))
     assert (first.data, again.count) == (again.data, 1)
     assert b"P" * 88 not in base64.b64decode(first.data.rpartition(b";")[2])
 
@@ -768,9 +769,9 @@ def test_a_login_that_never_becomes_complete_is_blanked_in_all_its_pieces(order:
         "backwards": lines[:0:-1],
     }[order]  # fmt: skip
     for each in chosen:
-        assert not server.receive(each, 0.0).data
+        assert not data_of(server.receive(each, 0.0))
     kept = server.unread()
-    (refused,) = server.expire(60.0).refused
+    (refused,) = joined(server.expire(60.0)).refused
     for data in (kept, refused.data):
         assert len(data) == len(b"".join(chosen))
         assert b"SSS" not in readable(data, cipher)
@@ -786,14 +787,14 @@ def test_a_login_that_is_cut_off_or_wrong_is_blanked_where_it_is_kept(gzip: int)
     assert b"SSS" not in readable(server.unread(), None)
     server = opened()
     wrong = line(layer2.write(LOGIN).replace(b"</RemoteMethodCall>", b"<More/></RemoteMethodCall>"))
-    (refused,) = server.receive(wrong, 0.0).refused
+    (refused,) = joined(server.receive(wrong, 0.0)).refused
     assert (refused.clause, len(refused.data)) == ("wolpertinger.xml.invalid", len(wrong))
     assert b"SSS" not in readable(refused.data, None)
-    again = server.receive(wrong, 1.0)
+    again = joined(server.receive(wrong, 1.0))
     assert (again.data, [each.data for each in again.refused]) == (b"", [refused.data])
     # What holds no credentials stays as it came.
     wrong = line(layer2.write(call("Hub", "Publish", HELLO)).replace(b"</Remote", b"<More/></Remote"), 2)
-    assert [each.data for each in server.receive(wrong, 0.0).refused] == [wrong]
+    assert [each.data for each in joined(server.receive(wrong, 0.0)).refused] == [wrong]
 
 
 def test_our_own_login_is_blanked_in_every_piece_however_many_they_are() -> None:

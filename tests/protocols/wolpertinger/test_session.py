@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocols.reading import joined, messages_of
 from tests.protocols.wolpertinger.strategies import documents as any_document
 from tests.protocols.wolpertinger.strategies import lines_of, mutated_stream, stream
 from tests.protocols.wolpertinger.talk import (
@@ -22,7 +23,6 @@ from tests.protocols.wolpertinger.talk import (
     call,
     documents,
     line,
-    messages,
     opened,
     pair,
     results,
@@ -84,7 +84,7 @@ def test_the_confirmation_of_an_answer_goes_out_with_what_is_said_next_or_soon_b
 def test_a_confirmation_is_not_confirmed() -> None:
     server = opened()
     for data in (b"result:0;message_id:1;\n", b"result:5;message_id:1;\n", b"result:x;message_id:1;\n"):
-        assert not messages(server.receive(data, 0.0))
+        assert not messages_of(server.receive(data, 0.0))
     assert server.outgoing() == b""
     assert server.counters == {"wolpertinger.result.unknown-id": 2}
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_taken_is_answered_with_its_result_code_and_the_conversat
     data: bytes, answer: bytes
 ) -> None:
     server = opened()
-    run = server.receive(data + line(call("Test", "Echo", HELLO), 9), 0.0)
+    run = joined(server.receive(data + line(call("Test", "Echo", HELLO), 9), 0.0))
     assert server.outgoing() == answer + b"result:0;message_id:9;\n"
     assert [message.topic for message in run.messages] == ["Test.Echo"]
     # Of a piece without those before it nobody knows whether it holds credentials.
@@ -123,7 +123,7 @@ def test_what_cannot_be_taken_is_answered_with_its_result_code_and_the_conversat
 def test_a_failed_delivery_fails_the_call() -> None:
     client = opened(Role.CLIENT, unique=7)
     asked = client.send(request(), 0.0)
-    (failed,) = messages(client.receive(b"result:5;message_id:7;\n", 0.1))
+    (failed,) = messages_of(client.receive(b"result:5;message_id:7;\n", 0.1))
     assert (failed.kind, failed.correlation_id, failed.status) == (Kind.ERROR, asked.id, "result 5")
     assert not client._waiting
 
@@ -168,8 +168,8 @@ def test_a_confirmed_message_is_not_sent_again() -> None:
 def test_a_resent_message_is_confirmed_again_and_executed_once() -> None:
     server = opened()
     data = line(call("Test", "Echo", HELLO), 5)
-    assert len(server.receive(data, 0.0).messages) == 1
-    again = server.receive(data, 20.0)
+    assert len(messages_of(server.receive(data, 0.0))) == 1
+    again = joined(server.receive(data, 20.0))
     assert not again.messages
     assert again.count == 1
     assert results(server.outgoing()) == [(5, 0), (5, 0)]
@@ -179,7 +179,7 @@ def test_a_resent_message_is_confirmed_again_and_executed_once() -> None:
 def test_a_document_that_was_refused_is_refused_when_it_comes_again() -> None:
     server = opened()
     wrong = line(b"<Nonsense/>", 7)
-    first, again = server.receive(wrong, 0.0), server.receive(wrong, 20.0)
+    first, again = joined(server.receive(wrong, 0.0)), joined(server.receive(wrong, 20.0))
     for run in (first, again):
         assert (run.data, run.count, [each.data for each in run.refused]) == (b"", 0, [wrong])
     assert [run.refused[0].clause.rpartition(".")[2] for run in (first, again)] == ["unknown-message", "again"]
@@ -196,11 +196,11 @@ def test_ids_are_remembered_for_ten_minutes() -> None:
     # What comes in between makes old ids go; this one is not old enough.
     for number, at in ((100, 200.0), (200, 400.0), (300, 590.0)):
         server.receive(line(Error("Core", 1), number), at)
-    assert not server.receive(data, 599.0).messages
+    assert not messages_of(server.receive(data, 599.0))
     server.send(Message(Kind.RESPONSE, correlation_id=CALL_ID), 599.0)
-    assert not server.receive(line(call("Test", "Echo", HELLO), 7), 720.0).refused
+    assert not joined(server.receive(line(call("Test", "Echo", HELLO), 7), 720.0)).refused
     server.send(Message(Kind.RESPONSE, correlation_id=CALL_ID), 720.0)
-    assert len(server.receive(data, 721.0).messages) == 1
+    assert len(messages_of(server.receive(data, 721.0))) == 1
 
 
 def test_a_million_ids_cost_no_more_than_a_few() -> None:
@@ -219,7 +219,7 @@ def test_a_million_ids_cost_no_more_than_a_few() -> None:
 def test_a_message_that_failed_is_not_remembered() -> None:
     server = opened()
     server.receive(b"message_id:5;AAA\n", 0.0)
-    assert len(server.receive(line(call("Test", "Echo", HELLO), 5), 1.0).messages) == 1
+    assert len(messages_of(server.receive(line(call("Test", "Echo", HELLO), 5), 1.0))) == 1
 
 
 def test_lost_lines_are_made_good_and_every_call_is_executed_once() -> None:
@@ -236,7 +236,7 @@ def test_lost_lines_are_made_good_and_every_call_is_executed_once() -> None:
                 lost += 1
                 if lost % 3 == 0:
                     continue
-                for message in target.receive(each, float(now)).messages:
+                for message in messages_of(target.receive(each, float(now))):
                     if message.kind is Kind.REQUEST:
                         executed.append(str(message.value()))
                         target.send(response(message, message.value()), float(now))
@@ -255,12 +255,12 @@ def test_a_split_message_is_confirmed_once_when_it_is_complete() -> None:
     server = opened()
     lines = lines_of(call("Test", "Echo", Value("string", "x" * 300)), 5, WolpertingerSettings(split=100, gzip_from=0))
     for number, each in enumerate(lines[:-1], 1):
-        run = server.receive(each, 0.0)
+        run = joined(server.receive(each, 0.0))
         assert not run.messages
         assert (run.data, run.count) == (b"", 0)
         assert server.unread() == b"".join(lines[:number])
         assert server.outgoing() == b""
-    run = server.receive(lines[-1], 0.0)
+    run = joined(server.receive(lines[-1], 0.0))
     # The lines of a message stand together, whatever lay between them.
     assert (run.data, run.count, server.unread()) == (b"".join(lines), 1, b"")
     assert server.outgoing() == b"result:0;message_id:5;\n"
@@ -270,7 +270,7 @@ def test_a_split_message_that_is_sent_again_is_confirmed_once_more() -> None:
     server = opened()
     lines = lines_of(call("Test", "Echo", Value("string", "x" * 300)), 5, WolpertingerSettings(split=100, gzip_from=0))
     server.receive(b"".join(lines), 0.0)
-    run = server.receive(b"".join(lines), 20.0)
+    run = joined(server.receive(b"".join(lines), 20.0))
     assert not run.messages
     assert results(server.outgoing()) == [(5, 0), (5, 0)]
 
@@ -279,12 +279,12 @@ def test_the_pieces_of_a_message_that_is_sent_again_are_recorded_together_once_a
     server = opened()
     lines = lines_of(call("Test", "Echo", Value("string", "x" * 300)), 5, WolpertingerSettings(split=100, gzip_from=0))
     server.receive(b"".join(lines), 0.0)
-    runs = [server.receive(each, 20.0) for each in lines]
+    runs = [joined(server.receive(each, 20.0)) for each in lines]
     assert [(run.data, run.count) for run in runs] == [*[(b"", 0)] * (len(lines) - 1), (b"".join(lines), 1)]
     # Of a copy that does not become complete nothing is lost either.
-    run = server.receive(lines[1], 30.0)
+    run = joined(server.receive(lines[1], 30.0))
     assert (run.data, run.count, server.unread()) == (b"", 0, b"fragment_index:1;" + starred(lines[1]))
-    (refused,) = server.expire(90.0).refused
+    (refused,) = joined(server.expire(90.0)).refused
     assert (refused.clause, len(refused.data)) == ("wolpertinger.fragment.dropped", len(lines[1]))
 
 
@@ -300,7 +300,7 @@ def test_pieces_of_two_messages_mixed_and_in_any_order() -> None:
     one = lines_of(call("Test", "One", Value("string", "x" * 300)), 5, own)
     two = lines_of(call("Test", "Two", Value("string", "y" * 300), call_id="0" + CALL_ID[1:]), 6, own)
     data = b"".join(each for both in zip(reversed(one), two, strict=True) for each in both)
-    assert [message.topic for message in server.receive(data, 0.0).messages] == ["Test.One", "Test.Two"]
+    assert [message.topic for message in messages_of(server.receive(data, 0.0))] == ["Test.One", "Test.Two"]
 
 
 def test_an_incomplete_message_is_dropped_after_60_seconds() -> None:
@@ -316,7 +316,7 @@ def test_an_incomplete_message_is_dropped_after_60_seconds() -> None:
 def test_a_piece_of_another_message_is_a_splitting_error() -> None:
     server = opened()
     server.receive(b"fragment_index:0;fragment_count:3;message_id:5;AAAA\n", 0.0)
-    run = server.receive(b"fragment_index:1;fragment_count:4;message_id:5;AAAA\n", 0.0)
+    run = joined(server.receive(b"fragment_index:1;fragment_count:4;message_id:5;AAAA\n", 0.0))
     assert [each.clause for each in run.refused] == ["wolpertinger.fragment.dropped", "wolpertinger.fragment.differs"]
     assert [each.data[-18:] for each in run.refused] == [b"message_id:5;AAAA\n", b"message_id:5;****\n"]
     assert server.outgoing() == b"result:3;message_id:5;\n"
@@ -373,7 +373,7 @@ def test_a_method_without_response_value_is_settled_by_the_confirmation() -> Non
 def test_a_confirmation_settles_such_a_call_with_an_ack() -> None:
     client = opened(Role.CLIENT, unique=1)
     asked = client.send(request("Test.Nothing", (), response="none"), 0.0)
-    run = client.receive(b"result:0;message_id:1;\n", 0.0)
+    run = joined(client.receive(b"result:0;message_id:1;\n", 0.0))
     assert [(each.kind, each.correlation_id) for each in run.messages] == [(Kind.ACK, asked.id)]
     assert run.count == 1
 
@@ -382,13 +382,13 @@ def test_an_error_that_comes_with_the_confirmation_goes_before_it() -> None:
     client = opened(Role.CLIENT, unique=1)
     asked = client.send(request("Test.Nothing", (), response="none"), 0.0)
     error = line(Error("Test", 303, asked.id), 9)
-    run = client.receive(b"result:0;message_id:1;\n" + error, 0.0)
+    run = joined(client.receive(b"result:0;message_id:1;\n" + error, 0.0))
     assert [(each.kind, each.status) for each in run.messages] == [(Kind.ERROR, "303")]
 
 
 def test_no_value_is_an_empty_response_value() -> None:
     server = opened()
-    (came,) = server.receive(line(call("Test", "Null")), 0.0).messages
+    (came,) = messages_of(server.receive(line(call("Test", "Null")), 0.0))
     server.outgoing()
     server.send(response(came), 0.0)
     assert documents(server.outgoing()) == [Response("Test", CALL_ID, None)]
@@ -432,13 +432,13 @@ def test_an_error_of_no_call_has_no_call_id() -> None:
 def test_any_error_code_is_accepted() -> None:
     client = opened(Role.CLIENT)
     asked = client.send(request(), 0.0)
-    (error,) = client.receive(line(Error("Test", 77777, asked.id)), 0.0).messages
+    (error,) = messages_of(client.receive(line(Error("Test", 77777, asked.id)), 0.0))
     assert error.status == "77777"
 
 
 def test_an_answer_to_an_unknown_call_is_confirmed_and_ignored() -> None:
     client = opened(Role.CLIENT)
-    run = client.receive(line(Response("Test", CALL_ID), 1) + line(Error("Test", 1, CALL_ID), 2), 0.0)
+    run = joined(client.receive(line(Response("Test", CALL_ID), 1) + line(Error("Test", 1, CALL_ID), 2), 0.0))
     assert not run.messages
     assert run.count == 2
     client.expire(0.1)
@@ -448,7 +448,7 @@ def test_an_answer_to_an_unknown_call_is_confirmed_and_ignored() -> None:
 
 def test_a_call_id_that_still_waits_for_its_answer_cannot_be_used_again() -> None:
     server = opened()
-    run = server.receive(line(call("Test", "Echo"), 1) + line(call("Test", "Echo"), 2), 0.0)
+    run = joined(server.receive(line(call("Test", "Echo"), 1) + line(call("Test", "Echo"), 2), 0.0))
     assert len(run.messages) == 1
     assert documents(server.outgoing()) == [Error("Test", 300, CALL_ID)]
 
@@ -456,7 +456,7 @@ def test_a_call_id_that_still_waits_for_its_answer_cannot_be_used_again() -> Non
 def test_the_number_of_calls_is_limited_in_both_directions() -> None:
     server = opened(max_calls=1)
     server.receive(line(call("Test", "Echo"), 1), 0.0)
-    run = server.receive(line(call("Test", "Echo", call_id="0" + CALL_ID[1:]), 2), 0.0)
+    run = joined(server.receive(line(call("Test", "Echo", call_id="0" + CALL_ID[1:]), 2), 0.0))
     assert not run.messages
     assert documents(server.outgoing()) == [Error("Test", 300, "0" + CALL_ID[1:])]
     server.send(request(), 0.0)
@@ -492,7 +492,7 @@ def test_an_invalid_document_is_confirmed_and_answered_with_an_error(
     xml: bytes, code: int, call_id: str | None
 ) -> None:
     server = opened()
-    run = server.receive(line(xml, 4), 0.0)
+    run = joined(server.receive(line(xml, 4), 0.0))
     written = server.outgoing()
     assert results(written) == [(4, 0)]
     (error,) = documents(written)
@@ -514,7 +514,7 @@ def test_an_invalid_response_fails_its_call_with_401() -> None:
     asked = client.send(request(), 0.0)
     client.outgoing()
     xml = layer2.write(Response("Test", asked.id or "", HELLO)).replace(b'"string"', b'"int32"')
-    run = client.receive(line(xml), 0.0)
+    run = joined(client.receive(line(xml), 0.0))
     assert [(each.kind, each.status, each.correlation_id) for each in run.messages] == [(Kind.ERROR, "401", asked.id)]
     # Responses expect no response.
     assert documents(client.outgoing()) == []
@@ -523,9 +523,9 @@ def test_an_invalid_response_fails_its_call_with_401() -> None:
 def test_component_names_without_case_and_method_names_with() -> None:
     client = opened(Role.CLIENT)
     asked = client.send(request(), 0.0)
-    run = client.receive(line(Call("CORE", CALL_ID, "Heartbeat"), 1), 0.0)
+    run = joined(client.receive(line(Call("CORE", CALL_ID, "Heartbeat"), 1), 0.0))
     assert [(each.kind, each.correlation_id) for each in run.messages] == [(Kind.PROGRESS, asked.id)]
-    run = client.receive(line(Call("Core", CALL_ID, "heartbeat"), 2), 0.0)
+    run = joined(client.receive(line(Call("Core", CALL_ID, "heartbeat"), 2), 0.0))
     assert [(each.kind, each.topic) for each in run.messages] == [(Kind.REQUEST, "Core.heartbeat")]
 
 
@@ -535,7 +535,7 @@ def test_component_names_without_case_and_method_names_with() -> None:
 def test_a_heartbeat_resets_the_time_of_every_call_that_waits() -> None:
     client = opened(Role.CLIENT)
     asked = [client.send(request(), 0.0).id for _ in range(3)]
-    run = client.receive(line(Call("Core", CALL_ID, "Heartbeat")), 0.0)
+    run = joined(client.receive(line(Call("Core", CALL_ID, "Heartbeat")), 0.0))
     assert [(each.kind, each.correlation_id) for each in run.messages] == [(Kind.PROGRESS, each) for each in asked]
     assert run.count == 1
     assert b"result:0;message_id:1;\n" in client.outgoing()
@@ -543,7 +543,7 @@ def test_a_heartbeat_resets_the_time_of_every_call_that_waits() -> None:
 
 def test_a_heartbeat_without_a_call_is_confirmed_and_nothing_else() -> None:
     client = opened(Role.CLIENT)
-    run = client.receive(line(Call("Core", CALL_ID, "Heartbeat")), 0.0)
+    run = joined(client.receive(line(Call("Core", CALL_ID, "Heartbeat")), 0.0))
     assert not run.messages
     assert run.count == 1
     assert client.outgoing() == b"result:0;message_id:1;\n"
@@ -585,13 +585,13 @@ def test_components_have_no_children() -> None:
     (sent,) = [each for each in documents(both.client.outgoing()) if isinstance(each, Call)]
     assert (sent.component, sent.method) == ("Core.Inner", "Heartbeat")
     # It is no part of Core, and so none of its heartbeats.
-    (came,) = both.server.receive(line(sent, 9), 0.0).messages
+    (came,) = messages_of(both.server.receive(line(sent, 9), 0.0))
     assert (came.kind, came.topic, came.attributes["types"]) == (Kind.REQUEST, "Core.Inner.Heartbeat", "")
 
 
 def test_a_step_of_work_is_a_heartbeat_but_not_more_than_one_a_second() -> None:
     server = opened()
-    (came,) = server.receive(line(call("Test", "Slow")), 0.0).messages
+    (came,) = messages_of(server.receive(line(call("Test", "Slow")), 0.0))
     server.outgoing()
     step = Message(Kind.PROGRESS, came.topic, b"1", correlation_id=came.id)
     for at in (0.5, 0.6, 0.7, 1.6):
@@ -605,7 +605,7 @@ def test_a_step_of_work_is_a_heartbeat_but_not_more_than_one_a_second() -> None:
 def test_the_time_for_an_answer_begins_with_the_confirmation() -> None:
     client = opened(Role.CLIENT, unique=1)
     asked = client.send(request(), 0.0)
-    run = client.receive(b"result:0;message_id:1;\n", 19.0)
+    run = joined(client.receive(b"result:0;message_id:1;\n", 19.0))
     assert [(each.kind, each.correlation_id) for each in run.messages] == [(Kind.PROGRESS, asked.id)]
     assert run.count == 1
 
@@ -616,7 +616,7 @@ def test_a_call_cannot_be_cancelled_but_its_answer_is_ignored() -> None:
     with pytest.raises(NotSupported, match="cancel"):
         client.send(Message(Kind.CANCEL, correlation_id=asked.id), 0.0)
     assert not client._waiting
-    assert not client.receive(line(Response("Test", asked.id or "")), 0.0).messages
+    assert not messages_of(client.receive(line(Response("Test", asked.id or "")), 0.0))
 
 
 # The hub profile
@@ -625,7 +625,7 @@ def test_a_call_cannot_be_cancelled_but_its_answer_is_ignored() -> None:
 @pytest.mark.parametrize("profile", [True, False])
 def test_a_component_cannot_pass_for_an_operation_of_the_hub(profile: bool) -> None:
     server = opened(profile=profile)
-    assert not server.receive(line(call("$hub/publish/a", "b")), 0.0).messages
+    assert not messages_of(server.receive(line(call("$hub/publish/a", "b")), 0.0))
     assert documents(server.outgoing()) == [Error("", 304, CALL_ID)]
 
 
@@ -648,7 +648,7 @@ def test_without_the_profile_there_are_no_events_and_hub_is_a_component_like_any
         client.send(Message(Kind.EVENT, "a", b""), 0.0)
     with pytest.raises(NotSupported, match=r"Component\.Method"):
         client.send(request("no-dot"), 0.0)
-    (came,) = client.receive(line(call("Hub", "Event", *[Value("string", "a")] * 3)), 0.0).messages
+    (came,) = messages_of(client.receive(line(call("Hub", "Event", *[Value("string", "a")] * 3)), 0.0))
     assert (came.kind, came.topic) == (Kind.REQUEST, "Hub.Event")
 
 
@@ -702,7 +702,7 @@ def test_options_of_a_subscription_travel_beside_the_topic() -> None:
 )  # fmt: skip
 def test_a_call_of_hub_that_does_not_fit_is_a_call_like_any_other(method: str, texts: list[str]) -> None:
     server = opened()
-    (came,) = server.receive(line(call("Hub", method, *[Value("string", each) for each in texts])), 0.0).messages
+    (came,) = messages_of(server.receive(line(call("Hub", method, *[Value("string", each) for each in texts])), 0.0))
     assert (came.kind, came.topic, came.value()) == (Kind.REQUEST, f"Hub.{method}", texts)
 
 
@@ -753,7 +753,7 @@ def test_topics_with_odd_components_and_methods_survive() -> None:
     both = pair()
     for component, method in (("A", "b.c"), ("a b", "c"), ("", ""), ("ä", "ö"), ("A.B", "C")):
         data = line(Call(component, both.client._draw_call_id(), method), hash((component, method)) & 0xFFFF)
-        (came,) = both.server.receive(data, 0.0).messages
+        (came,) = messages_of(both.server.receive(data, 0.0))
         (again,) = documents(WOLPERTINGER.encode(came, WolpertingerSettings(profile=False)))
         assert isinstance(again, Call)
         assert (again.component, again.method) == (component, method)
@@ -768,7 +768,7 @@ def test_any_split_of_the_stream_into_reads_gives_the_same_messages(data: bytes,
         server = opened()
         found, rejected, count, kept = [], [], 0, b""
         for start, end in itertools.pairwise(edges):
-            run = server.receive(data[start:end], 0.0)
+            run = joined(server.receive(data[start:end], 0.0))
             found += run.messages
             rejected += [(each.clause, each.data) for each in run.refused]
             count += run.count
@@ -783,11 +783,11 @@ def test_any_split_of_the_stream_into_reads_gives_the_same_messages(data: bytes,
 @settings(max_examples=200)
 def test_nothing_a_peer_sends_raises(data: bytes, role: Role) -> None:
     session = opened(role)
-    run = session.receive(data, 0.0)
+    run = joined(session.receive(data, 0.0))
     waiting = len(session.unread())
     taken = len(run.data) + sum(len(each.data) for each in run.refused) + len(session.refused)
     assert taken + waiting == len(data) or session.violation is not None
-    late = session.expire(100.0)
+    late = joined(session.expire(100.0))
     session.outgoing()
     session.end_of_input(101.0)
     taken += len(late.data) + sum(len(each.data) for each in late.refused)
@@ -813,7 +813,7 @@ def test_a_line_that_is_too_long_is_refused_and_the_next_is_taken() -> None:
     long = b"message_id:1;" + b"A" * server.settings.max_line
     refused = b""
     for piece in (long[:5000], long[5000:], b"AAAA", b"A\n" + line(Error("a", 1), 5)):
-        run = server.receive(piece, 0.0)
+        run = joined(server.receive(piece, 0.0))
         refused += b"".join(each.data for each in run.refused)
         assert all(each.clause == "wolpertinger.line.too-long" for each in run.refused)
     assert refused == long + b"AAAAA\n"
@@ -826,7 +826,7 @@ def test_a_line_that_is_too_long_is_refused_and_the_next_is_taken() -> None:
 
 def test_a_peer_that_half_closes_still_gets_its_answers() -> None:
     server = opened()
-    (came,) = server.receive(line(call("Test", "Echo")), 0.0).messages
+    (came,) = messages_of(server.receive(line(call("Test", "Echo")), 0.0))
     server.outgoing()
     server.end_of_input(1.0)
     assert server.state is SessionState.CLOSING
@@ -846,7 +846,7 @@ def test_closing_tells_callers_that_there_will_be_no_answer() -> None:
     assert documents(server.outgoing()) == [Error("Test", 100, CALL_ID)]
     with pytest.raises(PeerClosed):
         server.send(request(), 2.0)
-    assert server.receive(line(call("Test", "Echo")), 3.0).count == 0
+    assert joined(server.receive(line(call("Test", "Echo")), 3.0)).count == 0
 
 
 def test_only_what_has_a_meaning_can_be_sent() -> None:
@@ -864,7 +864,7 @@ def test_only_what_has_a_meaning_can_be_sent() -> None:
 
 def test_a_response_that_is_too_large_becomes_an_error() -> None:
     server = opened(max_message=400)
-    (came,) = server.receive(line(call("Test", "Echo")), 0.0).messages
+    (came,) = messages_of(server.receive(line(call("Test", "Echo")), 0.0))
     server.outgoing()
     server.send(response(came, "x" * 1000), 0.0)
     assert documents(server.outgoing()) == [Error("Test", 100, CALL_ID)]

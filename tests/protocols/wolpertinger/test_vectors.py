@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
+from tests.protocols.reading import messages_of
 from tests.protocols.wolpertinger.talk import documents, opened, results, said
 from wireloom.model import Direction, Kind, Message
 from wireloom.protocols.contract import Role
@@ -111,7 +112,7 @@ def test_a_session_answers_the_recorded_calls_as_the_recorded_peer_did() -> None
     for direction, data in RECORDED:
         if direction is not Direction.C2S:
             continue
-        for message in server.receive(data, 1.0).messages:
+        for message in messages_of(server.receive(data, 1.0)):
             if message.kind is Kind.REQUEST:
                 call = layer2.parse(payload(data))
                 assert isinstance(call, Call)
@@ -146,7 +147,7 @@ def test_a_session_takes_the_recorded_answers_as_the_recorded_caller_did() -> No
             assert document.call_id is not None
             xml = payload(data).replace(document.call_id.encode(), calls[document.call_id].encode())
             data = data.partition(b";")[0] + b";" + base64.b64encode(xml) + b"\n"
-        for message in client.receive(data, 1.0).messages:
+        for message in messages_of(client.receive(data, 1.0)):
             heard[message.correlation_id or ""] = message
     assert not client._waiting
     assert not client.counters

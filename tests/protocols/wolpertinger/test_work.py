@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wireloom
+from tests.protocols.reading import joined, messages_of
 from tests.protocols.wolpertinger.strategies import mutated_stream, stream
 from tests.protocols.wolpertinger.talk import CALL_ID, call, documents, line, opened, pair, results, said
 from tests.protocols.wolpertinger.test_components import URL, Everything
@@ -43,18 +44,18 @@ def do_work(session: WolpertingerSession, now: float = 0.0) -> list[Message]:
     found: list[Message] = []
     while (work := session.work()) is not None:
         assert session.work() is None, "one at a time"
-        found += session.worked(work(), now).messages
+        found += messages_of(session.worked(work(), now))
     return found
 
 
 def test_what_follows_a_large_message_waits_for_it() -> None:
     server = working(gzip_from=0)
     data = line(call("Test", "Large", LARGE), 1) + line(call("Test", "Small", call_id="0" + CALL_ID[1:]), 2)
-    run = server.receive(b"result:0;message_id:9;\n" + data, 0.0)
+    run = joined(server.receive(b"result:0;message_id:9;\n" + data, 0.0))
     assert not run.messages
     assert run.count == 1
-    assert not server.receive(line(call("Test", "Later", call_id="1" + CALL_ID[1:]), 3)[:50], 0.0).messages
-    assert not server.receive(line(call("Test", "Later", call_id="1" + CALL_ID[1:]), 3)[50:], 0.0).messages
+    assert not messages_of(server.receive(line(call("Test", "Later", call_id="1" + CALL_ID[1:]), 3)[:50], 0.0))
+    assert not messages_of(server.receive(line(call("Test", "Later", call_id="1" + CALL_ID[1:]), 3)[50:], 0.0))
     assert server.outgoing() == b""
     assert [each.topic for each in do_work(server)] == ["Test.Large", "Test.Small", "Test.Later"]
     assert results(server.outgoing()) == [(1, 0), (2, 0), (3, 0)]
@@ -227,7 +228,7 @@ def test_the_end_of_the_connection_ends_the_work() -> None:
     work = server.work()
     assert work is not None
     server.state = SessionState.CLOSED
-    assert server.worked(work(), 0.0).count == 0
+    assert joined(server.worked(work(), 0.0)).count == 0
     assert server.work() is None
 
 
@@ -244,11 +245,11 @@ def test_the_same_comes_out_whether_work_is_handed_out_or_not(data: bytes, cuts:
         kept, count = b"", 0
         runs = []
         for turn, (start, end) in enumerate(itertools.pairwise(edges)):
-            runs.append(server.receive(data[start:end], 0.0))
+            runs.append(joined(server.receive(data[start:end], 0.0)))
             if turn % (patience + 1) == 0 and (work := server.work()) is not None:
-                runs.append(server.worked(work(), 0.0))
+                runs.append(joined(server.worked(work(), 0.0)))
         while (work := server.work()) is not None:
-            runs.append(server.worked(work(), 0.0))
+            runs.append(joined(server.worked(work(), 0.0)))
         for run in runs:
             found += run.messages
             refused += [(each.clause, each.data) for each in run.refused]

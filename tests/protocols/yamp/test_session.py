@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.protocols.reading import joined, messages_of
 from tests.protocols.yamp.strategies import any_frame, spoiled
 from wireloom.model import BodyError, Kind, LimitExceeded, Message, NotSupported, PeerClosed
-from wireloom.protocols.contract import Role, Run, SessionState
+from wireloom.protocols.contract import Batch, Role, SessionState
 from wireloom.protocols.yamp import YAMP, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import KILL, PROGRESSIVE
@@ -38,8 +39,8 @@ def said(by: YampSession) -> list[frames.Frame]:
     return found
 
 
-def hears(by: YampSession, *heard: frames.Frame, now: float = 0.0) -> Run:
-    return by.receive(b"".join(map(frames.encode, heard)), now)
+def hears(by: YampSession, *heard: frames.Frame, now: float = 0.0) -> Batch:
+    return joined(by.receive(b"".join(map(frames.encode, heard)), now))
 
 
 def opened(role: Role, **values: object) -> YampSession:
@@ -349,7 +350,7 @@ def test_a_close_that_arrives_ends_the_session_and_tells_the_reason(role: Role) 
     assert [(m.kind, dict(m.attributes)) for m in run.messages] == [(Kind.CLOSE, {"reason": "bye now"})]
     assert (made.state, made.close_reason, said(made)) == (SessionState.CLOSED, "close", [])
     assert made.counters == {"yamp.close.followed": 1}
-    assert hears(made, frames.Event(UID, "later", b"")) == Run()
+    assert hears(made, frames.Event(UID, "later", b"")).count == 0
 
 
 def test_a_reason_too_long_for_its_field_is_cut() -> None:
@@ -395,7 +396,7 @@ def test_closing_waits_for_answers_that_are_owed_and_refuses_new_requests() -> N
     with pytest.raises(PeerClosed):
         server.send(Message(Kind.EVENT, "new"), 0.0)
     run = hears(server, frames.Request(OTHER, "new", False, b""))
-    assert (run.messages, run.ignored, run.count) == ([], 1, 1)
+    assert (run.messages, run.count) == ([], 1)
     (refusal,) = said(server)
     assert isinstance(refusal, frames.Response)
     assert (refusal.type, refusal.request_uid, refusal.uri) == (ResponseType.ERROR, OTHER, "new")
@@ -426,7 +427,7 @@ def test_a_peer_that_half_closes_still_gets_its_answers() -> None:
 @pytest.mark.parametrize("role", Role)
 def test_the_end_of_input_closes_a_session_that_owes_nothing(role: Role) -> None:
     for made in (session(role), opened(role)):
-        made.receive(b"\x00", 0.0) if made.state is SessionState.OPENING else made.receive(b"\x05", 0.0)
+        joined(made.receive(b"\x00", 0.0)) if made.state is SessionState.OPENING else joined(made.receive(b"\x05", 0.0))
         made.end_of_input(0.0)
         assert (made.state, made.counters) == (SessionState.CLOSED, {"stream.cut": 1})
         with pytest.raises(PeerClosed):
@@ -440,7 +441,7 @@ def test_events_go_by_uri_in_both_directions() -> None:
     client, server = pair()
     for sender, receiver in ((client, server), (server, client)):
         sent = sender.send(Message(Kind.EVENT, "sensors/küche", b'{"c":1}', content_type="application/json"), 5.0)
-        (got,) = receiver.receive(sender.outgoing(), 5.0).messages
+        (got,) = messages_of(receiver.receive(sender.outgoing(), 5.0))
         assert (got.kind, got.topic, got.body, got.id) == (Kind.EVENT, "sensors/küche", b'{"c":1}', sent.id)
         assert got.direction is sent.direction is sender.role.sends
 
@@ -513,9 +514,9 @@ def test_events_are_written_alike_under_the_same_settings_while_the_conversation
 def test_a_response_repeats_the_uri_of_its_request_and_names_its_uid() -> None:
     client, server = pair()
     sent = client.send(Message(Kind.REQUEST, "math/add", b"[1,2]"), 0.0)
-    (request,) = server.receive(client.outgoing(), 0.0).messages
+    (request,) = messages_of(server.receive(client.outgoing(), 0.0))
     server.send(Message(Kind.RESPONSE, "another/topic", b"3", correlation_id=request.id), 0.0)
-    (response,) = client.receive(server.outgoing(), 0.0).messages
+    (response,) = messages_of(client.receive(server.outgoing(), 0.0))
     assert (response.kind, response.topic, response.body) == (Kind.RESPONSE, "math/add", b"3")
     assert (response.correlation_id, response.status) == (sent.id, "done")
     assert not waits_for(client, sent)
@@ -524,9 +525,9 @@ def test_a_response_repeats_the_uri_of_its_request_and_names_its_uid() -> None:
 def test_requests_go_from_server_to_client_as_well() -> None:
     client, server = pair()
     sent = server.send(Message(Kind.REQUEST, "client-echo", b"1"), 0.0)
-    (request,) = client.receive(server.outgoing(), 0.0).messages
+    (request,) = messages_of(client.receive(server.outgoing(), 0.0))
     client.send(Message(Kind.RESPONSE, body=b"1", correlation_id=request.id), 0.0)
-    assert server.receive(client.outgoing(), 0.0).messages[0].correlation_id == sent.id
+    assert messages_of(server.receive(client.outgoing(), 0.0))[0].correlation_id == sent.id
 
 
 @pytest.mark.parametrize(
@@ -564,19 +565,19 @@ def test_a_response_to_nothing_is_counted_and_ignored() -> None:
     client = opened(Role.CLIENT)
     frame = frames.Response(UID, "a", OTHER, ResponseType.DONE, b"")
     run = hears(client, frame)
-    assert (run.messages, run.ignored, run.count, run.data) == ([], 1, 1, frames.encode(frame))
+    assert (run.messages, run.count, run.data) == ([], 1, frames.encode(frame))
     assert (client.state, client.counters) == (SessionState.OPEN, {"yamp.response.unknown": 1})
 
 
 def test_progress_reaches_a_requester_that_asked_for_it() -> None:
     client, server = pair()
     client.send(Message(Kind.REQUEST, "count", b"2", attributes=PROGRESSIVE), 0.0)
-    (request,) = server.receive(client.outgoing(), 0.0).messages
+    (request,) = messages_of(server.receive(client.outgoing(), 0.0))
     assert request.attributes == {"progressive": "true"}
     for step in (b"1", b"2"):
         server.send(Message(Kind.PROGRESS, body=step, correlation_id=request.id), 0.0)
     server.send(Message(Kind.RESPONSE, body=b"end", correlation_id=request.id), 0.0)
-    got = client.receive(server.outgoing(), 0.0).messages
+    got = messages_of(client.receive(server.outgoing(), 0.0))
     assert [(m.kind, m.status, m.body) for m in got] == [
         (Kind.PROGRESS, "progress", b"1"),
         (Kind.PROGRESS, "progress", b"2"),
@@ -589,7 +590,7 @@ def test_progress_that_nobody_asked_for_is_dropped_and_counted_on_receipt() -> N
     sent = client.send(Message(Kind.REQUEST, "a"), 0.0)
     uid = uuid.UUID(sent.id).bytes
     run = hears(client, frames.Response(UID, "a", uid, ResponseType.PROGRESS, b""))
-    assert (run.messages, run.ignored) == ([], 1)
+    assert (run.messages, run.count) == ([], 1)
     assert client.counters == {"yamp.progress.unrequested": 1}
     assert waits_for(client, sent)
 
@@ -604,14 +605,14 @@ def test_progress_that_nobody_asked_for_is_not_sent() -> None:
 def test_cancel_reaches_the_responder_which_answers_cancelled() -> None:
     client, server = pair()
     sent = client.send(Message(Kind.REQUEST, "slow"), 0.0)
-    (request,) = server.receive(client.outgoing(), 0.0).messages
+    (request,) = messages_of(server.receive(client.outgoing(), 0.0))
     client.send(Message(Kind.CANCEL, correlation_id=sent.id), 0.0)
-    (cancel,) = server.receive(client.outgoing(), 0.0).messages
+    (cancel,) = messages_of(server.receive(client.outgoing(), 0.0))
     assert (cancel.kind, cancel.topic, cancel.correlation_id, dict(cancel.attributes)) == (
         Kind.CANCEL, "slow", sent.id, {},
     )  # fmt: skip
     server.send(Message(Kind.RESPONSE, correlation_id=request.id, status="cancelled"), 0.0)
-    (answer,) = client.receive(server.outgoing(), 0.0).messages
+    (answer,) = messages_of(client.receive(server.outgoing(), 0.0))
     assert (answer.kind, answer.status) == (Kind.RESPONSE, "cancelled")
     assert not waits_for(client, sent)
 
@@ -619,10 +620,10 @@ def test_cancel_reaches_the_responder_which_answers_cancelled() -> None:
 def test_after_kill_no_response_follows() -> None:
     client, server = pair()
     sent = client.send(Message(Kind.REQUEST, "slow", attributes=PROGRESSIVE), 0.0)
-    (request,) = server.receive(client.outgoing(), 0.0).messages
+    (request,) = messages_of(server.receive(client.outgoing(), 0.0))
     client.send(Message(Kind.CANCEL, correlation_id=sent.id, attributes=KILL), 0.0)
     assert not waits_for(client, sent)
-    (cancel,) = server.receive(client.outgoing(), 0.0).messages
+    (cancel,) = messages_of(server.receive(client.outgoing(), 0.0))
     assert cancel.attributes == {"kill": "true"}
     server.send(Message(Kind.PROGRESS, correlation_id=request.id), 0.0)
     server.send(Message(Kind.RESPONSE, correlation_id=request.id), 0.0)
@@ -666,7 +667,7 @@ def test_a_cancel_for_a_request_that_is_unknown_or_done_is_ignored(kill: bool) -
     server.send(Message(Kind.RESPONSE, correlation_id=request.id), 0.0)
     server.outgoing()
     run = hears(server, frames.Cancel(OTHER, "a", UID, kill), frames.Cancel(OTHER, "a", OTHER, kill))
-    assert (run.messages, run.ignored, said(server)) == ([], 2, [])
+    assert (run.messages, run.count, said(server)) == ([], 2, [])
     assert (server.state, server.counters) == (SessionState.OPEN, {"yamp.cancel.unknown": 2})
 
 
@@ -716,7 +717,7 @@ def test_killed_requests_are_remembered_only_up_to_a_limit() -> None:
 def test_a_body_above_the_limit_is_refused_before_it_arrives() -> None:
     server = opened(Role.SERVER, max_body=1000)
     head = frames.encode(frames.Event(UID, "a", bytes(1001)))[:23]
-    run = server.receive(frames.encode(FRAME_OF[FrameType.EVENT]) + head, 0.0)
+    run = joined(server.receive(frames.encode(FRAME_OF[FrameType.EVENT]) + head, 0.0))
     assert run.count == 1
     assert (clause(server), server.refused) == ("yamp.body.too-large", head)
     (goodbye,) = said(server)
@@ -727,7 +728,7 @@ def test_a_body_above_the_limit_is_refused_before_it_arrives() -> None:
 def test_a_large_body_may_arrive_in_many_reads() -> None:
     server = opened(Role.SERVER)
     data = frames.encode(frames.Event(UID, "a", bytes(range(256)) * 1000))
-    runs = [server.receive(data[at : at + 1000], 0.0) for at in range(0, len(data), 1000)]
+    runs = [joined(server.receive(data[at : at + 1000], 0.0)) for at in range(0, len(data), 1000)]
     assert [run.count for run in runs] == [0] * (len(runs) - 1) + [1]
     assert runs[-1].data == data
     assert runs[-1].messages[0].body == bytes(range(256)) * 1000
@@ -829,9 +830,9 @@ def test_a_session_gives_the_same_however_the_stream_is_cut(
 ) -> None:
     data = b"".join(map(frames.encode, stream))
     whole, cut = opened(role), opened(role)
-    expected = whole.receive(data, 0.0)
+    expected = joined(whole.receive(data, 0.0))
     edges = [0, *sorted(edge for edge in at if edge < len(data)), len(data)]
-    runs = [cut.receive(data[start:end], 0.0) for start, end in itertools.pairwise(edges)]
+    runs = [joined(cut.receive(data[start:end], 0.0)) for start, end in itertools.pairwise(edges)]
     assert [m for run in runs for m in run.messages] == list(expected.messages)
     assert b"".join(bytes(run.data) for run in runs) == expected.data
     assert sum(run.count for run in runs) == expected.count
@@ -842,7 +843,7 @@ def test_a_session_gives_the_same_however_the_stream_is_cut(
 @given(st.one_of(spoiled(), st.binary(max_size=100)), st.sampled_from(Role), st.booleans())
 def test_nothing_a_peer_sends_makes_a_session_raise(data: bytes, role: Role, greeted: bool) -> None:
     made = opened(role) if greeted else session(role)
-    run = made.receive(data, 0.0)
+    run = joined(made.receive(data, 0.0))
     if made.violation is not None:
         assert clause(made) in YAMP.clauses
         assert bytes(run.data) + made.refused == data
@@ -857,12 +858,12 @@ def failing(serializer: str, error: Message) -> tuple[bytes, Message]:
     """The body an error has on the wire, and what the requester gets."""
     client, server = pair(serializer=serializer)
     sent = client.send(Message(Kind.REQUEST, "a/b"), 0.0)
-    (asked,) = server.receive(client.outgoing(), 0.0).messages
+    (asked,) = messages_of(server.receive(client.outgoing(), 0.0))
     server.send(error.with_(correlation_id=asked.id), 0.0)
     data = server.outgoing()
     frame, _ = frames.decode(data, 0) or pytest.fail("half a frame")
     assert isinstance(frame, frames.Response) and frame.type is ResponseType.ERROR
-    (received,) = client.receive(data, 0.0).messages
+    (received,) = messages_of(client.receive(data, 0.0))
     assert (received.kind, received.correlation_id) == (Kind.ERROR, sent.id)
     return frame.body, received
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -23,7 +23,7 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
-from wireloom.protocols.contract import HUB_PREFIX, Role, Run, SessionState
+from wireloom.protocols.contract import HUB_PREFIX, Batch, Role, SessionState
 from wireloom.protocols.wolpertinger import authentication, keys, layer2, messages
 from wireloom.protocols.wolpertinger.authentication import STEPS, Authentication, Entropy, Outcome
 from wireloom.protocols.wolpertinger.delivery import Sent
@@ -32,7 +32,7 @@ from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
 from wireloom.protocols.wolpertinger.refusal import ErrorCode, Refused, ResultCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
-from wireloom.protocols.wolpertinger.transmission import BYTES, LARGE, Packed, Reading, Transmission, pack
+from wireloom.protocols.wolpertinger.transmission import BYTES, LARGE, Packed, Transmission, pack
 from wireloom.protocols.wolpertinger.values import Value
 
 _SLOW = 1.0
@@ -126,7 +126,7 @@ class WolpertingerSession(Transmission):
         else:
             self.state = _OPEN
 
-    def _finish(self) -> Run:
+    def _finish(self) -> Sequence[Batch]:
         """What the read brought. A call is settled by its confirmation only if no error came with it."""
         if self._settled:
             settled, self._settled = self._settled, []
@@ -139,7 +139,7 @@ class WolpertingerSession(Transmission):
 
     def _tell(self, kind: Kind, call_id: str, status: str, body: bytes = b"") -> None:
         """Tell the owner what became of a call."""
-        self._reading.messages.append(
+        self._add(
             Message(
                 kind,
                 None,
@@ -194,7 +194,7 @@ class WolpertingerSession(Transmission):
         message = message or self._message(document, whole, wire)
         if asked is not None and asked.carried:
             message = messages.open_answer(message, document)
-        self._reading.messages.append(message)
+        self._add(message)
 
     def _message(self, document: Document, whole: Data, wire: int) -> Message:
         return messages.of_document(document, whole, wire, self._direction, profile=self.settings.profile, typed=True)
@@ -224,7 +224,7 @@ class WolpertingerSession(Transmission):
                 return
             carried = component == "hub" and self._is_carried(call)
             self._owed[call.call_id] = _Owed(call.component, carried, now)
-        self._reading.messages.append(message)
+        self._add(message)
 
     def _refuse_document(self, refused: Refused, now: float) -> None:
         if not refused.is_answer:
@@ -465,9 +465,8 @@ class WolpertingerSession(Transmission):
                 return max(owed.since, self._heartbeat_at) + self.settings.heartbeat
         return None
 
-    def expire(self, now: float) -> Run:
+    def expire(self, now: float) -> Sequence[Batch]:
         """A deadline has passed."""
-        self._reading = Reading()
         due = self._heartbeat_due()
         if due is not None and due <= now:
             self._heartbeat(now)
@@ -476,11 +475,11 @@ class WolpertingerSession(Transmission):
 
     # The end
 
-    def worked(self, result: object, now: float) -> Run:
+    def worked(self, result: object, now: float) -> Sequence[Batch]:
         """Slow work is done; it may be what the end waited for."""
-        run = super().worked(result, now)
+        batches = super().worked(result, now)
         self._close_when_settled()
-        return run
+        return batches
 
     def end_of_input(self, now: float) -> None:
         """The peer sends no more; it still gets the answers it waits for."""

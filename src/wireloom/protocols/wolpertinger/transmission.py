@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wireloom.model import Message, WireloomError
-from wireloom.protocols.contract import Rejected, Role, Run, Session, SessionState
+from wireloom.protocols.contract import NOTHING, Batch, Rejected, Role, Session, SessionState, is_control
 from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
 from wireloom.protocols.wolpertinger.blanking import blanked, starred_lines
 from wireloom.protocols.wolpertinger.delivery import Seen, Sent, Unconfirmed
@@ -26,7 +26,6 @@ from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.layer2 import Call, Document
 from wireloom.protocols.wolpertinger.refusal import Refused, ResultCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
-from wireloom.protocols.wolpertinger.short import SHORT, read_line
 
 LARGE = 16 * 1024
 """Bytes of a message from which on reading or writing it is slow work."""
@@ -44,7 +43,7 @@ BYTES = 64 * 1024 * 1024
 
 @dataclass(slots=True)
 class Reading:
-    """What one read brings, while it is taken apart."""
+    """A batch while it is being filled."""
 
     messages: list[Message] = field(default_factory=list)
     refused: list[Rejected] = field(default_factory=list)
@@ -53,19 +52,13 @@ class Reading:
     count: int = 0
     """Messages on the wire."""
 
-    def run(self) -> Run:
-        """The same for the owner of the session."""
+    def batch(self) -> Batch | None:
+        """The batch; None if there is nothing in it."""
+        if not (self.messages or self.kept or self.refused):
+            return None
         extra = len(self.messages) - self.count
         data = self.kept[0] if len(self.kept) == 1 else b"".join(self.kept)
-        if not extra and not self.refused:
-            return Run(data, self.messages)
-        return Run(
-            data,
-            self.messages,
-            ignored=max(-extra, 0),
-            added=max(extra, 0),
-            refused=self.refused,
-        )
+        return Batch(data, self.messages, ignored=max(-extra, 0), added=max(extra, 0), refused=self.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +124,10 @@ class Transmission(Session):
         """The same for what was sent: the lines, and what stands for all of them."""
         self._assembly = layer1.Assembly(settings)
         self._unconfirmed = Unconfirmed(settings.delivery_timeout, (unique & frames.MAX_ID) or 1)
-        self._short = min(SHORT, settings.max_message)
-        """Bytes of a line that may go the short way."""
         self._reading = Reading()
+        """What was read since the last control message."""
+        self._batches: list[Batch] = []
+        """What was read before it, in this read."""
         self._may_offload = False
         self._jobs: deque[_Job] = deque()
         self._running: _Job | None = None
@@ -163,17 +157,30 @@ class Transmission(Session):
 
     # Lines in
 
-    def receive(self, data: bytes, now: float) -> Run:
+    def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take what the transport read."""
         if self.state is _CLOSED or (self._blocked is not None and self._wait_with(data)):
-            return Run()
-        self._reading = Reading()
+            return NOTHING
         self._take_data(data, now)
         return self._finish()
 
-    def _finish(self) -> Run:
+    def _add(self, message: Message) -> None:
+        """Hand a message to the owner. A control message is the last of its batch; its line is in there already."""
+        self._reading.messages.append(message)
+        if is_control(message):
+            self._end_batch()
+
+    def _end_batch(self) -> None:
+        batch = self._reading.batch()
+        if batch is not None:
+            self._batches.append(batch)
+            self._reading = Reading()
+
+    def _finish(self) -> Sequence[Batch]:
         """What the read brought."""
-        return self._reading.run()
+        self._end_batch()
+        batches, self._batches = self._batches, []
+        return batches
 
     def _take_data(self, data: bytes, now: float) -> None:
         plain = not self._tail and not self._skipping and data.endswith(b"\n")
@@ -228,11 +235,6 @@ class Transmission(Session):
 
     def _take_line(self, line: bytes, now: float) -> None:
         raw = line + b"\n"
-        if len(line) <= self._short and self._cipher is None:
-            found = read_line(line)
-            if found is not None and found[0] not in self._seen:
-                self._accept(found[1], None, Data(found[0], b""), len(raw), raw, now)
-                return
         try:
             if len(line) > self.settings.max_line:
                 raise Refused("wolpertinger.line.too-long", self._too_long())
@@ -528,12 +530,11 @@ class Transmission(Session):
         self._running = self._jobs.popleft()
         return self._running.run
 
-    def worked(self, result: object, now: float) -> Run:
+    def worked(self, result: object, now: float) -> Sequence[Batch]:
         """Slow work is done: go on with what waited for it."""
         job, self._running = self._running, None
         if job is None or self._is_closed():
-            return Run()
-        self._reading = Reading()
+            return NOTHING
         job.done(result, now)
         if job.reads:
             self._unblock(now)
