@@ -134,7 +134,7 @@ def test_what_is_said_after_a_large_body_follows_it() -> None:
     session.send(Message(Kind.EVENT, body=b"first"), 0.0)
     session.send(compressed(BODY), 0.0)
     session.send(Message(Kind.EVENT, body=b"second"), 0.0)
-    session.ask(Message(Kind.REQUEST, "a", b"third"), 0.0)
+    session.send(Message(Kind.REQUEST, "a", b"third"), 0.0)
     session.send(Message(Kind.EVENT, body=BODY), 0.0)
     session.send(Message(Kind.EVENT, body=b"last"), 0.0)
     first = session.outgoing()
@@ -143,8 +143,8 @@ def test_what_is_said_after_a_large_body_follows_it() -> None:
     assert [m.body for m in heard(session.outgoing())] == [BODY, b"second", b"third", BODY, b"last"]
     assert session.sent == 7, "hello and six messages"
     assert not session.offloads
-    session.ask(Message(Kind.REQUEST, "a", b"x"), 0.0)
-    assert session.outgoing(), "the short way is open again"
+    session.send(Message(Kind.REQUEST, "a", b"x"), 0.0)
+    assert session.outgoing(), "nothing waits any more"
 
 
 def test_goodbye_waits_for_a_large_body() -> None:
@@ -180,7 +180,9 @@ def test_a_request_that_is_too_large_even_when_packed_fails() -> None:
     (failed,) = do_work(session)
     assert (failed.kind, failed.correlation_id, failed.status) == (Kind.ERROR, sent.id, "413")
     assert b"max_message" in failed.body
-    assert session.outgoing() == b"" and not session.outstanding()
+    assert session.outgoing() == b""
+    session.receive(EMP.encode(Message(Kind.RESPONSE, correlation_id=sent.id), EMP.settings({})), 0.0)
+    assert session.violation is not None and session.violation.clause == "emp.response.unknown-id"
 
 
 def test_a_response_that_is_too_large_even_when_packed_becomes_an_error() -> None:

@@ -17,7 +17,7 @@ from wireloom.protocols.contract import PUBLISH
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.extensions import Hub, RequestResponse, encode_hub, encode_request_response
 from wireloom.protocols.emp.frames import Block, Extension, Frame, Type
-from wireloom.protocols.emp.plain import read_plain
+from wireloom.protocols.emp.messages import to_message
 from wireloom.protocols.publishes import (
     AGAIN,
     ASKS,
@@ -235,9 +235,10 @@ class EmpBulk(Publishes[int]):
 
     def message(self, row: int) -> Message:
         """A row as the message it is."""
-        found = read_plain(self.buffer, int(self.rows[OFFSET, row]), self._session.settings, self._session.inbound)
+        settings = self._session.settings
+        found = frames.decode(self.buffer, int(self.rows[OFFSET, row]), settings.max_message)
         assert found is not None, "kernel and decoder disagree"
-        return found[0]
+        return to_message(found[0], settings, self._session.inbound)
 
     def event(self, row: int) -> Message:
         """A row as the event it publishes."""

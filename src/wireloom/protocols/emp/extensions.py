@@ -18,6 +18,8 @@ import struct
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 from wireloom.model import LimitExceeded, NotSupported
 from wireloom.protocols.emp.frames import Block, Extension, violation
@@ -26,6 +28,8 @@ MAX_DECOMPRESSED_DEFAULT = 16 * 1024 * 1024
 MAX_ID = 2**64 - 1
 MAX_MEMBERS = 1000
 """GZIP members in one body: each costs time however little it holds."""
+REMEMBERED = 256
+"""Hub blocks of no more bytes are remembered with what they say: the same few topics come again and again."""
 
 
 class Scheme(IntEnum):
@@ -35,8 +39,7 @@ class Scheme(IntEnum):
     GZIP = 1
 
 
-@dataclass(frozen=True, slots=True)
-class RequestResponse:
+class RequestResponse(NamedTuple):
     """Content of extension 0: this message is a request, or the response to one."""
 
     request: bool
@@ -53,8 +56,7 @@ class Hub:
     error: bool = False
 
 
-@dataclass(slots=True)
-class Known:
+class Known(NamedTuple):
     """What the blocks of one message say, and those of other extensions, in their order."""
 
     request_response: RequestResponse | None = None
@@ -67,6 +69,9 @@ _REQUEST_RESPONSE = struct.Struct(">BxxxQ")
 _COMPRESSION = struct.Struct(">Bxxx")
 _LENGTH = struct.Struct(">H")
 _REQUEST = 0x80
+_IS_REQUEST_RESPONSE, _IS_COMPRESSION, _IS_HUB = (
+    int(each) for each in (Extension.REQUEST_RESPONSE, Extension.COMPRESSION, Extension.HUB)
+)
 _TOPIC, _CONTENT_TYPE, _STATUS, _ERROR = 0x01, 0x02, 0x04, 0x80
 
 
@@ -78,24 +83,27 @@ def read(blocks: tuple[Block, ...]) -> Known:
     Known(request_response=RequestResponse(request=True, id=7), scheme=None, hub=None,
           unknown=(Block(extension=200, content=b'?'),))
     """
-    known = Known()
+    request_response: RequestResponse | None = None
+    scheme: Scheme | None = None
+    hub: Hub | None = None
+    unknown: list[Block] = []
     for block in blocks:
-        extension = block.extension
-        if extension == Extension.REQUEST_RESPONSE:
-            if known.request_response is not None:
+        extension, content = block
+        if extension == _IS_REQUEST_RESPONSE:
+            if request_response is not None:
                 raise violation("emp.request-response.repeated", "a second request-response block")
-            known.request_response = decode_request_response(block.content)
-        elif extension == Extension.COMPRESSION:
-            if known.scheme is not None:
-                raise violation("emp.compression.repeated", "a second compression block")
-            known.scheme = decode_compression(block.content)
-        elif extension == Extension.HUB:
-            if known.hub is not None:
+            request_response = decode_request_response(content)
+        elif extension == _IS_HUB:
+            if hub is not None:
                 raise violation("emp.hub.repeated", "a second block of the hub extension")
-            known.hub = decode_hub(block.content)
+            hub = decode_hub(content)
+        elif extension == _IS_COMPRESSION:
+            if scheme is not None:
+                raise violation("emp.compression.repeated", "a second compression block")
+            scheme = decode_compression(content)
         else:
-            known.unknown += (block,)
-    return known
+            unknown.append(block)
+    return Known(request_response, scheme, hub, tuple(unknown))
 
 
 def encode_request_response(value: RequestResponse) -> bytes:
@@ -160,6 +168,10 @@ def encode_hub(value: Hub) -> bytes:
 
 def decode_hub(content: bytes) -> Hub:
     """The inverse of `encode_hub`."""
+    return _remembered_hub(content) if len(content) <= REMEMBERED else _decode_hub(content)
+
+
+def _decode_hub(content: bytes) -> Hub:
     if not content:
         raise violation("emp.hub.content", "the flags are missing")
     flags = content[0]
@@ -179,6 +191,9 @@ def decode_hub(content: bytes) -> Hub:
         raise violation("emp.hub.content", f"{len(content) - position} bytes follow the last string")
     topic, content_type, status = texts
     return Hub(topic, content_type, status, bool(flags & _ERROR))
+
+
+_remembered_hub = lru_cache(maxsize=1024)(_decode_hub)
 
 
 def gzip(data: bytes) -> bytes:

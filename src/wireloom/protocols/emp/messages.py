@@ -20,9 +20,20 @@ means nothing and is kept like an unknown one. The trace in which a message is s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import cast
 
-from wireloom.model import Direction, Kind, LimitExceeded, Message, NotSupported, ProtocolViolation
+from wireloom.model import (
+    NO_ATTRIBUTES,
+    Authenticity,
+    Direction,
+    Kind,
+    LimitExceeded,
+    Message,
+    NotSupported,
+    ProtocolViolation,
+    message_of,
+)
 from wireloom.protocols.contract import Decoder
 from wireloom.protocols.emp import context, extensions, frames
 from wireloom.protocols.emp.extensions import Hub, Known, RequestResponse, Scheme
@@ -39,6 +50,11 @@ FIRST_APPLICATION_CODE = 128
 _CONTROL_KINDS = {Type.BYE: Kind.CLOSE, Type.PING: Kind.PING, Type.PONG: Kind.PONG}
 _CONTROL_TYPES = {kind: type_ for type_, kind in _CONTROL_KINDS.items()}
 _NOTHING_KNOWN = Known()
+# A member of an enum is looked up by name each time; these are looked up once.
+_EVENT, _REQUEST, _RESPONSE, _ERROR, _OTHER = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Kind.ERROR, Kind.OTHER
+_DATA, _FIRST_APPLICATION_TYPE = int(Type.DATA), frames.FIRST_APPLICATION_TYPE
+_REQUEST_RESPONSE, _HUB, _GZIP = Extension.REQUEST_RESPONSE, Extension.HUB, Scheme.GZIP
+_UNPROVEN = Authenticity.NONE
 
 
 def to_message(
@@ -53,7 +69,7 @@ def to_message(
     """
     known = extensions.read(frame.blocks) if frame.blocks else _NOTHING_KNOWN
     type_ = frame.type
-    if type_ == Type.DATA or type_ >= frames.FIRST_APPLICATION_TYPE:
+    if type_ >= _DATA:
         return _carrier_message(frame, known, settings, direction, unpacked)
     attributes: dict[str, str] = {}
     body, status, content_type = b"", None, None
@@ -80,31 +96,40 @@ def _carrier_message(
     frame: Frame, known: Known, settings: EmpSettings, direction: Direction | None, unpacked: bytes | None
 ) -> Message:
     """A message that carries the application's data."""
-    kind = Kind.EVENT if frame.type == Type.DATA else Kind.OTHER
-    attributes = {} if kind is Kind.EVENT else {"type": str(frame.type)}
+    type_, body, _ = frame
+    related, scheme, hub, unknown = known
     request_id = correlation_id = topic = content_type = status = None
-    if known.request_response is not None:
-        number = str(known.request_response.id)
-        if known.request_response.request:
-            request_id, kind = number, Kind.REQUEST if kind is Kind.EVENT else kind
+    kind = _EVENT
+    if related is not None:
+        if related.request:
+            request_id, kind = str(related.id), _REQUEST
         else:
-            correlation_id, kind = number, Kind.RESPONSE if kind is Kind.EVENT else kind
-    if known.hub is not None:
-        topic, content_type, status = known.hub.topic, known.hub.content_type, known.hub.status
-        if known.hub.error and kind is Kind.RESPONSE:
-            kind = Kind.ERROR
-    if status is None and kind is Kind.RESPONSE:
-        status = DONE
-    elif status is None and kind is Kind.ERROR:
-        status = FAILED
-    if known.scheme is not None:
-        attributes["compression"] = known.scheme.name.lower()
-    if known.unknown:
-        _keep_blocks(attributes, known.unknown)
-    body = frame.body if known.scheme is not Scheme.GZIP else _plain_body(frame, known, settings, unpacked)
-    return Message(
-        kind, topic, body, request_id, correlation_id, status, content_type, attributes, "emp", None, None, direction
-    )  # fmt: skip
+            correlation_id, kind, status = str(related.id), _RESPONSE, DONE
+    if type_ != _DATA:
+        kind, status = _OTHER, None
+    if hub is not None:
+        topic, content_type = hub.topic, hub.content_type
+        if hub.error and kind is _RESPONSE:
+            kind, status = _ERROR, FAILED
+        if hub.status is not None:
+            status = hub.status
+    attributes: Mapping[str, str] = NO_ATTRIBUTES
+    if scheme is not None or unknown or kind is _OTHER:
+        attributes = _carrier_attributes(type_, scheme, unknown)
+    if scheme is _GZIP:
+        body = _plain_body(frame, known, settings, unpacked)
+    return message_of((
+        kind, topic, body, request_id, correlation_id, status, content_type, attributes, "emp", None, None, direction,
+        _UNPROVEN,
+    ))  # fmt: skip
+
+
+def _carrier_attributes(type_: int, scheme: Scheme | None, unknown: tuple[Block, ...]) -> dict[str, str]:
+    attributes = {} if type_ == _DATA else {"type": str(type_)}
+    if scheme is not None:
+        attributes["compression"] = scheme.name.lower()
+    _keep_blocks(attributes, unknown)
+    return attributes
 
 
 def _plain_body(frame: Frame, known: Known, settings: EmpSettings, unpacked: bytes | None) -> bytes:
@@ -116,11 +141,21 @@ def _plain_body(frame: Frame, known: Known, settings: EmpSettings, unpacked: byt
 
 
 def _keep_blocks(attributes: dict[str, str], blocks: tuple[Block, ...] | list[Block]) -> None:
-    for block in blocks:
-        name, content = f"{BLOCK}{block.extension}", block.content.hex()
-        attributes[name] = f"{attributes[name]},{content}" if name in attributes else content
-        if block.extension == context.EXTENSION:
-            attributes.update(context.trace_of(block.content))
+    contents: dict[int, list[str]] = {}
+    for extension, content in blocks:
+        contents.setdefault(extension, []).append(content.hex())
+        if extension == context.EXTENSION:
+            attributes.update(context.trace_of(content))
+    attributes.update({f"{BLOCK}{extension}": ",".join(each) for extension, each in contents.items()})
+
+
+def encode(message: Message, settings: EmpSettings) -> bytes:
+    """A message as bytes; raises what `to_frame` raises.
+
+    >>> encode(Message(Kind.EVENT, "a", b"hi"), EmpSettings()).hex()
+    '00000016058000000000000c80000000010001616869'
+    """
+    return frames.encode(to_frame(message, settings), settings.size_mode)
 
 
 def to_frame(message: Message, settings: EmpSettings) -> Frame:
@@ -130,7 +165,8 @@ def to_frame(message: Message, settings: EmpSettings) -> Frame:
     '000000000000000000000001'
     """
     type_, body, blocks = _content(message)
-    scheme = _scheme(message, body, settings)
+    attributes = message.attributes
+    scheme = _scheme(message, body, settings) if attributes else None
     if scheme is not None:
         blocks.append(Block(Extension.COMPRESSION, extensions.encode_compression(scheme)))
         if scheme is Scheme.GZIP:
@@ -140,18 +176,19 @@ def to_frame(message: Message, settings: EmpSettings) -> Frame:
         if len(packed) + 12 < len(body):
             blocks.append(Block(Extension.COMPRESSION, extensions.encode_compression(Scheme.GZIP)))
             body = packed
-    if type_ == Type.DATA or type_ >= frames.FIRST_APPLICATION_TYPE:
+    if type_ >= _DATA:
         hub = _hub(message)
         if hub is not None:
-            blocks.append(Block(Extension.HUB, extensions.encode_hub(hub)))
-    kept = list(_kept_blocks(message))
-    if kept:
+            blocks.append(hub)
+    if attributes and (kept := list(_kept_blocks(message))):
         blocks += kept
         try:
             extensions.read(tuple(blocks))
         except ProtocolViolation as problem:
             raise NotSupported(f"attributes {BLOCK}<id> make no valid message: {problem}") from None
-    size = 8 + len(body) + sum(8 + len(block.content) for block in blocks)
+    size = 8 + len(body)
+    for block in blocks:
+        size += 8 + len(block.content)
     if size > settings.max_message:
         raise LimitExceeded(f"message of {size} bytes; max_message is {settings.max_message}")
     return Frame(type_, body, tuple(blocks))
@@ -164,40 +201,37 @@ def _attributes(message: Message) -> Mapping[str, str]:
 
 def _content(message: Message) -> tuple[int, bytes, list[Block]]:
     """Type, body and the request-response block, if any."""
-    match message.kind:
-        case Kind.EVENT:
-            return Type.DATA, message.body, []
-        case Kind.REQUEST:
-            return Type.DATA, message.body, [_request(message.id)]
-        case Kind.RESPONSE:
-            return Type.DATA, message.body, [_response(message.correlation_id)]
-        case Kind.ERROR if message.correlation_id is not None:
-            return Type.DATA, message.body, [_response(message.correlation_id)]
-        case Kind.ERROR:
-            return Type.ERROR, frames.encode_error(_error(message)), []
-        case Kind.OTHER:
-            type_ = _number(_attributes(message).get("type"), "attributes['type']", frames.FIRST_APPLICATION_TYPE, 255)
-            blocks = [_request(message.id)] if message.id is not None else []
-            if message.correlation_id is not None:
-                blocks = [_response(message.correlation_id)]
-            return type_, message.body, blocks
-        case Kind.OPEN:
-            version = _number(_attributes(message).get("version", str(frames.VERSION)), "attributes['version']", 0, 255)
-            return Type.HELLO, frames.encode_hello(frames.Hello(version)), []
-        case Kind.CLOSE | Kind.PING | Kind.PONG:
-            return _CONTROL_TYPES[message.kind], b"", []
-        case _:
-            raise NotSupported(f"emp has no message of kind {message.kind}")
+    kind = message.kind
+    if kind is _EVENT:
+        return _DATA, message.body, []
+    if kind is _REQUEST:
+        return _DATA, message.body, [_request(message.id)]
+    if kind is _RESPONSE or (kind is _ERROR and message.correlation_id is not None):
+        return _DATA, message.body, [_response(message.correlation_id)]
+    if kind is _ERROR:
+        return Type.ERROR, frames.encode_error(_error(message)), []
+    if kind is _OTHER:
+        type_ = _number(_attributes(message).get("type"), "attributes['type']", _FIRST_APPLICATION_TYPE, 255)
+        blocks = [_request(message.id)] if message.id is not None else []
+        if message.correlation_id is not None:
+            blocks = [_response(message.correlation_id)]
+        return type_, message.body, blocks
+    if kind is Kind.OPEN:
+        version = _number(_attributes(message).get("version", str(frames.VERSION)), "attributes['version']", 0, 255)
+        return Type.HELLO, frames.encode_hello(frames.Hello(version)), []
+    if kind in _CONTROL_TYPES:
+        return _CONTROL_TYPES[kind], b"", []
+    raise NotSupported(f"emp has no message of kind {kind}")
 
 
 def _request(number: str | None) -> Block:
     identifier = _number(number, "id", 1, extensions.MAX_ID)
-    return Block(Extension.REQUEST_RESPONSE, extensions.encode_request_response(RequestResponse(True, identifier)))
+    return Block(_REQUEST_RESPONSE, extensions.encode_request_response(RequestResponse(True, identifier)))
 
 
 def _response(number: str | None) -> Block:
     identifier = _number(number, "correlation_id", 1, extensions.MAX_ID)
-    return Block(Extension.REQUEST_RESPONSE, extensions.encode_request_response(RequestResponse(False, identifier)))
+    return Block(_REQUEST_RESPONSE, extensions.encode_request_response(RequestResponse(False, identifier)))
 
 
 def _code(status: str | None) -> int:
@@ -241,17 +275,24 @@ def _scheme(message: Message, body: bytes, settings: EmpSettings) -> Scheme | No
     return scheme
 
 
-def _hub(message: Message) -> Hub | None:
+def _hub(message: Message) -> Block | None:
     """The hub's block, if the message says anything that needs it."""
-    status = message.status
-    if message.kind is Kind.RESPONSE and status == DONE:
+    kind, topic, status, content_type = message.kind, message.topic, message.status, message.content_type
+    failed = kind is _ERROR
+    if (status == DONE and kind is _RESPONSE) or (status == FAILED and failed):
         status = None
-    failed = message.kind is Kind.ERROR
-    if failed and status == FAILED:
-        status = None
-    if message.topic is None and message.content_type is None and status is None and not failed:
+    if topic is None and content_type is None and status is None and not failed:
         return None
-    return Hub(message.topic, message.content_type, status, failed)
+    if len(topic or "") + len(content_type or "") + len(status or "") <= extensions.REMEMBERED:
+        return _remembered_hub_block(topic, content_type, status, failed)
+    return _hub_block(topic, content_type, status, failed)
+
+
+def _hub_block(topic: str | None, content_type: str | None, status: str | None, failed: bool) -> Block:
+    return Block(_HUB, extensions.encode_hub(Hub(topic, content_type, status, failed)))
+
+
+_remembered_hub_block = lru_cache(maxsize=1024)(_hub_block)
 
 
 def _kept_blocks(message: Message) -> Iterator[Block]:
@@ -274,8 +315,10 @@ def _kept_blocks(message: Message) -> Iterator[Block]:
 
 
 def _number(text: str | None, what: str, low: int, high: int) -> int:
-    if text is not None and text.isascii() and text.isdecimal() and len(text) <= 20 and low <= int(text) <= high:
-        return int(text)
+    if text is not None and text.isascii() and text.isdecimal() and len(text) <= 20:
+        number = int(text)
+        if low <= number <= high:
+            return number
     raise NotSupported(f"{what} of an emp message is a number from {low} to {high}, not {text!r}")
 
 

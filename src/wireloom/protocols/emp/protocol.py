@@ -10,7 +10,7 @@ from wireloom.protocols.contract import Decoder, Protocol, Role, Scheme, Setting
 from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.conversation import CONVERSATION
-from wireloom.protocols.emp.messages import EmpDecoder, to_frame
+from wireloom.protocols.emp.messages import EmpDecoder, encode
 from wireloom.protocols.emp.settings import EmpSettings, for_numbers
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class Emp(Protocol):
 
     def encode(self, message: Message, settings: Settings, topics: Mapping[int, str] | None = None) -> bytes:
         """One message as one frame."""
-        own = for_numbers(cast(EmpSettings, settings), topics)
-        return frames.encode(to_frame(message, own), own.size_mode)
+        return encode(message, for_numbers(cast(EmpSettings, settings), topics))
 
     def session(
         self, role: Role, settings: Settings, *, unique: int = 0, topics: Mapping[int, str] | None = None

@@ -1,0 +1,90 @@
+"""Requests that wait for their response, in both directions: the rules of the request-response extension.
+
+An id is taken from the request until its response. Ours count up from 1 and are never used twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wireloom.model import LimitExceeded
+from wireloom.protocols.emp.extensions import MAX_ID
+from wireloom.protocols.emp.frames import violation
+from wireloom.protocols.owing import OwedReads
+
+if TYPE_CHECKING:
+    from wireloom.protocols.emp.bulk import EmpBulk
+
+
+class Pending:
+    """The requests of one connection that are not answered yet.
+
+    >>> pending = Pending(max_requests=1)
+    >>> pending.asked(pending.next_id())
+    >>> pending.next_id()
+    Traceback (most recent call last):
+    wireloom.model.LimitExceeded: 1 requests wait for a response, as many as max_requests allows
+    """
+
+    def __init__(self, max_requests: int) -> None:
+        self.max_requests = max_requests
+        """The limit of each direction."""
+        self.last_id = 0
+        """The id of the last request that we sent."""
+        self.waiting: set[str] = set()
+        """Ids of requests that we sent."""
+        self.owed: dict[str, int] = {}
+        """Ids of requests that the peer sent: as in messages, and as on the wire."""
+        self.owed_reads: OwedReads[int] = OwedReads()
+        """Large reads whose requests are answered together; their ids are not in `owed`."""
+
+    # Requests that we send
+
+    def next_id(self) -> str:
+        """The id that the next request gets; raises LimitExceeded where none can be sent."""
+        if self.last_id >= MAX_ID:
+            raise LimitExceeded("all request identifiers of this connection are used: open another")
+        if len(self.waiting) >= self.max_requests:
+            raise LimitExceeded(f"{len(self.waiting)} requests wait for a response, as many as max_requests allows")
+        return str(self.last_id + 1)
+
+    def asked(self, request_id: str) -> None:
+        """A request goes out with the id that `next_id` gave it."""
+        self.waiting.add(request_id)
+        self.last_id += 1
+
+    def settle(self, request_id: str) -> None:
+        """A response arrived: its request no longer waits."""
+        if request_id not in self.waiting:
+            raise violation("emp.response.unknown-id", f"no request {request_id} waits for a response")
+        self.waiting.remove(request_id)
+
+    # Requests that the peer sends
+
+    @property
+    def owes(self) -> bool:
+        """Whether the peer waits for a response."""
+        return bool(self.owed or self.owed_reads)
+
+    def owe(self, request_id: str) -> None:
+        """A request arrived: it must be answered, and its id is taken until then."""
+        if request_id in self.owed:
+            raise violation("emp.request.reused-id", f"request {request_id} is still unanswered")
+        if len(self.owed) >= self.max_requests:
+            raise violation(
+                "emp.request.too-many", f"{len(self.owed)} requests are unanswered, as many as max_requests allows"
+            )
+        self.owed[request_id] = int(request_id)
+
+    def admit(self, read: EmpBulk) -> bool:
+        """Take in a large read; False if one of its requests may break a rule: read it frame by frame then."""
+        return self.owed_reads.admit(read, self.owed.values(), len(self.owed), self.max_requests)
+
+    def single_out(self) -> None:
+        """Know every request by its id, those of large reads too."""
+        for read, row in self.owed_reads.single_out():
+            self.owe_alone(read.key(row))
+
+    def owe_alone(self, request_id: int) -> None:
+        """A request of a large read is answered by itself."""
+        self.owed[str(request_id)] = request_id
