@@ -125,6 +125,7 @@ def test_a_server_answers_the_recorded_client_as_the_recorded_server_did(
     peer = application(session)
     expected: list[str] = []
     got: list[str] = []
+    asked: list[bytes] = []
     for entry in RECORDINGS[name]:
         recorded, _ = frames.decode(bytes.fromhex(entry["hex"])) or (None, 0)
         assert recorded is not None
@@ -133,15 +134,16 @@ def test_a_server_answers_the_recorded_client_as_the_recorded_server_did(
             continue
         if isinstance(recorded, frames.Response):
             # The recorded client answers a request that we sent under a uid of our own.
-            waiting = session.outstanding()[0]
-            uid = bytes.fromhex(str(waiting.id).replace("-", ""))
-            recorded = frames.Response(recorded.uid, recorded.uri, uid, recorded.type, recorded.body)
+            is_last = recorded.type is not frames.ResponseType.PROGRESS
+            recorded = recorded._replace(request_uid=asked.pop(0) if is_last else asked[0])
         for message in session.receive(frames.encode(recorded), 0.0).messages:
             peer.act(message)
         data = session.outgoing()
         position = 0
         while (found := frames.decode(data, position)) is not None:
             got.append(without_uid(found[0]))
+            if isinstance(found[0], frames.Request):
+                asked.append(found[0].uid)
             position = found[1]
         assert position == len(data)
     if name == "js":

@@ -29,7 +29,6 @@ from wireloom.protocols.publishes import (
 )
 from wireloom.protocols.yamp import frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.plain import write_request
 from wireloom.protocols.yamp.uids import uid_text
 
 if TYPE_CHECKING:
@@ -176,8 +175,7 @@ def _is_topic(uri: bytes) -> bool:
 @cache
 def warm() -> None:
     """Compile or load the kernels, once, before a connection waits for them."""
-    sample = write_request(bytes(16), PUBLISH + "a", b"b")
-    assert sample is not None
+    sample = frames.encode(frames.Request(bytes(16), PUBLISH + "a", False, b"b"))
     data, rows, out = np.frombuffer(sample, np.uint8), np.empty((FIELDS, 1), np.int64), np.zeros(100, np.uint8)
     _scan(data, 100, rows)
     _count_alike(data, 100)

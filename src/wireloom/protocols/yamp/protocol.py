@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message, NotSupported, ProtocolViolation
+from wireloom.model import (
+    NO_ATTRIBUTES,
+    Authenticity,
+    ConfigError,
+    Direction,
+    Kind,
+    LimitExceeded,
+    Message,
+    NotSupported,
+    ProtocolViolation,
+    message_of,
+)
 from wireloom.protocols.contract import Decoder, Format, Protocol, Role, Scheme, Settings
 from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.yamp import formats, frames
@@ -31,7 +42,8 @@ PROGRESSIVE: Mapping[str, str] = MappingProxyType({"progressive": _TRUE})
 """The attributes of a request that wants progress."""
 KILL: Mapping[str, str] = MappingProxyType({"kill": _TRUE})
 """The attributes of a cancel that kills."""
-_NONE: Mapping[str, str] = MappingProxyType({})
+# Looking up a member of an enum takes as long as making a message.
+_EVENT, _REQUEST, _CANCEL, _UNPROVEN = Kind.EVENT, Kind.REQUEST, Kind.CANCEL, Authenticity.NONE
 
 STATUS = {
     ResponseType.DONE: (Kind.RESPONSE, "done"),
@@ -40,6 +52,12 @@ STATUS = {
     ResponseType.CANCELLED: (Kind.RESPONSE, "cancelled"),
 }
 """Kind and status of each type of response."""
+
+_TYPES = {
+    Kind.RESPONSE: ResponseType.DONE,
+    Kind.ERROR: ResponseType.ERROR,
+    Kind.PROGRESS: ResponseType.PROGRESS,
+}
 
 REDIRECT_SCHEMES = {"tcp": "yamp", "tls": "yamps", "ws": "yamp+ws", "wss": "yamp+wss"}
 """What a protocol in the url of a close-redirect means; our own names mean themselves."""
@@ -94,25 +112,26 @@ def to_message(frame: frames.Frame, direction: Direction | None, content_type: s
     """What a frame means; `content_type` is that of bodies on this connection."""
     match frame:
         case frames.Event(uid, uri, body):
-            return Message(
-                Kind.EVENT, uri, body, uid_text(uid), None, None, content_type, _NONE, "yamp", None, None, direction
-            )
+            return message_of((
+                _EVENT, uri, body, uid_text(uid), None, None, content_type,
+                NO_ATTRIBUTES, "yamp", None, None, direction, _UNPROVEN,
+            ))  # fmt: skip
         case frames.Request(uid, uri, progressive, body):
-            return Message(
-                Kind.REQUEST, uri, body, uid_text(uid), None, None, content_type,
-                PROGRESSIVE if progressive else _NONE, "yamp", None, None, direction,
-            )  # fmt: skip
+            return message_of((
+                _REQUEST, uri, body, uid_text(uid), None, None, content_type,
+                PROGRESSIVE if progressive else NO_ATTRIBUTES, "yamp", None, None, direction, _UNPROVEN,
+            ))  # fmt: skip
         case frames.Response(uid, uri, request_uid, type_, body):
             kind, status = STATUS[type_]
-            return Message(
+            return message_of((
                 kind, uri, body, uid_text(uid), uid_text(request_uid), status, content_type,
-                _NONE, "yamp", None, None, direction,
-            )  # fmt: skip
+                NO_ATTRIBUTES, "yamp", None, None, direction, _UNPROVEN,
+            ))  # fmt: skip
         case frames.Cancel(uid, uri, request_uid, kill):
-            return Message(
-                Kind.CANCEL, uri, b"", uid_text(uid), uid_text(request_uid), None, None,
-                KILL if kill else _NONE, "yamp", None, None, direction,
-            )  # fmt: skip
+            return message_of((
+                _CANCEL, uri, b"", uid_text(uid), uid_text(request_uid), None, None,
+                KILL if kill else NO_ATTRIBUTES, "yamp", None, None, direction, _UNPROVEN,
+            ))  # fmt: skip
         case frames.Handshake(version, serializer):
             named = {"version": str(version), "serializer": serializer}
             return Message(Kind.OPEN, attributes=named, protocol="yamp", direction=direction)
@@ -121,7 +140,7 @@ def to_message(frame: frames.Frame, direction: Direction | None, content_type: s
         case frames.Pong(payload):
             return Message(Kind.PONG, body=payload, protocol="yamp", direction=direction)
         case frames.Close(reason):
-            why = {"reason": reason} if reason else _NONE
+            why = {"reason": reason} if reason else NO_ATTRIBUTES
             return Message(Kind.CLOSE, attributes=why, protocol="yamp", direction=direction)
         case frames.CloseRedirect(url):
             return Message(Kind.REDIRECT, attributes={"url": url}, protocol="yamp", direction=direction)
@@ -160,11 +179,9 @@ def to_frame(message: Message, settings: YampSettings) -> frames.Frame:
 
 
 def _type(message: Message) -> ResponseType:
-    if message.kind is Kind.ERROR:
-        return ResponseType.ERROR
-    if message.kind is Kind.PROGRESS:
-        return ResponseType.PROGRESS
-    return ResponseType.CANCELLED if message.status == "cancelled" else ResponseType.DONE
+    if message.status == "cancelled" and message.kind is Kind.RESPONSE:
+        return ResponseType.CANCELLED
+    return _TYPES[message.kind]
 
 
 def _uri(message: Message) -> str:

@@ -1,159 +1,505 @@
-"""A yamp session that is fast: short ways for the usual messages, and kernels for large reads.
+"""One end of a yamp conversation: handshake, liveness, requests and their outcomes. Bytes in, messages out.
 
-The conversation itself, and everything unusual, is in `talk.py`. What goes a short way comes to the same, which the
-tests hold against each other.
+Implements what the yamp specification says of behaviour: "System Frames" and "User Message Frames". The
+tables in `states.py` say which frames each role takes in each state; what the other role sends follows from it.
+
+    client                          server
+      | -- handshake (version, serializer) -> |   OPENING
+      | <- the same handshake --------------- |   OPEN      (or close, or close-redirect: CLOSED)
+      | <- events, requests, answers, pings -> |
+      | -- close ----------------------------- |   CLOSED
+
+Reads are decoded by `frames.py`. A read of at least 512 bytes that holds nothing but events and acknowledged publishes
+is decoded by the kernels of `bulk.py`, once `enable_bulk` was called.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from wireloom.model import Message, PeerClosed
-from wireloom.protocols.contract import Asker, Bulk, Role, Run, SessionState
-from wireloom.protocols.yamp.plain import owed_for, read_plain, write_event, write_request, write_response
-from wireloom.protocols.yamp.protocol import YampSettings
-from wireloom.protocols.yamp.talk import Joined, YampTalk, split
-from wireloom.protocols.yamp.uids import uid_text
+from wireloom.model import (
+    BodyError,
+    Kind,
+    LimitExceeded,
+    Message,
+    NotSupported,
+    PeerClosed,
+    ProtocolViolation,
+    WireloomError,
+    message_of,
+)
+from wireloom.protocols.contract import (
+    HUB_PREFIX,
+    LOGIN,
+    NOTHING_AGREED,
+    PUBLISH,
+    Bulk,
+    Role,
+    Run,
+    Session,
+    SessionState,
+)
+from wireloom.protocols.kept import Kept
+from wireloom.protocols.owing import OwedReads
+from wireloom.protocols.yamp import errors, formats, frames
+from wireloom.protocols.yamp.frames import FrameType, ResponseType
+from wireloom.protocols.yamp.protocol import YampSettings, parse_uid, split_url, to_frame, to_message
+from wireloom.protocols.yamp.requests import Received, Sent, Unanswered
+from wireloom.protocols.yamp.states import ANSWERS, RECEIVES
+from wireloom.protocols.yamp.uids import Uids, uid_text
 
 if TYPE_CHECKING:
     from wireloom.protocols.yamp.bulk import YampBulk
 
-_OPEN = SessionState.OPEN
+_OPENING, _OPEN = SessionState.OPENING, SessionState.OPEN
+_CLOSING, _CLOSED = SessionState.CLOSING, SessionState.CLOSED
+_EVENT, _REQUEST, _PROGRESS, _ERROR = Kind.EVENT, Kind.REQUEST, Kind.PROGRESS, Kind.ERROR
+_AGREED: Mapping[str, Mapping[str, str | bool]] = {
+    name: MappingProxyType({"serializer": name}) for name in formats.CONTENT_TYPES if name != formats.DEFAULT
+}
 
 
-class YampSession(YampTalk):
+class YampSession(Session):
     """Client or server of one yamp connection.
 
     Uids are UUIDs of version 7: their time is `now` plus `epoch`, their random part comes from a generator
     seeded with `unique`. Requests that time out are the caller's to give up: a cancel with `kill` forgets them.
     """
 
-    def __init__(self, role: Role, settings: YampSettings, *, unique: int = 0) -> None:
-        super().__init__(role, settings, unique=unique)
-        self._bulk: type[YampBulk] | None = None
-        self._told_at = math.nan
-        self._milliseconds = 0
-        """The time for uids, and what `now` was then."""
+    steady = True
 
-    # Reading
+    def __init__(self, role: Role, settings: YampSettings, *, unique: int = 0) -> None:
+        super().__init__(role)
+        self.settings = settings
+        self._agreed = NOTHING_AGREED
+        self.serializer: str | None = None
+        """What the handshake agreed on; an empty serializer counts as json."""
+        if role is Role.CLIENT:
+            self.content_type = formats.content_type(settings.serializer)
+        self._receives, self._sends = role.sends.opposite, role.sends
+        self._uids = Uids(unique)
+        self._buffer = Kept()
+        self._out: list[bytes] = []
+        self._held: list[bytes] = []
+        """Frames to send once the handshake is done."""
+        self._held_size = 0
+        self._waiting = Sent(settings.max_requests)
+        """Requests we wait on."""
+        self._owed = Received(settings.max_requests)
+        """Requests the peer waits on."""
+        self._bulk: type[YampBulk] | None = None
+        self._owed_reads: OwedReads[bytes] = OwedReads()
+        """Reads by `bulk.py` with publishes that the peer waits on."""
+        self._singled: dict[str, tuple[YampBulk, int]] = {}
+        """Publishes that are in `_owed` and in `_owed_reads`, and where they are in their read."""
+        self._closing_reason = ""
+        self._input_ended = False
+        self._peer_closed = False
+        self._handshake_due: float | None = None
+        self._heard = 0.0
+        self._ping_sent: float | None = None
+        self._ping_payload: bytes | None = None
+        self._pings = 0
+
+    # The transport's side
+
+    def connected(self, now: float) -> None:
+        """The transport is up: a client sends its handshake, a server waits for one."""
+        self._heard = now
+        if self.settings.handshake_timeout:
+            self._handshake_due = now + self.settings.handshake_timeout
+        if self.role is Role.CLIENT:
+            self._say(frames.Handshake(frames.VERSION, self.settings.serializer))
 
     def receive(self, data: bytes, now: float) -> Run:
         """Take what the transport read."""
-        kept = self._buffer
-        if kept and self.state is not SessionState.CLOSED and kept.takes(data):
-            self._heard, self._ping_sent = now, None
+        if self.state is _CLOSED:
+            if self._peer_closed and data:
+                self._count_followed()
             return Run()
-        if self._bulk is not None and self.state is _OPEN and self._owed_reads.are_for(len(kept) + len(data)):
-            self._heard, self._ping_sent = now, None
-            run = self._receive_bulk(b"".join((kept, data)) if kept else data)
+        self._heard, self._ping_sent = now, None
+        kept = self._buffer
+        if kept:
+            if kept.takes(data):
+                return Run()
+            data = kept.joined(data)
+        if self._bulk is not None and self.state is _OPEN and self._owed_reads.are_for(len(data)):
+            run = self._receive_bulk(self._bulk, data)
             if run is not None:
                 return run
-        return super().receive(data, now)
+        return self._read(data)
 
-    def take_plain(self, data: bytes, now: float, messages: list[Message]) -> int:
-        """Take events, requests and responses."""
-        if self._buffer or self.state is not _OPEN or self._bulk is not None:
-            return 0
-        self._heard, self._ping_sent = now, None
-        settings = self.settings
-        return read_plain(
-            data, 0, settings.max_body, settings.max_requests, self.content_type, self._receives, self._waiting,
-            self._cancelled, self._owed, self._killed, self._last_uri, messages, to_askers=True,
-        )  # fmt: skip
+    def _read(self, data: bytes) -> Run:
+        """Take all complete frames and keep the rest."""
+        messages: list[Message] = []
+        position = ignored = needed = 0
+        logins: list[tuple[int, int]] = []
+        """Where credentials are."""
+        state: SessionState | None = None
+        in_turn: frozenset[FrameType] = frozenset()
+        try:
+            while position < len(data) and self.state is not _CLOSED:
+                if self.state is not state:
+                    state = self.state
+                    in_turn = RECEIVES[self.role, state]
+                if data[position] not in in_turn:
+                    self._refuse_turn(data[position])
+                found = frames.decode(data, position, self.settings.max_body)
+                if found is None:
+                    needed = frames.needed(data, position)
+                    break
+                frame, end = found
+                message = self._accept(frame)
+                position = end
+                if message is None:
+                    ignored += 1
+                    continue
+                messages.append(message)
+                if message.topic == LOGIN and isinstance(frame, frames.Request | frames.Event):
+                    logins.append((end - len(frame.body), end))
+        except ProtocolViolation as violation:
+            self._refuse(violation, data[position:])
+        rest = data[position:]
+        if rest:
+            self._buffer.keep(rest, needed)
+        if self.state is _CLOSED and self.violation is None:
+            self._peer_closed = True
+            if rest:
+                self._count_followed()
+        accepted = data[:position]
+        for start, end in logins:
+            accepted = accepted[:start] + b"*" * (end - start) + accepted[end:]
+        return Run(accepted, messages, ignored=ignored)
 
-    # Sending
+    def _count_followed(self) -> None:
+        """Something came after the peer's close: once, however it was cut into reads."""
+        if "yamp.close.followed" not in self.counters:
+            self.count("yamp.close.followed")
 
-    def tell(self, event: Message, now: float) -> None:
-        """Queue an event; the short way, where the conversation is open and the body is as agreed."""
-        body, topic = event.body, event.topic
-        if (
-            self.state is _OPEN and topic and event.content_type == self.content_type
-            and len(body) <= self.settings.max_body
-        ):  # fmt: skip
-            encoded = write_event(self._uids.draw(int((now + self.epoch) * 1000)), topic, body)
-            if encoded is not None:
-                self._out.append(encoded)
-                self.sent += 1
-                return
-        self.send(event, now)
+    def _refuse_turn(self, type_: int) -> None:
+        """Refuse a frame that is out of turn by its first byte, before any of it is waited for."""
+        if type_ > FrameType.RESPONSE:
+            return  # `frames.decode` says that there is no such type
+        name = FrameType(type_).name.lower().replace("_", "-")
+        if self.state is _OPENING:
+            if type_ == FrameType.CLOSE_REDIRECT:
+                raise frames.violation("yamp.redirect.direction", "a client sent close-redirect")
+            raise frames.violation("yamp.handshake.first", f"{name} before the handshake")
+        if type_ == FrameType.HANDSHAKE:
+            raise frames.violation("yamp.handshake.repeated", "a second handshake")
+        raise frames.violation("yamp.redirect.direction", "a client sent close-redirect")
 
-    def ask(self, request: Message, now: float) -> str | None:
-        """Queue a request; the short way, where the conversation is open and nothing is unusual."""
-        body, topic, settings = request.body, request.topic, self.settings
-        if (
-            self.state is _OPEN and topic and not request.attributes and request.content_type == self.content_type
-            and len(body) <= settings.max_body and len(self._waiting) < settings.max_requests
-        ):  # fmt: skip
-            uid, identifier = self._uids.draw_with_text(int((now + self.epoch) * 1000))
-            encoded = write_request(uid, topic, body)
-            if encoded is not None:
-                self._waiting[uid] = (identifier, request)
-                self._out.append(encoded)
-                self.sent += 1
-                return identifier
-        return self.send(request, now).id
+    def _accept(self, frame: frames.Frame) -> Message | None:
+        """Check a frame against the conversation; returns what it says, None where it says nothing."""
+        match frame:
+            case frames.Event():
+                pass
+            case frames.Request():
+                if not self._take_request(frame):
+                    return None
+            case frames.Response():
+                ignored = self._waiting.why_ignored(frame)
+                if ignored is not None:
+                    self.count(ignored)
+                    return None
+            case frames.Cancel():
+                if not self._take_cancel(frame):
+                    return None
+            case frames.Ping(payload):
+                self._say(frames.Pong(payload))
+            case frames.Pong(payload):
+                if payload != self._ping_payload:
+                    self.count("yamp.pong.unasked")
+                else:
+                    self._ping_payload = None
+            case frames.Handshake():
+                self._agree(frame)
+            case frames.Close(reason):
+                self._closed("close", reason)
+            case frames.CloseRedirect(url):
+                if split_url(url) is None:
+                    raise frames.violation("yamp.redirect.url", f"{url!r} is not <protocol>://<host>:<port>[/uri]")
+                self._closed("redirect", url)
+        message = to_message(frame, self._receives, self.content_type)
+        if message.kind is _REQUEST:
+            return _operation(message)
+        return errors.read_code(message) if message.kind is _ERROR else message
 
-    def ask_for(self, asker: Asker, topic: str, body: bytes, content_type: str | None, now: float) -> str | None:
-        """Queue a request, where the short way is open."""
-        settings = self.settings
-        if (
-            self.state is not _OPEN or content_type != self.content_type
-            or len(body) > settings.max_body or len(self._waiting) >= settings.max_requests
-        ):  # fmt: skip
+    def _agree(self, theirs: frames.Handshake) -> None:
+        """The handshake: a server echoes what it supports, a client wants its own back."""
+        if theirs.version != frames.VERSION:
+            raise frames.violation(
+                "yamp.handshake.version", f"version {theirs.version} is not supported; supported: {frames.VERSION}"
+            )
+        serializer = theirs.serializer or formats.DEFAULT
+        if self.role is Role.CLIENT:
+            if serializer != self.settings.serializer:
+                raise frames.violation(
+                    "yamp.handshake.echo",
+                    f"asked for serializer {self.settings.serializer!r}, the server answered {theirs.serializer!r}",
+                )
+        elif serializer not in self.settings.serializers:
+            supported = ", ".join(self.settings.serializers)
+            raise frames.violation(
+                "yamp.handshake.serializer", f"serializer {serializer!r} is not supported; supported: {supported}"
+            )
+        elif self.settings.redirect:
+            self._say(frames.CloseRedirect(self.settings.redirect))
+            self._closed("redirect", self.settings.redirect)
+            return
+        else:
+            self._say(theirs)
+        self.serializer = serializer
+        self._agreed = _AGREED.get(serializer, NOTHING_AGREED)
+        self.content_type = formats.content_type(serializer)
+        self.state = _OPEN
+        for encoded in self._held:
+            self._write(encoded)
+        self._held.clear()
+
+    def _take_request(self, request: frames.Request) -> bool:
+        request_id = uid_text(request.uid)
+        if self.state is _CLOSING and request_id not in self._owed:
+            self.count("yamp.request.closing")
+            self._say(frames.Response(self._uid(self._heard), request.uri, request.uid, ResponseType.ERROR, b""))
+            return False
+        self._owed.add(request_id, request)
+        return True
+
+    def _take_cancel(self, cancel: frames.Cancel) -> bool:
+        request_id = uid_text(cancel.request_uid)
+        if request_id not in self._owed:
+            self.count("yamp.cancel.unknown")
+            return False
+        if cancel.kill:
+            self._owed.kill(request_id)
+            if request_id in self._singled:
+                read, row = self._singled.pop(request_id)
+                read.withdraw(row)
+            self._close_when_settled()
+        return True
+
+    def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
+        self.violation, self.refused = violation, rest
+        if violation.reply:
+            self._write(violation.reply)
+        self._closed("error")
+
+    def _closed(self, reason: str, detail: str = "") -> None:
+        self.close_reason = self.close_reason or reason
+        self.close_detail = self.close_detail or detail
+        self.state = _CLOSED
+
+    def end_of_input(self, now: float) -> None:
+        """The peer sends no more; it still gets the answers it waits for."""
+        if self.state is _CLOSED:
+            return
+        if self._buffer:
+            self.count("stream.cut")
+        self._input_ended = True
+        self.close_reason = self.close_reason or "close"
+        self.state = _CLOSED if self.state is _OPENING else _CLOSING
+        self._close_when_settled()
+
+    def _close_when_settled(self) -> None:
+        if self.state is _CLOSING and not self._owed and not self._owed_reads:
+            self._goodbye()
+
+    def _goodbye(self) -> None:
+        """`system.close`, after which the connection is dropped; who has left already needs none."""
+        if not self._input_ended:
+            self._say(frames.Close(frames.cut(self._closing_reason)))
+        self._closed("close", self._closing_reason)
+
+    def outgoing(self) -> bytes:
+        """Bytes to write now."""
+        out = self._out
+        if not out:
+            return b""
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    def outgoing_frames(self) -> Sequence[bytes]:
+        """The same, frame by frame: over WebSocket we send one frame a message."""
+        out, self._out = self._out, []
+        if any(isinstance(each, Joined) for each in out):
+            return [frame for each in out for frame in (frames.split(each) if isinstance(each, Joined) else (each,))]
+        return out
+
+    def deadline(self) -> float | None:
+        """When the handshake is overdue, a ping is due, or nothing was heard since one."""
+        if self.state is _OPENING:
+            return self._handshake_due
+        if self.state is _CLOSED or self._input_ended or not self.settings.ping_interval:
             return None
-        if now != self._told_at:
-            self._tell_time(now)
-        uid, identifier = self._uids.draw_with_text(self._milliseconds)
-        encoded = write_request(uid, topic, body)
-        if encoded is None:
-            return None
-        self._waiting[uid] = (identifier, asker)
+        if self._ping_sent is not None:
+            return self._ping_sent + self.settings.pong_timeout
+        return self._heard + self.settings.ping_interval
+
+    def expire(self, now: float) -> Run:
+        """Give up a handshake, ping an idle peer, close when nothing at all comes back."""
+        due = self.deadline()
+        if due is None or now < due:
+            return Run()
+        if self.state is _OPENING:
+            detail = f"no handshake within {self.settings.handshake_timeout:g} s (handshake_timeout)"
+            self._refuse(frames.violation("yamp.handshake.timeout", detail), bytes(self._buffer))
+        elif self._ping_sent is None:
+            self._pings += 1
+            self._ping(str(self._pings).encode(), now)
+        else:
+            self._closing_reason = f"nothing heard for {self.settings.pong_timeout:g} s after a ping (pong_timeout)"
+            self.close_reason = "idle"
+            self._goodbye()
+        return Run()
+
+    def _ping(self, payload: bytes, now: float) -> None:
+        self._say(to_frame(Message(Kind.PING, body=payload), self.settings))
+        self._ping_sent, self._ping_payload = now, payload
+
+    # The application's side
+
+    def send(self, message: Message, now: float) -> Message:
+        """Queue a message; before the handshake is done it is held back.
+
+        The uid is drawn here. An answer gets the uri of its request. A body of plain values whose content
+        type is not the one agreed on is converted.
+        """
+        kind, state = message.kind, self.state
+        if state is _CLOSED or (state is _CLOSING and kind not in ANSWERS):
+            raise PeerClosed("the yamp connection is closed")
+        if kind is _EVENT:
+            return self._queue(self._prepare(_EVENT, message, _uri_of(message), now))
+        if kind is _REQUEST:
+            return self._ask(message, now)
+        if kind in ANSWERS:
+            return self._answer(message, now)
+        if kind is Kind.CANCEL:
+            return self._cancel(message, now)
+        if kind is Kind.REDIRECT:
+            return self._redirect(message)
+        if kind is Kind.CLOSE:
+            self.close(now, message.attributes.get("reason", ""))
+        elif kind is Kind.PING and state is _OPEN:
+            self._ping(message.body, now)
+        else:
+            raise NotSupported(f"a yamp session sends no {kind} for its application in state {state}")
+        return message
+
+    def _ask(self, message: Message, now: float) -> Message:
+        uri = _uri_of(message)
+        self._waiting.make_room()
+        sent = self._queue(self._prepare(_REQUEST, message, uri, now))
+        self._waiting[sent.id or ""] = Unanswered(uri, message.attributes.get("progressive") == "true")
+        return sent
+
+    def _answer(self, message: Message, now: float) -> Message:
+        request_id = message.correlation_id or ""
+        if request_id not in self._owed:
+            # The same uid may be spelled in another way.
+            request_id = uid_text(parse_uid(request_id, "correlation_id"))
+        owed = self._owed.get(request_id)
+        if owed is None:
+            if request_id not in self._owed.killed:
+                raise NotSupported(f"no yamp request {message.correlation_id} waits for an answer")
+            if message.kind is not _PROGRESS:
+                del self._owed.killed[request_id]
+            self.count("yamp.response.killed")
+            return message
+        if message.kind is _PROGRESS and not owed.progressive:
+            self.count("yamp.progress.unrequested")
+            return message
+        coded = errors.with_code(message, self.content_type)
+        sent = self._queue(self._prepare(message.kind, coded, owed.uri, now))
+        if message.kind is not _PROGRESS:
+            del self._owed[request_id]
+            self._close_when_settled()
+        return sent
+
+    def _cancel(self, message: Message, now: float) -> Message:
+        request_id = uid_text(parse_uid(message.correlation_id, "correlation_id"))
+        asked = self._waiting.get(request_id)
+        if asked is None:
+            # The answer was faster; the peer would ignore the cancel.
+            self.count("yamp.cancel.unknown")
+            return message
+        sent = self._queue(self._prepare(Kind.CANCEL, message, asked.uri, now))
+        self._waiting.cancel(request_id, kill=message.attributes.get("kill") == "true")
+        return sent
+
+    def _redirect(self, message: Message) -> Message:
+        if self.role is not Role.SERVER:
+            raise NotSupported("only a yamp server redirects")
+        if split_url(message.attributes.get("url", "")) is None:
+            raise NotSupported("a yamp redirect needs attributes['url'] as <protocol>://<host>:<port>[/uri]")
+        self._say(to_frame(message, self.settings))
+        self._closed("redirect", message.attributes["url"])
+        return message
+
+    def _prepare(self, kind: Kind, message: Message, uri: str, now: float) -> Message:
+        """A message as it goes out: under this uri, with a uid of its own, its body as the serializer wants it."""
+        body, content_type = message.body, message.content_type
+        if content_type != self.content_type:
+            try:
+                body, content_type = formats.convert(body, content_type, self.content_type)
+            except ProtocolViolation as error:
+                raise BodyError(f"the body is not {content_type}: {error.detail}") from None
+        return message_of((
+            kind, uri, body, uid_text(self._uid(now)), message.correlation_id, message.status, content_type,
+            message.attributes, "yamp", message.time, message.connection, self._sends, message.authenticity,
+        ))  # fmt: skip
+
+    def _queue(self, message: Message) -> Message:
+        """Encode a user message, and send it when the handshake is done."""
+        encoded = frames.encode(to_frame(message, self.settings))
+        if self.state is _OPENING:
+            if self._held_size + len(encoded) > self.settings.max_body:
+                raise LimitExceeded("more than max_body bytes wait for the yamp handshake")
+            self._held_size += len(encoded)
+            self._held.append(encoded)
+        else:
+            self._write(encoded)
+        return message
+
+    def _uid(self, now: float) -> bytes:
+        return self._uids.draw(int((now + self.epoch) * 1000))
+
+    def _say(self, frame: frames.Frame) -> None:
+        self._write(frames.encode(frame))
+
+    def _write(self, encoded: bytes) -> None:
+        """Queue one frame."""
         self._out.append(encoded)
         self.sent += 1
-        return identifier
 
-    def ask_many(self, requests: Sequence[Message], now: float, askers: Sequence[Asker] = ()) -> list[str]:
-        """Queue the plain requests that these begin with."""
-        settings, waiting, agreed, out = self.settings, self._waiting, self.content_type, self._out
-        if self.state is not _OPEN or settings.max_requests - len(waiting) < len(requests):
-            return []
-        identifiers: list[str] = []
-        milliseconds, draw = int((now + self.epoch) * 1000), self._uids.draw_with_text
-        waits: Sequence[Message | Asker] = askers or requests
-        for request, asked in zip(requests, waits, strict=True):
-            topic, body = request.topic, request.body
-            if not topic or request.attributes or request.content_type != agreed or len(body) > settings.max_body:
-                break
-            uid, identifier = draw(milliseconds)
-            encoded = write_request(uid, topic, body)
-            if encoded is None:
-                break
-            waiting[uid] = (identifier, asked)
-            out.append(encoded)
-            identifiers.append(identifier)
-        self.sent += len(identifiers)
-        return identifiers
-
-    def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
-        """Queue the response to a request; the short way, where that is enough."""
-        owed = self._owed.get(request.id or "")
-        if (
-            owed is None or self.state is not _OPEN or content_type != self.content_type
-            or len(body) > self.settings.max_body
-        ):  # fmt: skip
-            super().respond(request, body, content_type, now)
+    def close(self, now: float, reason: str = "") -> None:
+        """Say goodbye. What is owed is answered first; a second call does not wait for that."""
+        if self.state is _CLOSED:
             return
-        del self._owed[request.id or ""]
-        if now != self._told_at:
-            self._tell_time(now)
-        self._out.append(write_response(self._uids.draw(self._milliseconds), owed, body))
-        self.sent += 1
+        if self.state is _CLOSING or not (self._owed or self._owed_reads):
+            self._closing_reason = reason or self._closing_reason
+            self._goodbye()
+        else:
+            self._closing_reason = reason
+            self.state = _CLOSING
 
-    def _tell_time(self, now: float) -> None:
-        """Remember the time for uids: clocks of loops stand still for a while, and many are drawn meanwhile."""
-        self._told_at, self._milliseconds = now, int((now + self.epoch) * 1000)
+    def agreed(self) -> Mapping[str, str | bool]:
+        """The serializer where it is not the usual one: later readers do not see the handshake."""
+        return self._agreed
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of the beginning of a frame."""
+        return len(self._buffer)
+
+    def unread(self) -> bytes:
+        """The beginning of a frame."""
+        return bytes(self._buffer)
+
+    # Events that are written once for many connections
 
     @property
     def event_style(self) -> object:
@@ -161,54 +507,42 @@ class YampSession(YampTalk):
         # Sessions of one listener have the same object; its number is a quicker key than its values.
         return (id(self.settings), self.content_type) if self.state is _OPEN else None
 
-    def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
-        """`event` frames; bodies that would have to be converted are not for the short way."""
-        agreed, largest, draw = self.content_type, self.settings.max_body, self._uids.draw
-        milliseconds = int((now + self.epoch) * 1000)
-        written: list[bytes] = []
-        for event in events:
-            topic, body = event.topic, event.body
-            if not topic or event.content_type not in (agreed, None) or len(body) > largest:
-                return None
-            encoded = write_event(draw(milliseconds), topic, body)
-            if encoded is None:
-                return None
-            written.append(encoded)
-        return b"".join(written)
+    def write_events(self, events: Sequence[Message], now: float) -> bytes:
+        """`event` frames, as `send` would write them."""
+        out = [self._prepare(_EVENT, event, _uri_of(event), now) for event in events]
+        return b"".join([frames.encode(to_frame(event, self.settings)) for event in out])
 
     def frames_of(self, encoded: bytes) -> Sequence[bytes]:
         """Events one by one."""
-        return split(encoded)
+        return frames.split(encoded)
 
-    # Large reads, by kernels
+    # Long reads, by kernels
 
     def enable_bulk(self) -> bool:
-        """Let `receive` use the column kernels for large reads."""
+        """Let `receive` use the column kernels for long reads."""
         from wireloom.protocols.yamp.bulk import YampBulk, warm
 
         warm()
         self._bulk = YampBulk
         return True
 
-    def _receive_bulk(self, buffer: bytes) -> Run | None:
+    def _receive_bulk(self, kind: type[YampBulk], data: bytes) -> Run | None:
         """A read of nothing but events and publishes; None where it has to be read frame by frame."""
-        assert self._bulk is not None
-        found = None if self._killed else self._bulk.of(self, buffer, self._owed_reads.fewest)
-        alone = (uid for uid, _, _, _ in self._owed.values())
+        found = None if self._owed.killed else kind.of(self, data, self._owed_reads.fewest)
+        alone = (parse_uid(request_id, "id") for request_id in self._owed)
         if found is None or not self._owed_reads.admit(found, alone, len(self._owed), self.settings.max_requests):
             # Frame by frame, every uid must be known.
             for read, row in self._owed_reads.single_out():
-                assert isinstance(read, self._bulk)
+                assert isinstance(read, kind)
                 self.owe(read, row)
                 self._singled[uid_text(read.key(row))] = read, row
             return None
-        self._buffer.keep(buffer[found.consumed :])
-        return Run(memoryview(buffer)[: found.consumed], bulk=found)
+        self._buffer.keep(data[found.consumed :])
+        return Run(memoryview(data)[: found.consumed], bulk=found)
 
     def owe(self, read: YampBulk, row: int) -> None:
         """A request is answered by itself."""
-        uid = read.key(row)
-        self._owed[uid_text(uid)] = owed_for(uid, read.uri(row), False)
+        self._owed[uid_text(read.key(row))] = Unanswered(read.uri(row), progressive=False)
 
     def answered(self, read: YampBulk, rows: Sequence[int]) -> None:
         """A read was answered in bulk."""
@@ -224,7 +558,7 @@ class YampSession(YampTalk):
 
     def send_frames(self, encoded: bytes, count: int) -> None:
         """Queue frames made by `YampBulk`."""
-        if self.state is SessionState.CLOSED:
+        if self.state is _CLOSED:
             raise PeerClosed("the yamp connection is closed")
         self._out.append(Joined(encoded))
         self.sent += count
@@ -239,3 +573,25 @@ class YampSession(YampTalk):
             and bulk.content_type == self.content_type
             and bulk.max_body <= self.settings.max_body
         )
+
+
+class Joined(bytes):
+    """Several frames in a row; any other bytes in `YampSession._out` are one frame."""
+
+
+def _uri_of(message: Message) -> str:
+    if not message.topic:
+        raise NotSupported(f"a yamp {message.kind} needs a topic: it is the uri")
+    return message.topic
+
+
+def _operation(request: Message) -> Message:
+    """Operations of the hub take JSON: a request for one that came as another kind of plain values is converted."""
+    topic = request.topic or ""
+    if not topic.startswith(HUB_PREFIX) or topic.startswith(PUBLISH):
+        return request
+    try:
+        body, content_type = formats.convert(request.body, request.content_type, "application/json")
+    except WireloomError:
+        return request
+    return request.with_(body=body, content_type=content_type)

@@ -32,6 +32,3 @@ RECEIVES: Mapping[tuple[Role, SessionState], frozenset[FrameType]] = {
     (Role.CLIENT, SessionState.CLOSED): frozenset(),
 }
 """Which frames each role takes in each state."""
-
-SENDABLE = frozenset((*ANSWERS, Kind.EVENT, Kind.REQUEST, Kind.CANCEL))
-"""The kinds of user messages; the system frames are the session's own affair, but for close, redirect and ping."""

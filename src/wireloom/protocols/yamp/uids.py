@@ -37,8 +37,6 @@ class Uids:
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
-        self._text_before = self._text_after = ""
-        """The text around the counter; made when somebody wants it."""
         # A time before 1970 counts as the end of all time: nobody has such a clock, but nothing breaks.
         self._last, self._counter = -2, 0
         self._begin(-1)
@@ -50,24 +48,6 @@ class Uids:
         else:
             self._counter += 1
         return self._time + _pack_counter(_VERSION | self._counter) + self._tail
-
-    def draw_with_text(self, milliseconds: int) -> tuple[bytes, str]:
-        """The next uid, and the same as `uid_text` gives it.
-
-        >>> uid, text = Uids(seed=1).draw_with_text(1_700_000_000_000)
-        >>> text == uid_text(uid)
-        True
-        """
-        if milliseconds != self._last or self._counter == _LAST_COUNTER:
-            self._begin(milliseconds)
-        else:
-            self._counter += 1
-        counter = _pack_counter(_VERSION | self._counter)
-        uid = self._time + counter + self._tail
-        if not self._text_before:
-            text = uid_text(uid)
-            self._text_before, self._text_after = text[:14], text[18:]
-        return uid, f"{self._text_before}{counter.hex()}{self._text_after}"
 
     def _begin(self, milliseconds: int) -> None:
         """Go on to the next uid with the next millisecond, unless the clock has stepped back."""
@@ -81,4 +61,3 @@ class Uids:
             return
         self._time = (self._last & 0xFFFF_FFFF_FFFF).to_bytes(6)
         self._tail = (_VARIANT | self._random.getrandbits(62)).to_bytes(8)
-        self._text_before = ""
