@@ -32,15 +32,12 @@ from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.decoding import CUT, Decoded, Decoder, Rejected, decode_stream
 from wireloom.protocols.session import (
     NOTHING_AGREED,
-    Asker,
     Bulk,
-    Calls,
     Renumbered,
     Role,
     Run,
     Session,
     SessionState,
-    request_of,
 )
 from wireloom.protocols.settings import Settings, apply_agreed
 
@@ -57,9 +54,7 @@ __all__ = [
     "PUBLISH",
     "TRACE",
     "URGENT",
-    "Asker",
     "Bulk",
-    "Calls",
     "Decoded",
     "Decoder",
     "Format",
@@ -76,7 +71,6 @@ __all__ = [
     "Settings",
     "apply_agreed",
     "decode_stream",
-    "request_of",
 ]
 
 HUB_PREFIX = "$hub/"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import abc
 import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, NamedTuple
 
-from wireloom.model import Direction, Kind, Message, ProtocolViolation
+from wireloom.model import Direction, Message, ProtocolViolation
 from wireloom.protocols.decoding import Rejected
 
 _NO_SECRETS: Mapping[str, str] = types.MappingProxyType({})
@@ -82,10 +81,9 @@ class Run:
         added: int = 0,
         refused: Sequence[Rejected] = (),
         renumbered: Sequence[Renumbered] = (),
-        calls: Calls | None = None,
     ) -> None:
         self.data = data
-        self.messages = messages if calls is None else calls.messages()
+        self.messages = messages
         if bulk is not None:
             self.bulk = bulk
         if ignored or added:
@@ -99,28 +97,6 @@ class Run:
         if self.bulk is not None:
             return self.bulk.count
         return len(self.messages) + self.ignored - self.added
-
-
-class Calls(abc.ABC):
-    """Requests of one read, or answers, that differ in nothing but id and body: the hub's way to pass them on as bytes.
-
-    The session that read them keeps its books as if it had read them one by one.
-    """
-
-    count: int
-    asks: bool
-    """Whether these are requests; else they are answers, all of them done."""
-    topic: str
-    numbers: range | Sequence[int]
-    """The ids of the requests, or of those that are answered, as numbers; a range where each follows the other."""
-
-    @abc.abstractmethod
-    def messages(self) -> list[Message]:
-        """All of them as messages, in order."""
-
-    @abc.abstractmethod
-    def part(self, which: slice) -> Calls:
-        """Some of them."""
 
 
 class Bulk(abc.ABC):
@@ -171,22 +147,6 @@ class Bulk(abc.ABC):
 
         What was published to a topic in `refused` is answered with the protocol's plain error.
         """
-
-
-class Asker(typing.Protocol):
-    """Whoever waits for the answer to a request, and takes it as soon as it is read: see `Session.ask_for`."""
-
-    @property
-    def request(self) -> Message:
-        """What was asked."""
-
-    def answered(self, body: bytes, content_type: str | None) -> None:
-        """The answer is here, and it is a plain one: nothing but a body."""
-
-
-def request_of(asked: Message | Asker) -> Message:
-    """What was asked: by a message, or by whoever waits for the answer."""
-    return asked if isinstance(asked, Message) else asked.request
 
 
 class Session(abc.ABC):
@@ -294,10 +254,6 @@ class Session(abc.ABC):
     def expire(self, now: float) -> Run:
         """A deadline has passed: send pings, resend, give up."""
         return Run()
-
-    def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
-        """Left for emp and yamp, until they are changed, too."""
-        self.send(Message(Kind.RESPONSE, request.topic, body, None, request.id, "done", content_type), now)
 
     @abc.abstractmethod
     def send(self, message: Message, now: float) -> Message:
