@@ -11,12 +11,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.protocols.test_short_ways import STREAMS, seen, talking
+from tests.protocols.emp import strategies as emp_strategies
+from tests.protocols.hsp import strategies as hsp_strategies
+from tests.protocols.yamp import strategies as yamp_strategies
 from wireloom.model import Kind, Message, ProtocolViolation
 from wireloom.protocols.contract import Role, Run, Session, SessionState
 from wireloom.protocols.emp import frames as emp_frames
 from wireloom.protocols.emp.frames import SizeMode
 from wireloom.protocols.hsp import frames as hsp_frames
+from wireloom.protocols.registry import protocol
 from wireloom.protocols.yamp import frames as yamp_frames
 
 MIB = 1024 * 1024
@@ -28,6 +31,48 @@ LARGEST: dict[str, dict[str, object]] = {
     "wolpertinger": {"max_message": 10_000_000, "split": 20_000_000, "gzip_from": 0},
 }
 WAYS = [(name, bulk) for name in LARGEST for bulk in (False, True) if not bulk or name != "wolpertinger"]
+
+STREAMS = {
+    "emp": emp_strategies.stream() | emp_strategies.mutated_stream(),
+    "hsp": hsp_strategies.stream() | hsp_strategies.mutated_stream(),
+    "yamp": yamp_strategies.streams | yamp_strategies.spoiled(),
+}
+GREETINGS = {
+    "emp": emp_frames.encode(emp_frames.Frame(emp_frames.Type.HELLO, emp_frames.encode_hello(emp_frames.Hello()))),
+    "yamp": yamp_frames.encode(yamp_frames.Handshake(1, "json")),
+}
+TOPICS = {7: "sensors/kitchen", 300: "$hub/map"}
+
+
+def talking(name: str, role: Role = Role.SERVER, **values: object) -> Session:
+    """A session whose handshake is done."""
+    own = protocol(name)
+    session = own.session(role, own.settings(values), unique=1, topics=TOPICS if name == "hsp" else None)
+    session.connected(0.0)
+    session.receive(GREETINGS.get(name, b""), 0.0)
+    session.outgoing()
+    return session
+
+
+def seen(session: Session, name: str, data: bytes, cuts: list[int]) -> tuple[object, ...]:
+    """Everything that can be seen of a session that asks twice, and then reads these bytes in these pieces."""
+    kind = "application/json" if name == "yamp" else None
+    asked = [Message(Kind.REQUEST, topic, b"1", content_type=kind) for topic in ("a/b", "größe")]
+    ids = [session.send(request, 0.0).id for request in asked]
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    messages: list[Message] = []
+    taken = b""
+    ignored = 0
+    for start, end in itertools.pairwise(places):
+        run = session.receive(data[start:end], 1.0)
+        messages += run.messages
+        taken += bytes(run.data)
+        ignored += run.ignored
+    violation = session.violation
+    return (
+        ids, messages, taken, ignored, session.state, session.counters, session.outgoing(),
+        session.unread(), session.refused, None if violation is None else (violation.clause, violation.detail),
+    )  # fmt: skip
 
 
 def made(name: str, role: Role, *, bulk: bool = False) -> Session:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
 from wireloom.protocols.contract import LOGIN, Role, Run, Session, SessionState
 from wireloom_ticker import frames
@@ -22,8 +20,8 @@ class TickerSession(Session):
         self._buffer = bytearray()
         self._out: list[bytes] = []
         self._next_id = unique & frames.MAX_ID
-        self._waiting: dict[int, Message] = {}
-        """Requests we sent, until they are answered."""
+        self._waiting: set[int] = set()
+        """Ids of requests we sent, until they are answered."""
         self._owed: set[int] = set()
         """Ids of requests that the peer wants answered."""
         self._peer_left = False
@@ -72,9 +70,11 @@ class TickerSession(Session):
             if frame.id in self._owed:
                 raise ProtocolViolation("ticker.id.reused", f"id {frame.id} is still unanswered")
             self._owed.add(frame.id)
-        elif message.correlation_id is not None and self._waiting.pop(int(message.correlation_id), None) is None:
-            self.count("ticker.answer.unknown-id")
-            return None
+        elif message.correlation_id is not None:
+            if frame.id not in self._waiting:
+                self.count("ticker.answer.unknown-id")
+                return None
+            self._waiting.discard(frame.id)
         elif frame.verb == "PING":
             self._queue(Frame("PONG"))
         elif frame.verb == "PONG":
@@ -99,7 +99,7 @@ class TickerSession(Session):
                 raise NotSupported(f"no request with id {frame.id} waits for an answer")
             self._owed.discard(frame.id)
         elif frame.id is not None:
-            self._waiting[frame.id] = message
+            self._waiting.add(frame.id)
         elif message.kind is Kind.PING:
             self._ping_sent = now if self._ping_sent is None else self._ping_sent
         self._queue(frame)
@@ -163,10 +163,6 @@ class TickerSession(Session):
         if self.state is SessionState.CLOSING and not self._owed:
             self._queue(Frame("BYE"))
             self.state = SessionState.CLOSED
-
-    def outstanding(self) -> Sequence[Message]:
-        """Requests that wait for an answer."""
-        return list(self._waiting.values())
 
     def unread(self) -> bytes:
         """The beginning of a frame."""
