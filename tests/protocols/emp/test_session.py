@@ -348,7 +348,9 @@ def test_a_ping_is_answered_with_a_pong() -> None:
 
 def test_a_ping_or_pong_with_a_body_is_accepted_and_the_body_ignored() -> None:
     session = opened()
-    run = joined(session.receive(frames.encode(Frame(Type.PING, b"body")) + frames.encode(Frame(Type.PONG, b"body")), 1.0))
+    run = joined(
+        session.receive(frames.encode(Frame(Type.PING, b"body")) + frames.encode(Frame(Type.PONG, b"body")), 1.0)
+    )
     assert [(message.kind, message.body) for message in run.messages] == [(Kind.PING, b""), (Kind.PONG, b"")]
     assert session.outgoing() == PONG
     assert session.state is SessionState.OPEN

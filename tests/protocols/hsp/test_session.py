@@ -176,7 +176,9 @@ def test_an_ack_has_no_room_for_a_body_and_the_loss_is_counted() -> None:
 
 def test_an_id_that_is_still_unanswered_must_not_come_again() -> None:
     session = opened()
-    run = joined(session.receive(wire(DataAck(5, 7, b"one"), DataAck(6, 7, b"two"), DataAck(5, 7, b"three"), Data(7, b"")), 0))
+    run = joined(
+        session.receive(wire(DataAck(5, 7, b"one"), DataAck(6, 7, b"two"), DataAck(5, 7, b"three"), Data(7, b"")), 0)
+    )
     assert [message.body for message in run.messages] == [b"one", b"two"]
     assert session.violation is not None
     assert session.violation.clause == "hsp.message-id.reused"
