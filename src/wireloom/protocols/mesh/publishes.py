@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -78,7 +79,7 @@ class MeshPublishes(Publishes):
     def events(self) -> MeshEvents:
         """All of them."""
         if self._events is None:
-            names = list(dict.fromkeys(row.name for row in self._rows))
+            names = list(dict.fromkeys(map(_NAME, self._rows)))
             self._events = MeshEvents(self._session, self._read, names, self._rows)
         return self._events
 
@@ -243,7 +244,9 @@ class DatagramReader:
         sender = self._all_pass(data, buffer, columns, begins, now + session.epoch)
         rows: list[Row]
         if sender is not None:
-            rows = list(map(Row, begins, stops, repeat(_VERIFIED), repeat(sender), repeat(True), names))
+            # `Row(...)` for each, without a call in Python for each.
+            fields = zip(begins, stops, repeat(_VERIFIED), repeat(sender), repeat(True), names)
+            rows = list(map(tuple.__new__, repeat(Row), fields))
         else:
             shapes = zip(begins, *(columns[line].tolist() for line in _SHAPE), strict=True)
             outcomes = session.gate.check_usual(data, shapes, session.peer, now + session.epoch)
@@ -304,7 +307,7 @@ class DatagramReader:
 def cut(read: bytes, rows: Sequence[Row]) -> bytes:
     """The packets of some rows."""
     first, last = rows[0].start, rows[-1].end
-    if sum(row.end - row.start for row in rows) == last - first:
+    if sum(map(_END, rows)) - sum(map(_START, rows)) == last - first:
         return read[first:last]  # nothing lies between them
     return b"".join([read[row.start : row.end] for row in rows])
 
@@ -316,6 +319,7 @@ def _message(session: MeshSession, read: bytes, row: Row) -> Message:
     return to_message(packet, Direction.DGRAM, row.authenticity, opened=opened)
 
 
+_START, _END, _NAME = attrgetter("start"), attrgetter("end"), attrgetter("name")
 _VERIFIED = Authenticity.VERIFIED
 _SIXTEEN, _FOUR = np.arange(16), np.arange(4)
 _SHAPE = (scan.NODE, scan.KEY_ID, scan.HMAC, scan.SIGNATURE, scan.MESSAGE_ID, scan.SIGNED_AT, scan.COVERED)
