@@ -16,7 +16,9 @@ from benchmarks.servers import Unavailable
 
 MEASURES = {
     "ingest": "benchmarks.ingest",
+    "crowd": "benchmarks.crowd",
     "fanout": "benchmarks.fanout",
+    "topics": "benchmarks.topics",
     "idle": "benchmarks.idle",
     "pipeline": "benchmarks.pipeline",
     "pipeline-streaming": "benchmarks.pipeline_streaming",
@@ -27,6 +29,7 @@ MEASURES = {
     "captures": "benchmarks.captures",
     "requests": "benchmarks.requests",
     "hub-requests": "benchmarks.hub_requests",
+    "crowd-requests": "benchmarks.crowd_requests",
     "codecs": "benchmarks.codecs",
     "kernels": "benchmarks.kernels",
     "mesh": "benchmarks.mesh_codec",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from benchmarks.harness import Result, compare
 from benchmarks.pipeline import SCHEMA, write_inputs
 from wireloom.pipeline import Pipeline, start_session
-from wireloom.pipeline.run import Batch
+from wireloom.pipeline.run import MicroBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ def stream_ours(spark: SparkSession, journal: Path, out: Path) -> Pace:
     pace = Pace()
     size = sum(path.stat().st_size for path in journal.glob("*.pcapng"))
 
-    def report(batch: Batch) -> None:
+    def report(batch: MicroBatch) -> None:
         pace.add(batch.messages)
         if not batch.bytes_left:
             pipeline.stop()

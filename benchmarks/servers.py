@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -23,8 +24,14 @@ _PIDS: dict[int, int] = {}
 
 
 def pid_of(port: int) -> int:
-    """The process that serves a port of `hub` or `nats`."""
+    """The process that serves a port of `hub`, `nats` or `redis`."""
     return _PIDS[port]
+
+
+def processor_seconds(port: int) -> float:
+    """The processor time that the server of a port has used so far, in all its threads."""
+    words = Path(f"/proc/{pid_of(port)}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
@@ -59,12 +66,16 @@ def running(command: list[str], **options: object) -> Iterator[subprocess.Popen[
 
 
 @contextlib.contextmanager
-def hub(*, sync: bool = True, extra: str = "", data: Path | None = None) -> Iterator[dict[str, int]]:
-    """Our hub; gives the ports of its listeners by scheme. It keeps its data in a folder for the time, or in `data`."""
+def hub(*, sync: bool = True, extra: str = "", data: Path | None = None, topics: int = 1) -> Iterator[dict[str, int]]:
+    """Our hub; gives the ports of its listeners by scheme. It keeps its data in a folder for the time, or in `data`.
+
+    In hsp, type 7 is the topic `bench`; with more `topics`, type 7 + i is `bench/i`.
+    """
+    numbers = ", ".join(f'{7 + i} = "{f"bench/{i:02}" if i else "bench"}"' for i in range(topics))
     with tempfile.TemporaryDirectory(prefix="wireloom-bench-") as folder:
         config = Path(folder) / "hub.toml"
         config.write_text(
-            '[[listener]]\nurl = "hsp://127.0.0.1:0"\nprofile = true\ntopics = { 7 = "bench" }\n'
+            f'[[listener]]\nurl = "hsp://127.0.0.1:0"\nprofile = true\ntopics = {{ {numbers} }}\n'
             '[[listener]]\nurl = "emp://127.0.0.1:0"\n[[listener]]\nurl = "yamp://127.0.0.1:0"\n'
             f'[http]\nurl = "off"\n[journal]\nsync = {str(sync).lower()}\n{extra}'
         )
@@ -97,6 +108,7 @@ def redis(*, fsync: str) -> Iterator[int]:
         ]  # fmt: skip
         with running(command, stdout=subprocess.DEVNULL) as process:
             wait_for_port(port, process)
+            _PIDS[port] = process.pid
             yield port
 
 

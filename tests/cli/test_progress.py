@@ -6,7 +6,7 @@ import io
 import re
 
 from wireloom.cli.progress import Progress
-from wireloom.pipeline.run import Batch, Summary
+from wireloom.pipeline.run import MicroBatch, Summary
 
 
 class Terminal(io.StringIO):
@@ -14,11 +14,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def batches() -> list[Batch]:
+def batches() -> list[MicroBatch]:
     return [
-        Batch(0, 900, 1, 2.0, files=3, bytes=1 << 20, bytes_left=3 << 20),
-        Batch(1, 1100, 2, 2.0, files=1, bytes=1 << 20, bytes_left=2 << 20),
-        Batch(2, 2000, 0, 2.0, files=2, bytes=2 << 20, bytes_left=0),
+        MicroBatch(0, 900, 1, 2.0, files=3, bytes=1 << 20, bytes_left=3 << 20),
+        MicroBatch(1, 1100, 2, 2.0, files=1, bytes=1 << 20, bytes_left=2 << 20),
+        MicroBatch(2, 2000, 0, 2.0, files=2, bytes=2 << 20, bytes_left=0),
     ]
 
 

@@ -135,14 +135,6 @@ def test_rubbish_is_told_from_blocks(raw):
     compare(raw)
 
 
-@settings(deadline=None)
-@given(st.binary(max_size=200), st.integers(0, 7))
-def test_the_kernel_computes_the_crc_of_zlib(raw, start):
-    array = np.frombuffer(raw, np.uint8)
-    start = min(start, len(raw))
-    assert int(index._crc32(array, start, len(raw), index._CRC_TABLES)) == zlib.crc32(raw[start:])
-
-
 @pytest.fixture
 def long_segment(tmp_path):
     with Journal.open(tmp_path) as journal:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from random import Random
@@ -25,7 +26,7 @@ from tests.journal.simulated_disk import Call, SimulatedDisk
 from tests.ledger import Ledger, Line, Sent
 from tests.powerloss.lineage import FAULT, FOLDER, STATE, STUCK, Lineage, fail
 from wireloom.journal import Journal, Keep, Tail, prune, writing
-from wireloom.journal.context import Principal
+from wireloom.journal.context import Context, Principal
 from wireloom.journal.disk import Buffer, make_folders
 from wireloom.journal.keys import Keys
 from wireloom.journal.state import save_state
@@ -37,6 +38,7 @@ QUOTA = 16 * 1024
 HOUR = 3600 * 10**9
 BEGIN = 1_700_000_000 * 10**9
 TOPICS = ({7: "sensors/kitchen", 8: "alerts"}, {7: "other/topic"}, {7: "a", 9: "b", 10: "c" * 300})
+CONTEXTS = tuple(Context(each) for each in TOPICS)
 
 
 Result = TypeVar("Result")
@@ -180,6 +182,8 @@ class Replay:
             case "append":
                 for _ in range(random.choice((1, 1, 2, 5, 20))):
                     self._append()
+            case "turn":
+                self._turn()
             case "commit":
                 self._commit()
             case "small commits":
@@ -229,21 +233,14 @@ class Replay:
     def _append(self, *, small: bool = False) -> None:
         assert self._journal is not None
         random, connection = self.random, self._connection()
-        sizes = random.choices(((0, 10, 100), (400, 1000, 3000), (20_000, 140_000, 300_000)), (80, 19, not small))[0]
-        topics = random.choice(TOPICS)
-        line, run = self._lines[connection], b""
+        line, topics = self._lines[connection], random.choice(TOPICS)
         first = len(line.sent)
-        for number in range(first, first + (1 if small else random.choice((1, 1, 3)))):
-            kind = random.choice(list(topics))
-            body = body_of(connection, number, random.choice(sizes))
-            line.send(number, body, topics[kind])
-            run += frames.encode(frames.Data(kind, body))
         ticket = self._journal.append(
             "hsp",
             self._ids[connection],
             Direction.C2S,
             first,
-            run,
+            self._run(connection, topics, small=small),
             topics=topics,
             keys=self._keys.get(connection),
             principal=self._principals.get(connection),
@@ -252,6 +249,45 @@ class Replay:
         if random.random() < 0.1:
             answer = frames.encode(frames.Ack(random.randrange(1 << 30)))
             self._journal.append("hsp", self._ids[connection], Direction.S2C, 0, answer, inbound=False)
+
+    def _run(self, connection: int, topics: Mapping[int, str], *, small: bool) -> bytes:
+        """What a connection sends: a few messages."""
+        random = self.random
+        sizes = random.choices(((0, 10, 100), (400, 1000, 3000), (20_000, 140_000, 300_000)), (80, 19, not small))[0]
+        line, run = self._lines[connection], b""
+        first = len(line.sent)
+        for number in range(first, first + (1 if small else random.choice((1, 1, 3)))):
+            kind = random.choice(list(topics))
+            body = body_of(connection, number, random.choice(sizes))
+            line.send(number, body, topics[kind])
+            run += frames.encode(frames.Data(kind, body))
+        return run
+
+    def _turn(self) -> None:
+        """Append runs of several connections in one call."""
+        assert self._journal is not None
+        topics, context = self.random.choice([*zip(TOPICS, CONTEXTS, strict=True)])
+        connections = [each for each in (self._connection() for _ in range(8)) if each not in self._keys]
+        firsts, runs, messages = [], [], []
+        for number in connections:
+            first = len(self._lines[number].sent)
+            firsts.append(first)
+            runs.append(self._run(number, topics, small=self.random.random() < 0.9))
+            messages.append(self._lines[number].sent[first:])
+        ends = list(itertools.accumulate(map(len, runs)))
+        lines = {
+            each: self._journal.line(self._ids[each], "hsp", Direction.C2S, None, None, inbound=True)
+            for each in connections
+        }
+        for number, line in lines.items():
+            self._journal.describe(line, context, self._principals.get(number))
+        tickets = self._journal.append_runs(
+            b"".join(runs), [0, *ends][: len(ends)], ends, [lines[each].slot for each in connections], firsts
+        )
+        for ticket, sent in zip(tickets.tolist(), messages, strict=True):
+            self._waiting += [(ticket, message) for message in sent]
+        for line in lines.values():
+            self._journal.release(line)
 
     def _commit(self) -> None:
         assert self._journal is not None
@@ -437,8 +473,21 @@ class Replay:
 _ALL = ("everything", "killed")
 """States in which nothing is lost."""
 _STEPS = (
-    ("append", "commit", "small commits", "record", "refuse", "save", "read", "prune", "restart", "kill", "fail"),
-    (25, 25, 2, 5, 4, 6, 6, 8, 2, 2, 6),
+    (
+        "append",
+        "turn",
+        "commit",
+        "small commits",
+        "record",
+        "refuse",
+        "save",
+        "read",
+        "prune",
+        "restart",
+        "kill",
+        "fail",
+    ),
+    (20, 5, 25, 2, 5, 4, 6, 6, 8, 2, 2, 6),
 )
 _STATE_FILE = ".json.new"
 _FAILURES = (

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from wireloom.pipeline.run import Batch, Summary
+    from wireloom.pipeline.run import MicroBatch, Summary
 
 _WIDTH = 24
 
@@ -28,7 +28,7 @@ class Progress:
         self._wipe()
         print(f"[{time.monotonic() - self.began:6.1f} s] {text}", file=self.out, flush=True)
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: MicroBatch) -> None:
         """What a batch brought, how fast it was, and how long the rest will take."""
         now = time.monotonic()
         self._first_batch = self._first_batch or now - batch.seconds
@@ -44,7 +44,7 @@ class Progress:
         else:
             self.note(f"batch {batch.number}: {text}")
 
-    def text(self, batch: Batch, seconds: float) -> str:
+    def text(self, batch: MicroBatch, seconds: float) -> str:
         """The words, and the bar where there is one."""
         rate = self.messages / seconds if seconds else 0.0
         whole = self.bytes + batch.bytes_left

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.hub.access import ANONYMOUS, EVERYTHING, Grants, Right
@@ -24,6 +24,7 @@ from wireloom.hub.screen import Screened, screen
 from wireloom.journal.blocks import record_comment
 from wireloom.journal.context import Context, Principal
 from wireloom.journal.keys import Keys
+from wireloom.journal.lines import Line
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import fresh
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.hub")
 
 _NO_PIECES = (b"", b"")
+_NO_LINES = (None, None)
 _NOTHING: frozenset[str | None] = frozenset()
 _DENIED_TOLD = 64
 """Refusals of one connection that are logged; all are counted."""
@@ -64,6 +66,7 @@ class Connection(Outbox):
         "_inbound",
         "_is_open_book",
         "_keys",
+        "_lines",
         "_numbers",
         "_outbound",
         "_pieces",
@@ -92,7 +95,7 @@ class Connection(Outbox):
         unique = self.id & 0xFFFFFFFF
         self.session = sessions.contact(unique=unique) if contacted else sessions.new(Role.SERVER, unique=unique)
         self.session.enable_columns()
-        self.driver = Driver(self.session, on_batch=self._on_batch, on_read=self._after_read, on_end=self._on_end)
+        self.driver = Driver(self.session, on_batch=self.on_batch, on_read=self._after_read, on_end=self._on_end)
         self.contacted = contacted
         """Whether we spoke first."""
         self.over: asyncio.Event | None = None
@@ -101,6 +104,8 @@ class Connection(Outbox):
         self._recorded = [0, 0]
         """Messages in the journal that came in, and that went out; where directions are one, all are the first."""
         self._sends_as = 0 if self._inbound is self._outbound else 1
+        self._lines: tuple[Line | None, Line | None] = _NO_LINES
+        """In the journal's table, for what it says and what is said to it; made when they are needed."""
         self._pieces = _NO_PIECES
         """Of messages whose last piece is still to be sent: of what is said, and of what is delivered."""
         self._numbers: Mapping[int, str] | None = None
@@ -141,25 +146,24 @@ class Connection(Outbox):
 
     # What the transport calls; what it calls most goes straight to the driver.
 
-    @property
-    def received(self) -> Callable[[bytes], None]:
-        """Bytes arrived."""
-        return self.driver.received
+    def received(self, data: bytes) -> None:
+        """Bytes arrived: they are taken with those of others, at the end of this iteration of the loop."""
+        self.hub.turn.add(self, data)
 
     @property
     def received_datagrams(self) -> Callable[[bytes, Sequence[int]], None]:
         """Datagrams arrived together."""
         return self.driver.received_datagrams
 
-    @property
-    def input_ended(self) -> Callable[[], None]:
+    def input_ended(self) -> None:
         """The peer will send no more."""
-        return self.driver.input_ended
+        self.hub.turn.take_now(self)
+        self.driver.input_ended()
 
-    @property
-    def ended(self) -> Callable[[Exception | None], None]:
+    def ended(self, error: Exception | None) -> None:
         """The pipe is gone."""
-        return self.driver.ended
+        self.hub.turn.take_now(self)
+        self.driver.ended(error)
 
     def opened(self, pipe: Pipe) -> None:
         """The pipe is up: record it and start the conversation."""
@@ -231,9 +235,9 @@ class Connection(Outbox):
         author = self.session.written_by(message)
         return self.grants if not author else self.grants_of(author)
 
-    def may_publish(self, message: Message) -> bool:
-        """Whether the sender of an event may publish it."""
-        return self.grants_for(message).may(Right.PUBLISH, message.topic or "")
+    def may_publish(self, topic: str, author: str | None) -> bool:
+        """Whether the peer, and whoever wrote what it passes on, may publish to a topic."""
+        return (self.grants if not author else self.grants_of(author)).may(Right.PUBLISH, topic)
 
     def login(self, token: str) -> str:
         """The peer shows a token: `accepted`, `refused`, or `limited` if too many wrong ones came from its address."""
@@ -265,7 +269,7 @@ class Connection(Outbox):
 
     # What the peer says
 
-    def _on_batch(self, batch: Batch) -> None:
+    def on_batch(self, batch: Batch) -> None:
         """Check, record and route what the peer said."""
         hub = self.hub
         if self.session.identities is not self._proved:
@@ -307,38 +311,28 @@ class Connection(Outbox):
             refusing = self.hub.config.limits.over_rate is OverRate.REFUSE
             if refusing and bucket.is_empty(now):
                 return self._refuse_all(batch)
-            delay = bucket.take(batch.count, now)
-            if delay > 0 and not refusing:
-                self.hub.metrics.over_rate.add(1, self.name, OverRate.PAUSE)
-                self.driver.hold("rate")
-                self.hub.call_later(delay, self._paid)
+            self.charge(batch.count)
         if self.grants.everything:
             return batch, ()
-        if isinstance(batch, Publishes):
-            if self.may_publish_all(batch):
-                return batch, ()
-            batch = batch.as_messages()[0]
+        if isinstance(batch, Publishes) and all(self.may_publish(*each) for each in batch.topics()):
+            return batch, ()
         left = screen(self, batch, self.may_publish)
         for topic, count in left.refused.items():
             self.log_denied(Right.PUBLISH, topic, count)
         self._record_screened(left, "access.publish", f"{self.principal} may not publish there")
         events = [(each.id, published(each)) for each in left.batch.messages if each.kind is Kind.REQUEST]
-        denied = [number for number, event in events if event is not None and not self.may_publish(event)]
+        written_by = self.session.written_by
+        denied = [
+            number
+            for number, event in events
+            if event is not None and not self.may_publish(event.topic or "", written_by(event))
+        ]
         return left.batch, denied
-
-    def may_publish_all(self, batch: Publishes) -> bool:
-        """Whether the peer, and whoever wrote what it passes on, may publish to every topic of a batch."""
-        return all(
-            (self.grants if not author else self.grants_of(author)).may(Right.PUBLISH, topic)
-            for topic, author in batch.topics()
-        )
 
     def _refuse_all(self, batch: Batch) -> tuple[Batch, Sequence[str | None]]:
         """The sender is over its rate: events are dropped, requests get an error, the rest passes."""
         self.hub.metrics.over_rate.add(1, self.name, OverRate.REFUSE)
-        if isinstance(batch, Publishes):
-            batch = batch.as_messages()[0]
-        left = screen(self, batch, lambda _: False)
+        left = screen(self, batch, lambda *_: False)
         self._record_screened(left, "limits.rate", f"{self.principal} sends more than it may")
         batch = left.batch
         requests = [each for each in batch.messages if each.kind is Kind.REQUEST]
@@ -351,6 +345,84 @@ class Connection(Outbox):
             kept.numbers, kept.refused = batch.numbers, batch.refused
             batch = kept
         return batch, [each.id for each in requests if published(each) is not None]
+
+    # What `Turn` asks
+
+    def turn_key(self, now: float) -> Hashable | None:
+        """Connections with equal keys may have their next reads decoded together; None for one that has to be alone."""
+        driver, bucket = self.driver, self._bucket
+        if (
+            driver.failure is not None
+            or self.session.identities is not self._proved
+            or not self._is_open_book
+            or self._denied
+            or self.hub.router.routes
+        ):
+            return None
+        if bucket is not None and bucket.is_empty(now):
+            return None
+        key = self.session.batch_key(now)
+        return None if key is None else (id(self.listener), key)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether rules or rates hold for what it publishes."""
+        return self._guarded
+
+    def may_publish_topics(self, topics: Iterable[str]) -> bool:
+        """Whether the peer may publish to all of these."""
+        return self.grants.everything or all(self.grants.may(Right.PUBLISH, topic) for topic in topics)
+
+    def charge(self, count: int) -> None:
+        """Count messages in the rate; a peer that is over it is not read from until it may send again."""
+        if self._bucket is None:
+            return
+        delay = self._bucket.take(count, self.hub.now())
+        if delay > 0 and self.hub.config.limits.over_rate is not OverRate.REFUSE:
+            self.hub.metrics.over_rate.add(1, self.name, OverRate.PAUSE)
+            self.driver.hold("rate")
+            self.hub.call_later(delay, self._paid)
+
+    def line(self, side: int) -> int:
+        """The slot of one of its lines in the journal: 0 for what it says, 1 for what the hub says to it."""
+        line, context = self._lines[side], self._topics()
+        if line is None or line.context is not context or line.principal is not self._principal:
+            line = self._line(side, context)
+        return line.slot
+
+    def _line(self, side: int, context: Context | None) -> Line:
+        journal, line = self.hub.journal, self._lines[side]
+        if line is None:
+            ends = (self.local or None, self.peer or None) if side else (self.peer or None, self.local or None)
+            direction = self._outbound if side else self._inbound
+            line = journal.line(self.id, self.name, direction, *ends, inbound=not side)
+            self._lines = (self._lines[0], line) if side else (line, self._lines[1])
+        journal.describe(line, context, self._principal)
+        return line
+
+    def count_recorded(self, side: int, count: int) -> int:
+        """Count messages that are recorded; returns how many there were before."""
+        which = self._sends_as if side else 0
+        before = self._recorded[which]
+        self._recorded[which] = before + count
+        return before
+
+    def write_answers(self, frames: bytes, count: int) -> bool:
+        """Write answers at once, past the session's queue; False where they have to go through it.
+
+        Whoever calls records them.
+        """
+        driver, session, pipe = self.driver, self.session, self._pipe
+        if pipe is None or driver.failure is not None or not driver.is_open or pipe.carries_messages:
+            return False
+        if session.offloads or self in self.hub.unwritten:
+            return False
+        pipe.write(frames)
+        session.sent += count
+        self._sent_seen += count
+        return True
+
+    # Records of it
 
     def _record_screened(self, left: Screened, clause: str, detail: str) -> None:
         for frame in left.frames:
@@ -411,6 +483,10 @@ class Connection(Outbox):
 
     def _on_end(self, failure: WireloomError) -> None:
         self._tell_room()
+        for line in self._lines:
+            if line is not None:
+                self.hub.journal.release(line)
+        self._lines = _NO_LINES
         if self._lost:
             self._report_lost()
         self._count_queued(-self._queued_bytes)

@@ -26,6 +26,7 @@ from wireloom.hub.retained import LastValues
 from wireloom.hub.retention import DiskWatch, Retention
 from wireloom.hub.router import Router
 from wireloom.hub.status import status
+from wireloom.hub.turn import Turn
 from wireloom.hub.watch import Watch
 from wireloom.hub.webhooks import Webhooks
 from wireloom.journal.commit import GroupCommit
@@ -121,7 +122,8 @@ class Hub:
         """Open the journal, then the doors."""
         self._loop = asyncio.get_running_loop()
         self.now: Callable[[], float] = self._loop.time
-        self.call_later = self._loop.call_later
+        self.call_later, self.call_soon = self._loop.call_later, self._loop.call_soon
+        self.turn = Turn(self)
         settings = self.config.journal
         self.journal = Journal.open(
             self.config.journal_folder,
@@ -371,9 +373,8 @@ class Hub:
             self.unwritten.popitem()[0].driver.write_out()
 
     def after_read(self) -> None:
-        """The batches of a read, or of a turn, are routed: write what came of it, then encode and watch the journal."""
+        """The batches of a read, or of a turn, are routed: write what came of it."""
         self.write_out()
-        self.journal.encode()
         self.watch_pending()
 
     def watch_memory(self) -> None:

@@ -17,6 +17,7 @@ from wireloom.hub.access import Right
 from wireloom.hub.exchanges import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNKNOWN_TOKEN, Exchanges, answer_to
 from wireloom.hub.logs import about
 from wireloom.hub.routes import Routes
+from wireloom.hub.turn import acknowledge
 from wireloom.model import BodyError, ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
 from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Batch, EventList, Events, Publishes
 from wireloom.protocols.published import validate_publish
@@ -56,7 +57,7 @@ class Router:
         if isinstance(batch, Publishes):
             self._publish(sources[0], batch.events(), ticket)
             if batch.unanswered:
-                self._hub.commit.when_durable(ticket, lambda: self._acknowledge_batch(sources, batch))
+                self._hub.commit.when_durable(ticket, lambda: acknowledge(self._hub, sources, batch))
         else:
             self._route_messages(sources[0], batch.messages, ticket)
 
@@ -121,12 +122,6 @@ class Router:
             self.providers.lookup(topic) or (self.routes and self.routes.concerning(url, topic, _REQUEST))
             for topic, _ in batch.topics()
         )
-
-    def _acknowledge_batch(self, sources: Sequence[Connection], batch: Publishes) -> None:
-        self._hub.metrics.acknowledged.add(batch.unanswered, sources[0].name)
-        for read, frames, count in batch.acknowledgements():
-            with contextlib.suppress(PeerClosed):
-                sources[read].send_frames(frames, count)
 
     def _publish(self, source: Connection, events: Events, ticket: int) -> None:
         """Deliver events to those who subscribed to their topics, and what routes make of them."""
@@ -231,7 +226,7 @@ class Router:
     # Requests
 
     def _acknowledged_event(self, source: Connection, request: Message, ticket: int) -> Message | None:
-        """The event of an acknowledged publish, which is answered once it is durable; None if it is none, or refused."""
+        """The event of an acknowledged publish, which is answered once it is durable; None if it publishes nothing."""
         topic = request.topic or ""
         if topic.startswith(PUBLISH):
             topic = topic.removeprefix(PUBLISH)

@@ -8,18 +8,19 @@ Reads in which everything is allowed, which is nearly all of them, are only look
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.model import Kind, Message
-from wireloom.protocols.contract import Batch, apply_agreed, decode_stream
+from wireloom.protocols.contract import Batch, Publishes, apply_agreed, decode_stream
 from wireloom.protocols.contract import Rejected as Undecoded
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
 
-Verdict = Callable[[Message], bool]
-"""Whether an event may pass."""
+Verdict = Callable[[str, str | None], bool]
+"""Whether an event may pass, given its topic and its author as `Session.written_by` names it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -33,8 +34,18 @@ class Screened:
     """Those events, as they came."""
 
 
-def screen(connection: Connection, batch: Batch, allowed: Verdict) -> Screened:
-    """A batch of messages without the events that may not pass."""
+def screen(connection: Connection, batch: Batch, verdict: Verdict) -> Screened:
+    """A batch without the events that may not pass."""
+    if isinstance(batch, Publishes):
+        parted = batch.split(verdict)
+        if parted is not None:
+            return _count(*parted)
+        batch = batch.as_messages()[0]
+    written_by = connection.session.written_by
+
+    def allowed(message: Message) -> bool:
+        return verdict(message.topic or "", written_by(message))
+
     if all(message.kind is not Kind.EVENT or allowed(message) for message in batch.messages):
         return Screened(batch)
     found = Screened(batch)
@@ -52,6 +63,11 @@ def screen(connection: Connection, batch: Batch, allowed: Verdict) -> Screened:
     found.batch = Batch(b"".join(parts), kept, ignored=max(-added, 0), added=max(added, 0), refused=batch.refused)
     found.batch.numbers = batch.numbers
     return found
+
+
+def _count(rest: Batch, refused: Sequence[tuple[str, bytes]]) -> Screened:
+    counts = Counter(topic for topic, _ in refused)
+    return Screened(rest, dict(counts), [frame for _, frame in refused])
 
 
 def _frames(connection: Connection, data: bytes, batch: Batch) -> list[tuple[int, int, Message | None]]:

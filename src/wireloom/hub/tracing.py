@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from wireloom.hub.exchanges import Exchange, Exchanges
 from wireloom.hub.router import Router
 from wireloom.model import Kind, Message
-from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Bulk
+from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Batch, Events, Publishes
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -215,19 +215,19 @@ class TracedRouter(Router):
         self._tracing = tracing
         self._now: Span | None = None
         """In which everything happens that the hub does for the message at hand."""
-        self._of_read: dict[str, Span] = {}
-        """Likewise for a whole read, by topic."""
+        self._of_batch: dict[str, Span] = {}
+        """Likewise for a batch in columns, by topic."""
 
-    def _publish_many(self, source: Connection, events: Sequence[Message], ticket: int) -> None:
-        for event in events:
-            self.route(source, event, ticket)
+    def _route_messages(self, source: Connection, messages: Sequence[Message], ticket: int) -> None:
+        """Act on messages, each in a span of its own."""
+        for message in messages:
+            self._route_in_span(source, message, ticket)
 
-    def route(self, source: Connection, message: Message, ticket: int) -> None:
-        """Act on one message, in a span."""
+    def _route_in_span(self, source: Connection, message: Message, ticket: int) -> None:
         topic = (message.topic or "").removeprefix(PUBLISH)
         is_traced = message.kind in _TRACED or (message.kind is Kind.OTHER and bool(self.routes))
         if not is_traced or topic.startswith(HUB_PREFIX):
-            super().route(source, message, ticket)
+            super()._route_messages(source, (message,), ticket)
             return
         span = self._tracing.received(source, topic, message.kind, message.attributes)
         if span.is_recording():
@@ -238,7 +238,7 @@ class TracedRouter(Router):
             self.exchanges.received[source, message.id or ""] = span
         self._now = span
         try:
-            super().route(source, message, ticket)
+            super()._route_messages(source, (message,), ticket)
         finally:
             self._now = None
 
@@ -253,46 +253,38 @@ class TracedRouter(Router):
 
         self._hub.commit.when_durable(ticket, stored)
 
-    def route_bulk(self, source: Connection, bulk: Bulk, ticket: int) -> None:
-        """Act on a whole read: a span for each of its topics."""
-        for topic in bulk.topics():
-            # What goes to a provider is routed, and traced, one by one.
-            if not topic.startswith(HUB_PREFIX):
-                span = self._of_read[topic] = self._tracing.received(source, topic, Kind.EVENT, {})
+    def route(self, sources: Sequence[Connection], batch: Batch, ticket: int) -> None:
+        """Act on a batch; in columns it has a span for each of its topics."""
+        if isinstance(batch, Publishes):
+            events = batch.events()
+            for code, topic in enumerate(events.topics):
+                span = self._of_batch[topic] = self._tracing.received(sources[0], topic, Kind.EVENT, {})
                 if span.is_recording():
-                    span.set_attribute("messaging.batch.message_count", bulk.count_of(topic))
+                    span.set_attribute("messaging.batch.message_count", len(events.of((code,))))
                 self._journal(span, ticket, ends=True)
         try:
-            super().route_bulk(source, bulk, ticket)
+            super().route(sources, batch, ticket)
         finally:
-            self._of_read.clear()
+            self._of_batch.clear()
 
-    def _fan_out(self, source: Connection, bulk: Bulk, topic: str, subscribers: tuple[Connection, ...]) -> None:
-        received = self._of_read.get(topic)
-        if received is None:
-            super()._fan_out(source, bulk, topic, subscribers)
-            return
-        for subscriber in subscribers:
-            sending = self._tracing.sent(received, subscriber, topic, Kind.EVENT)
-            super()._fan_out(source, bulk, topic, (subscriber,))
-            sending.end()
-
-    def _publish_routed(self, source: Connection, message: Message, ticket: int) -> bool:
+    def _routed_copies(self, source: Connection, message: Message) -> list[Message]:
         before = self._now
-        self._now = before or self._of_read.get(message.topic or "")
+        self._now = before or self._of_batch.get(message.topic or "")
         try:
-            return super()._publish_routed(source, message, ticket)
+            return super()._routed_copies(source, message)
         finally:
             self._now = before
 
-    def _deliver_all(self, subscribers: Sequence[Connection], events: Sequence[Message]) -> None:
-        if self._now is None:
-            super()._deliver_all(subscribers, events)
+    def _deliver_all(self, subscribers: Sequence[Connection], events: Events, *, is_shared: bool) -> None:
+        if self._now is not None:
+            # Each is told of a span of its own, so each gets bytes of its own.
+            super()._deliver_all(subscribers, events, is_shared=False)
             return
-        # Each is told of a span of its own, so each gets bytes of its own.
-        for subscriber in subscribers:
-            for event in events:
-                self._deliver(subscriber, event)
+        received = [(topic, self._of_batch[topic]) for topic in events.topics if topic in self._of_batch]
+        spans = [self._tracing.sent(span, each, topic, Kind.EVENT) for each in subscribers for topic, span in received]
+        super()._deliver_all(subscribers, events, is_shared=is_shared)
+        for span in spans:
+            span.end()
 
     def _deliver(self, subscriber: Connection, message: Message) -> None:
         if self._now is None:

@@ -14,8 +14,9 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from socket import AF_INET, AF_INET6, inet_pton
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from wireloom.model import Direction, JournalError, type_of_json
 
@@ -44,8 +45,9 @@ OPTION_END, OPTION_COMMENT, OPTION_FLAGS, OPTION_HASH, OPTION_PACKET_ID = 0, 1, 
 HASH_CRC32 = 2
 INBOUND, OUTBOUND = 1, 2
 TAG_END, TAG_DISSECTOR, TAG_PORT_TYPE, TAG_SOURCE_PORT, TAG_DESTINATION_PORT = 0, 12, 24, 25, 26
-TAG_SOURCE_IP = {4: 20, 6: 22}
-TAG_DESTINATION_IP = {4: 21, 6: 23}
+TAG_SOURCE_IP = {4: 20, 16: 22}
+TAG_DESTINATION_IP = {4: 21, 16: 23}
+"""By the number of bytes of the address."""
 PORT_TCP, PORT_UDP = 2, 3
 DISSECTOR_PREFIX = "wireloom."
 
@@ -55,6 +57,7 @@ _HEAD = struct.Struct("<II")
 _PACKET = struct.Struct("<7I")
 _OPTION = struct.Struct("<HH")
 _TAG = struct.Struct(">HH")
+_TAG_AND_WORD = struct.Struct(">HHI")
 _OPTIONS = struct.Struct("<HHI HHBI3x HHQ HH")
 """Flags, hash, packet id, and the head of the comment, in the order of the format."""
 # One block is made for every read, and one for every write: looking these up each time would cost as much again.
@@ -149,7 +152,7 @@ def segment_head(version: str, hub: str, epoch: str, generation: int, after: int
     Its size does not depend on `after`, which is known late.
 
     >>> head_of(segment_head("1.0", "north", "00c0ffee00c0ffee", 3, 41))
-    Head(format=2, hub='north', epoch='00c0ffee00c0ffee', generation=3, after=41, size=212, refused=False)
+    Head(format=2, hub='north', epoch='00c0ffee00c0ffee', generation=3, after=41, size=196, refused=False)
     """
     said: dict[str, type_of_json] = {"after": f"{after:020d}", "epoch": epoch, "generation": generation, "hub": hub}
     if refused:
@@ -193,6 +196,7 @@ def filler(end: int) -> bytes:
     return block(PADDING, bytes(gap - 12 if gap >= 12 else gap + PAGE - 12)) if gap else b""
 
 
+@lru_cache(maxsize=256)
 def encode_tags(
     protocol: str, source: str | None = None, destination: str | None = None, *, datagram: bool = False
 ) -> bytes:
@@ -201,40 +205,46 @@ def encode_tags(
     >>> encode_tags("hsp").hex()
     '000c000c776972656c6f6f6d2e68737000000000'
     """
-    name = (DISSECTOR_PREFIX + protocol).encode()
-    tags = [_tag(TAG_DISSECTOR, name + _PADDING[-len(name) & 3])]
-    ends = split_address(source), split_address(destination)
-    for end, address_tags in zip(ends, (TAG_SOURCE_IP, TAG_DESTINATION_IP), strict=True):
-        if end is not None:
-            tags.append(_tag(address_tags[end[0].version], end[0].packed))
-    if any(ends):
-        tags.append(_tag(TAG_PORT_TYPE, struct.pack(">I", PORT_UDP if datagram else PORT_TCP)))
-    for end, port_tag in zip(ends, (TAG_SOURCE_PORT, TAG_DESTINATION_PORT), strict=True):
-        if end is not None:
-            tags.append(_tag(port_tag, struct.pack(">I", end[1])))
-    return b"".join(tags) + _tag(TAG_END, b"")
+    # The cache is for a connection that begins or ends: a record and the blocks around it have the same tags.
+    from_ip, from_port = _address_tags(source, TAG_SOURCE_IP, TAG_SOURCE_PORT)
+    to_ip, to_port = _address_tags(destination, TAG_DESTINATION_IP, TAG_DESTINATION_PORT)
+    port_type = (_UDP_TAG if datagram else _TCP_TAG) if from_ip or to_ip else b""
+    return b"".join((_dissector_tag(protocol), from_ip, to_ip, port_type, from_port, to_port, _END_TAG))
+
+
+def _address_tags(address: str | None, ip_tags: Mapping[int, int], port_tag: int) -> tuple[bytes, bytes]:
+    """The tag of an IP address and that of its port; nothing for what is no IP address."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
+        return b"", b""
+    packed = _packed(host)
+    if not packed:
+        return b"", b""
+    return _tag(ip_tags[len(packed)], packed), _TAG_AND_WORD.pack(port_tag, 4, int(port))
+
+
+@lru_cache(maxsize=1024)
+def _packed(host: str) -> bytes:
+    """The bytes of an IP address, without brackets and zone; empty for what is none."""
+    host = host.removeprefix("[").removesuffix("]").partition("%")[0]
+    try:
+        return inet_pton(AF_INET6 if ":" in host else AF_INET, host)
+    except (OSError, ValueError):
+        return b""
 
 
 def _tag(code: int, value: bytes) -> bytes:
     return _TAG.pack(code, len(value)) + value
 
 
-def split_address(text: str | None) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int] | None:
-    """Address and port of `host:port` or `[host]:port`; None for what is no IP address.
+@lru_cache(maxsize=256)
+def _dissector_tag(protocol: str) -> bytes:
+    name = (DISSECTOR_PREFIX + protocol).encode()
+    return _tag(TAG_DISSECTOR, name + _PADDING[-len(name) & 3])
 
-    >>> split_address("[::1]:5042")
-    (IPv6Address('::1'), 5042)
-    >>> split_address("kitchen@example.org/desk") is None
-    True
-    """
-    host, colon, port = (text or "").rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
-        return None
-    host = host.removeprefix("[").removesuffix("]").partition("%")[0]
-    try:
-        return ipaddress.ip_address(host), int(port)
-    except ValueError:
-        return None
+
+_TCP_TAG, _UDP_TAG = (_tag(TAG_PORT_TYPE, struct.pack(">I", each)) for each in (PORT_TCP, PORT_UDP))
+_END_TAG = _tag(TAG_END, b"")
 
 
 def join_address(host: str, port: int) -> str:
@@ -244,34 +254,6 @@ def join_address(host: str, port: int) -> str:
     '[::1]:80'
     """
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What all blocks of one connection and direction have in common."""
-
-    ends: tuple[str, Direction, str | None, str | None]
-    """Protocol, direction, source and destination, from which it is made."""
-    tags: bytes
-    tags_crc: int
-    comment: bytes
-    """Its beginning: what follows is the sequence, and the context."""
-    flags: int
-    size: int
-    """Bytes of a block without its payload, or a few more or less."""
-
-    @classmethod
-    def of(cls, connection: int, ends: tuple[str, Direction, str | None, str | None], *, inbound: bool) -> Self:
-        """The envelope of one side of a connection."""
-        protocol, direction, source, destination = ends
-        tags = encode_tags(protocol, source, destination, datagram=direction is Direction.DGRAM)
-        comment = f"conn={connection:016x} dir={direction} seq=".encode()
-        size = packet_size(tags, b"", comment) + 8
-        return cls(ends, tags, crc32(tags), comment, INBOUND if inbound else OUTBOUND, size)
-
-    def comment_for(self, sequence: int, word: bytes = b"") -> bytes:
-        """The comment of a block; `word` names its context."""
-        return b"%b%d%b" % (self.comment, sequence, word)
 
 
 def encode_packet(
@@ -298,21 +280,12 @@ def encode_packet(
     ))  # fmt: skip
 
 
-def packet_size(tags: bytes, payload: Buffer, comment: bytes) -> int:
-    """How many bytes that block has.
-
-    >>> packet_size(b"", b"frame", b"note") == len(encode_packet(1, 0, b"", 0, b"frame", b"note", INBOUND))
-    True
-    """
-    captured, length = len(tags) + len(payload), len(comment)
-    return 72 + captured + (-captured & 3) + length + (-length & 3)
-
-
 def packet_around(
     packet_id: int, time_ns: int, tags: bytes, tags_crc: int, payload: Buffer, comment: bytes, flags: int
 ) -> tuple[bytes, bytes]:
     """What stands before and after the payload in that block, for whoever writes a large payload without a copy."""
-    captured, length, total = len(tags) + len(payload), len(comment), packet_size(tags, payload, comment)
+    captured, length = len(tags) + len(payload), len(comment)
+    total = 72 + captured + (-captured & 3) + length + (-length & 3)
     tail = (
         _PADDING[-captured & 3],
         _pack_options(
@@ -387,8 +360,11 @@ def canonical_json(value: Mapping[str, type_of_json]) -> bytes:
     >>> canonical_json({"b": 1, "a": "ü"}).decode()
     '{"a":"ü","b":1}'
     """
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return text.encode(errors="replace")
+    return _canonical.encode(value).encode(errors="replace")
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+"""Made once: that takes as long as encoding a small record."""
 
 
 # --- reading ---------------------------------------------------------------------------------------

@@ -22,14 +22,14 @@ from collections import deque
 from collections.abc import Callable
 
 from wireloom.journal.threads import DaemonThreads
-from wireloom.journal.writer import Journal, JournalBatch
+from wireloom.journal.writer import Journal, PendingCommit
 from wireloom.model import JournalError
 
 LATEST = 0.005
 """Seconds after which a block is written even if nobody waits for it."""
 RETRY = 0.2
 """Seconds between attempts while the disk fails."""
-INLINE_BYTES = 64 * 1024
+INLINE_BYTES = 256 * 1024
 INLINE_SECONDS = 0.001
 """Commits this small, on a disk this fast, are made on the loop. How fast it is says the lower quartile of the last
 commits: on a busy machine many seem slow that have only waited for a processor, and with a thread all the more."""
@@ -76,7 +76,7 @@ class GroupCommit:
         self._room: list[Callable[[], None]] = []
         self._thread = DaemonThreads("journal")
         self._syncing = False
-        self._in_flight: JournalBatch | None = None
+        self._in_flight: PendingCommit | None = None
         """What the thread commits."""
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
@@ -261,18 +261,18 @@ class GroupCommit:
             done = self._loop.run_in_executor(self._thread, self._store, batch)
             done.add_done_callback(lambda future: self._stored(batch, future))
 
-    def _store(self, batch: JournalBatch) -> float:
+    def _store(self, batch: PendingCommit) -> float:
         started = time.perf_counter()
         self.journal.store(batch)
         return time.perf_counter() - started
 
-    def _stored(self, batch: JournalBatch, done: asyncio.Future[float]) -> None:
+    def _stored(self, batch: PendingCommit, done: asyncio.Future[float]) -> None:
         if self._given_up:
             return
         self._syncing, self._in_flight = False, None
         self._settle(batch, done.result())
 
-    def _settle(self, batch: JournalBatch, seconds: float, *, on_loop: bool = False) -> None:
+    def _settle(self, batch: PendingCommit, seconds: float, *, on_loop: bool = False) -> None:
         self._average += (seconds - self._average) / 8
         self._latest.append(seconds)
         try:

@@ -1,7 +1,7 @@
 """All blocks of a stretch of a segment as arrays: what the pipeline reads journals with.
 
 The same format as `blocks.py` (docs/reference/journal-format.md), by a kernel that makes no object a block.
-Needs numpy and numba, so nothing else in this folder imports it.
+Needs numpy and numba, so no reader in this folder imports it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from wireloom.journal import blocks
 from wireloom.journal.blocks import Block
+from wireloom.journal.crc32 import CRC_TABLES, crc32, u32
 from wireloom.journal.keys import DECRYPTION_SECRETS, Keys, keys_in
 from wireloom.kernels import allocating, kernel
 
@@ -88,7 +89,7 @@ def index_blocks(data: NDArray[np.uint8], start: int, end: int, *, check_hash: b
     small = np.empty((3, count), np.uint8)
     names = np.zeros((_MAX_NAMES, 2), np.int64)
     found, name_count, position, fault = _scan(
-        *(data, start, end, check_hash, _CRC_TABLES, _PREFIX),
+        *(data, start, end, check_hash, CRC_TABLES, _PREFIX),
         *(offset, size, packet_id, time_ns, sequence, payload_start, payload_end, context),
         *(tags_start, connection, protocol, small, names),
     )
@@ -177,59 +178,9 @@ _TOPICS = np.frombuffer(b"record=topics ", np.uint8)
 """What format 1 calls it."""
 
 
-def _crc_tables() -> NDArray[np.uint32]:
-    """Eight tables for the CRC-32 of zlib, so that the kernel takes eight bytes a step."""
-    tables = np.zeros((8, 256), np.uint32)
-    for value in range(256):
-        crc = value
-        for _ in range(8):
-            crc = crc >> 1 ^ (0xEDB88320 if crc & 1 else 0)
-        tables[0, value] = crc
-    for row in range(1, 8):
-        previous = tables[row - 1]
-        tables[row] = previous >> 8 ^ tables[0, previous & 0xFF]
-    return tables
-
-
-_CRC_TABLES = _crc_tables()
-
-
-@kernel
-def _crc32(data, start, end, tables):  # type: ignore[no-untyped-def]
-    crc = np.uint32(0xFFFFFFFF)
-    at = start
-    while end - at >= 8:
-        low = crc ^ _u32(data, at)
-        crc = (
-            tables[7, low & 0xFF]
-            ^ tables[6, low >> np.uint32(8) & np.uint32(0xFF)]
-            ^ tables[5, low >> np.uint32(16) & np.uint32(0xFF)]
-            ^ tables[4, low >> np.uint32(24)]
-            ^ tables[3, data[at + 4]]
-            ^ tables[2, data[at + 5]]
-            ^ tables[1, data[at + 6]]
-            ^ tables[0, data[at + 7]]
-        )
-        at += 8
-    while at < end:
-        crc = tables[0, (crc ^ np.uint32(data[at])) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
-        at += 1
-    return crc ^ np.uint32(0xFFFFFFFF)
-
-
 @kernel
 def _u16(data, at):  # type: ignore[no-untyped-def]
     return np.int64(data[at]) | np.int64(data[at + 1]) << 8
-
-
-@kernel
-def _u32(data, at):  # type: ignore[no-untyped-def]
-    return (
-        np.uint32(data[at])
-        | np.uint32(data[at + 1]) << np.uint32(8)
-        | np.uint32(data[at + 2]) << np.uint32(16)
-        | np.uint32(data[at + 3]) << np.uint32(24)
-    )
 
 
 @kernel
@@ -253,14 +204,14 @@ def _block_at(data, offset, end):  # type: ignore[no-untyped-def]
     """Type and size of a block, and what is wrong with it: `blocks.block_at`."""
     if end - offset < 12:
         return 0, 0, _CUT
-    size = np.int64(_u32(data, offset + 4))
+    size = np.int64(u32(data, offset + 4))
     if size < 12 or size & 3:
         return 0, 0, _LENGTH
     if size > end - offset:
         return 0, 0, _CUT
-    if np.int64(_u32(data, offset + size - 4)) != size:
+    if np.int64(u32(data, offset + size - 4)) != size:
         return 0, 0, _TRAILING
-    return np.int64(_u32(data, offset)), size, 0
+    return np.int64(u32(data, offset)), size, 0
 
 
 @kernel
@@ -299,7 +250,7 @@ def _context_records(data, end, places, context, topics):  # type: ignore[no-unt
         block_type, size, fault = _block_at(data, offset, end)
         if fault:
             break
-        captured = np.int64(_u32(data, offset + 20)) if size >= 32 else np.int64(0)
+        captured = np.int64(u32(data, offset + 20)) if size >= 32 else np.int64(0)
         at, stop = offset + 28 + captured + (-captured & 3), offset + size - 4
         while block_type == 6 and stop - at >= 4:
             code, length = _u16(data, at), _u16(data, at + 2)
@@ -435,7 +386,7 @@ def _scan(  # type: ignore[no-untyped-def]
             continue
         if size < 32:
             return row, name_count, offset, _LENGTH
-        captured = np.int64(_u32(data, offset + 20))
+        captured = np.int64(u32(data, offset + 20))
         body, stop = offset + 28, offset + size - 4
         at = body + captured + (-captured & 3)
         if at > stop:
@@ -450,19 +401,19 @@ def _scan(  # type: ignore[no-untyped-def]
             if code == 0 or length > stop - at:
                 break
             if code == 5 and length == 8:
-                packet_id = np.int64(_u32(data, at)) | np.int64(_u32(data, at + 4)) << 32
+                packet_id = np.int64(u32(data, at)) | np.int64(u32(data, at + 4)) << 32
                 seen |= 1
             elif code == 2 and length == 4:
                 seen |= 2
             elif code == 3 and length == 5 and data[at] == 2:
-                stated = _u32(data, at + 1)
+                stated = u32(data, at + 1)
                 seen |= 4
             elif code == 1:
                 comment, comment_end = at, at + length
             at += length + (-length & 3)
         if seen != 7:
             return row, name_count, offset, _OPTIONS
-        if check_hash and _crc32(data, body, body + captured, tables) != stated:
+        if check_hash and crc32(data, body, body + captured, tables, 0) != stated:
             return row, name_count, offset, _HASH
         at, stop = body, body + captured
         name, name_length = body, np.int64(0)
@@ -496,7 +447,7 @@ def _scan(  # type: ignore[no-untyped-def]
         offsets[row] = offset
         sizes[row] = size
         packet_ids[row] = packet_id
-        times[row] = np.int64(_u32(data, offset + 12)) << 32 | np.int64(_u32(data, offset + 16))
+        times[row] = np.int64(u32(data, offset + 12)) << 32 | np.int64(u32(data, offset + 16))
         sequences[row] = sequence
         payload_starts[row] = at
         payload_ends[row] = stop

@@ -8,6 +8,7 @@ the segment ends, and what was in doubt begins a new one, under packet ids that 
 from __future__ import annotations
 
 import errno
+import itertools
 import time
 import zlib
 from bisect import bisect_left
@@ -15,27 +16,29 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wireloom.journal import blocks
-from wireloom.journal.blocks import encode_packet, packet_around, packet_size
+from wireloom.journal.blocks import encode_packet, packet_around
 from wireloom.journal.context import Context, Principal
 from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.keys import Keys
+from wireloom.journal.lines import SLOT, TICKET, Line
 from wireloom.journal.segment import committed_path, is_segment, segment_name
 from wireloom.journal.writing import SegmentFile
 from wireloom.model import JournalError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from wireloom.journal.encoding import LineTable, Runs
 
 LARGE = 16 * 1024
 """Payloads from this size on are written from where they are, not copied first."""
 PART = 2 * 1024 * 1024
 """Bytes from which on the next run begins another part, so that less than all can be taken."""
 
-
-MOST_UNWRITTEN = 64
-"""Blocks that wait to be encoded."""
-
-_Unwritten = tuple[int, int, blocks.Envelope, int, bytes, Context | None]
-"""Packet id, time, envelope, sequence, payload, context: what a block is made of."""
 
 HeadOf = Callable[[int], bytes]
 """Makes the head of a segment, given the last packet id before it that counts. Its size is always the same."""
@@ -52,6 +55,8 @@ def one_thread() -> Executor:
 class Statements:
     """What has been stated in a segment so far, so that each segment can be understood by itself."""
 
+    number: int = field(default_factory=itertools.count(1).__next__)
+    """Of the segment: another one for each."""
     contexts: dict[int, Context] = field(default_factory=dict)
     """By their id."""
     keys: dict[int, Keys] = field(default_factory=dict)
@@ -75,46 +80,20 @@ class Part:
     earlier: list[blocks.Buffer] = field(default_factory=list)
     """What comes before it, in pieces; large payloads are pieces of their own."""
     size: int = 0
-    """Bytes of all of it; an estimate while something is not encoded."""
-
-    unwritten: list[_Unwritten] = field(default_factory=list)
-    """What comes after all that, as it was given: whoever sends or acts on it does not wait for its encoding."""
+    """Bytes of all of it."""
 
     def __post_init__(self) -> None:
         self.size = len(self.data)
-
-    def add(self, block: blocks.Buffer) -> None:
-        """A block, or several, behind what is encoded."""
-        self.data += block
-        self.size += len(block)
-
-    def encode(self) -> int:
-        """Encode what is not yet; returns by how many bytes the estimate was wrong."""
-        if not self.unwritten:
-            return 0
-        packets, estimate = [], 0
-        for number, time_ns, envelope, sequence, payload, context in self.unwritten:
-            estimate += envelope.size + len(payload)
-            comment = envelope.comment_for(sequence, b"" if context is None else context.word)
-            packets.append(
-                encode_packet(number, time_ns, envelope.tags, envelope.tags_crc, payload, comment, envelope.flags)
-            )
-        self.unwritten.clear()
-        written = b"".join(packets)
-        self.data += written
-        self.size += len(written) - estimate
-        return len(written) - estimate
 
     def add_around(self, head: bytes, payload: blocks.Buffer, tail: bytes) -> None:
         """A block whose payload nobody will change, behind what is encoded."""
         self.data += head
         self.earlier += (self.data, payload)
         self.data = bytearray(tail)
-        self.size += len(head) + len(payload) + len(tail)
 
     @property
     def pieces(self) -> list[blocks.Buffer]:
-        """All of it, to be written, once it is encoded."""
+        """All of it, to be written."""
         return [*self.earlier, self.data]
 
     def joined(self) -> bytearray:
@@ -126,7 +105,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Batch:
+class PendingWrite:
     """What `store` is to write; afterwards what is left of it, and why."""
 
     parts: list[Part]
@@ -216,11 +195,23 @@ class SegmentLog:
 
         `said` are comments of records about this run.
         """
-        self.encode()
+        self._make_room()
+        if context is not None or keys is not None or principal is not None:
+            self._state(context, time_ns, keys, principal)
+        for record in said:
+            self._add_record(record, time_ns)
+
+    def _make_room(self) -> None:
+        """Begin a segment if it is time, or another part of what waits."""
         if not 0 < self._planned <= self.segment_bytes:
             self._begin()
-        elif self._parts and self._parts[-1].size >= PART:
+        elif not self._parts or self._parts[-1].size >= PART:
             self._continue()
+
+    def _state(
+        self, context: Context | None, time_ns: int, keys: Keys | None = None, principal: Principal | None = None
+    ) -> None:
+        """State what the segment does not have yet."""
         stated = self._stated
         if keys is not None and stated.keys.get(keys.connection) is not keys:
             stated.keys[keys.connection] = keys
@@ -232,87 +223,109 @@ class SegmentLog:
             stated.contexts[context.id] = context
             for record in context.records:
                 self._add_record(record, time_ns)
-        for record in said:
-            self._add_record(record, time_ns)
 
     def _add_record(self, comment: bytes, time_ns: int) -> None:
         self.add(time_ns, RECORD_TAGS, RECORD_TAGS_CRC, b"", comment, blocks.INBOUND)
 
-    def takes_later(self, context: Context | None, keys: Keys | None, principal: Principal | None) -> bool:
-        """Whether a small block can be left to `encode`: no segment begins, and nothing has to be stated before it."""
-        parts, stated = self._parts, self._stated
-        return (
-            0 < self._planned <= self.segment_bytes
-            and (context is None or context.id in stated.contexts)
-            and (keys is None or stated.keys.get(keys.connection) is keys)
-            and (principal is None or stated.principals.get(principal.connection) is principal)
-            and (not parts or (parts[-1].size < PART and len(parts[-1].unwritten) < MOST_UNWRITTEN))
-        )
-
-    def add_later(
-        self, time_ns: int, envelope: blocks.Envelope, sequence: int, payload: bytes, context: Context | None
+    def add_run(
+        self, time_ns: int, line: Line, sequence: int, payload: blocks.Buffer, context: Context | None = None
     ) -> int:
-        """Append one block that is encoded later; returns its ticket."""
-        part = self._parts[-1] if self._parts else self._continue()
-        part.unwritten.append((self.next_packet_id, time_ns, envelope, sequence, payload, context))
-        return self._count(part, envelope.size + len(payload), is_unwritten=True)
+        """Append the blocks of one run; returns the ticket of the last. `prepare` must have been called for it."""
+        tags, crc, flags = line.tags, line.tags_crc, line.flags
+        comment = line.comment_for(sequence, b"" if context is None else context.word)
+        room = blocks.MAX_PACKET_DATA - len(tags)
+        if len(payload) > room:
+            payload = memoryview(payload)
+            while len(payload) > room:
+                self.add(time_ns, tags, crc, payload[:room], comment + b" more", flags)
+                payload = payload[room:]
+        return self.add(time_ns, tags, crc, payload, comment, flags)
+
+    def add_runs(self, time_ns: int, data: blocks.Buffer, runs: Runs, lines: LineTable) -> NDArray[np.int64]:
+        """Append a block for each of many runs; returns their tickets.
+
+        Segments and parts begin where `prepare` and `add_run` for one run after the other would begin them.
+        """
+        row, count = 0, runs.shape[1]
+        while row < count:
+            self._make_room()
+            start, end, slot, sequence, _ = runs[:, row].tolist()
+            segment = self._stated.number
+            if not lines.is_stated(slot, segment):
+                self._state_lines(lines.unstated(runs[SLOT, row:], segment), time_ns, lines)
+            if end - start >= LARGE:
+                line, payload = lines.line(slot), memoryview(data)[start:end]
+                if len(payload) != end - start:
+                    raise ValueError(f"run {row} is not in the data")
+                runs[TICKET, row] = self.add_run(time_ns, line, sequence, payload, line.context)
+                row += 1
+                continue
+            part = self._parts[-1]
+            # What had to be stated may have filled it: then one run follows, or the next segment would be as full.
+            room = max(min(PART - part.size, self.segment_bytes + 1 - self._planned), 1)
+            taken, encoded = lines.encode(
+                data, runs, row,
+                packet_id=self.next_packet_id, ticket=self.ticket + 1, time_ns=time_ns, segment=segment, room=room,
+            )  # fmt: skip
+            part.data += encoded
+            self._count(part, len(encoded), taken)
+            row += taken
+        tickets: NDArray[np.int64] = runs[TICKET]
+        return tickets
+
+    def _state_lines(self, unstated: list[Line], time_ns: int, lines: LineTable) -> None:
+        """State what blocks of these lines need: of the first, and of as many more as the segment has room for."""
+        for line in unstated:
+            self._state(line.context, time_ns, None, line.principal)
+            lines.set_stated(line, self._stated.number)
+            if self._planned > self.segment_bytes:
+                break
 
     def add(self, time_ns: int, tags: bytes, tags_crc: int, payload: blocks.Buffer, comment: bytes, flags: int) -> int:
         """Append one block to what waits; returns its ticket."""
         part = self._parts[-1] if self._parts else self._continue()
-        size = packet_size(tags, payload, comment)
-        packet = (self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags)
-        if size < LARGE or not _is_constant(payload):
-            part.add(encode_packet(*packet))
-        else:
-            head, tail = packet_around(*packet)
-            part.add_around(head, payload, tail)
-        return self._count(part, size)
+        if len(payload) < LARGE or not _is_constant(payload):
+            packet = encode_packet(self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags)
+            part.data += packet
+            return self._count(part, len(packet))
+        head, tail = packet_around(self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags)
+        part.add_around(head, payload, tail)
+        return self._count(part, len(head) + len(payload) + len(tail))
 
-    def _count(self, part: Part, size: int, *, is_unwritten: bool = False) -> int:
-        """One more block, of so many bytes, has the next packet id and the next ticket."""
-        part.last_packet_id = self.next_packet_id
-        self.next_packet_id += 1
-        self.ticket += 1
+    def _count(self, part: Part, size: int, blocks_added: int = 1) -> int:
+        """So many blocks, of so many bytes, have the next packet ids and tickets; returns the last ticket."""
+        self.next_packet_id += blocks_added
+        self.ticket += blocks_added
+        part.last_packet_id = self.next_packet_id - 1
         part.last_ticket = self.ticket
-        if is_unwritten:
-            part.size += size
+        part.size += size
         self._planned += size
         self.pending_bytes += size
         return self.ticket
 
     def _append(self, block: bytes) -> None:
         part = self._parts[-1] if self._parts else self._continue()
-        part.add(block)
-        self._planned += len(block)
-        self.pending_bytes += len(block)
+        part.data += block
+        self._count(part, len(block), 0)
 
     def _begin(self) -> None:
         self._stated = Statements()
-        self._parts.append(Part(self._stated, self.next_packet_id, last_ticket=self.ticket))
+        self._continue(self.next_packet_id)
         self._planned = self._head_size
 
-    def _continue(self) -> Part:
-        part = Part(self._stated)
+    def _continue(self, begins: int | None = None) -> Part:
+        part = Part(self._stated, begins, last_ticket=self.ticket, last_packet_id=self.next_packet_id - 1)
         self._parts.append(part)
         return part
 
-    def encode(self) -> None:
-        """Encode what waits to be: when there is time for it, for a commit would have to do it all at once."""
-        if self._parts:
-            wrong = self._parts[-1].encode()
-            self._planned += wrong
-            self.pending_bytes += wrong
-
-    def take(self, *, some: bool = False) -> Batch:
+    def take(self, *, some: bool = False) -> PendingWrite:
         """Everything that waits, or the first part of it, to be stored and then settled before the next `take`."""
-        self.encode()
         count = 1 if some else len(self._parts)
         parts, self._parts = self._parts[:count], self._parts[count:]
         self._is_storing = True
-        return Batch(parts, self.durable)
+        return PendingWrite(parts, self.durable)
 
-    def store(self, batch: Batch) -> None:
+    def store(self, batch: PendingWrite) -> None:
         """Write a batch and sync it. Never raises for a failing disk: the batch says what is left of it."""
         try:
             while batch.parts:
@@ -402,11 +415,10 @@ class SegmentLog:
             return error
         return None
 
-    def settle(self, batch: Batch) -> int:
+    def settle(self, batch: PendingWrite) -> int:
         """After `store`: the last ticket that is durable. After a failure, what is left waits again."""
         self.durable, self._is_storing = batch.durable, False
         if batch.error is not None:
-            self.encode()
             self._parts = batch.parts + self._parts
             if batch.ids_used:
                 self._begin_again()
@@ -415,7 +427,7 @@ class SegmentLog:
             raise JournalError(_failure(self.folder, batch.error)) from batch.error
         return self.durable
 
-    def forget(self, batch: Batch) -> int:
+    def forget(self, batch: PendingWrite) -> int:
         """After a failed `store`: drop everything that waits; returns how many bytes that was."""
         lost = sum(part.size for part in batch.parts + self._parts)
         self.durable, self._is_storing = self.ticket, False

@@ -1,7 +1,7 @@
 """The journal's writer: what the hub appends, in memory until `commit` puts it on disk.
 
 Implements the writing side of docs/reference/journal-format.md. One process writes a journal at a time.
-`append` is called once a socket read and makes no object that outlives it.
+`append` takes one run of frames, `append_runs` those that many connections sent in one turn of the event loop.
 """
 
 from __future__ import annotations
@@ -19,32 +19,39 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from wireloom.journal import blocks
-from wireloom.journal.blocks import Envelope
 from wireloom.journal.context import Context, Principal
 from wireloom.journal.disk import LOCAL, READ, Disk, make_folders, write_all
 from wireloom.journal.identity import Identity, IdentityFile, LastIds, RandomBits, claim
 from wireloom.journal.keys import Keys
-from wireloom.journal.log import LARGE, RECORD_PROTOCOL, Batch, SegmentLog, one_thread
+from wireloom.journal.lines import Line
+from wireloom.journal.log import RECORD_PROTOCOL, PendingWrite, SegmentLog, one_thread
 from wireloom.journal.recovery import Recovery, recover
 from wireloom.journal.segment import LOCK, REFUSED
 from wireloom.model import ConfigError, Direction, JournalError, type_of_json
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    from wireloom.journal.encoding import LineTable
+
 MIB = 1024 * 1024
-_MAX_ENVELOPES = 8_192
+_MOST_UNUSED = 8_192
+"""Lines without a slot, and contexts, that are remembered."""
 _PATIENCE = (0.01, 0.05, 0.2)
 """Seconds to wait for the lock."""
 _MAX_REFUSED_PENDING = MIB
 
 
 @dataclass(slots=True)
-class JournalBatch:
+class PendingCommit:
     """What waits to be written: see `Journal.take`."""
 
-    frames: Batch
-    refused: Batch | None
+    frames: PendingWrite
+    refused: PendingWrite | None
     """None if there is nothing, which is usual."""
 
     @property
@@ -77,6 +84,7 @@ class Journal:
         identity: IdentityFile,
         log: SegmentLog,
         refused: SegmentLog,
+        lines: LineTable,
         *,
         disk: Disk,
         now_ns: Callable[[], int],
@@ -98,8 +106,10 @@ class Journal:
         self._log = log
         self._refused = refused
         self._told_damage = ""
-        self._envelopes: dict[int, Envelope] = {}
-        """By connection; those of what goes out by its complement."""
+        self._lines: dict[int, Line] = {}
+        """By side."""
+        self._table = lines
+        """Of those that have a slot."""
         self._contexts: dict[tuple[tuple[int, str], ...], Context] = {}
         self._last_connection = 0
         self._salt = random_bits(19)
@@ -124,6 +134,10 @@ class Journal:
         `sync=False` acknowledges what is written and leaves the sync to the operating system. `hub` is the id of the
         hub; without one it is drawn when the folder becomes a journal.
         """
+        # Readers import this module, too, and do without numpy and numba.
+        from wireloom.journal.encoding import LineTable, warm
+
+        warm()
         path = Path(folder)
         try:
             for each in (path, path / REFUSED):
@@ -168,7 +182,12 @@ class Journal:
                 now_ns=now_ns,
                 sealer=sealer,
             )
-            journal = cls(path, lock, found, identity, log, refused, disk=disk, now_ns=now_ns, random_bits=random_bits)
+            journal = cls(
+                *(path, lock, found, identity, log, refused, LineTable()),
+                disk=disk,
+                now_ns=now_ns,
+                random_bits=random_bits,
+            )
             journal.new_epoch = why
             journal.record("started", _started(version, own, found))
             journal.commit()
@@ -238,48 +257,96 @@ class Journal:
         log = self._log
         idle = not log.has_pending
         ends, side = (protocol, direction, source, destination), connection if inbound else ~connection
-        envelope = self._envelopes.get(side)
-        if envelope is None or envelope.ends != ends:
-            if len(self._envelopes) >= _MAX_ENVELOPES:
-                self._envelopes.clear()
-            envelope = self._envelopes[side] = Envelope.of(connection, ends, inbound=inbound)
+        line = self._lines.get(side)
+        if line is None or line.ends != ends:
+            line = self._remember(Line(connection, ends, inbound=inbound))
         if topics is None or topics.__class__ is Context:
             context = topics
         else:
             context = self._context(cast("Mapping[int, str]", topics)) if topics else None
-        if not said and data.__class__ is bytes and len(data) < LARGE and log.takes_later(context, keys, principal):
-            ticket = log.add_later(now, envelope, sequence, data, context)
-        else:
-            log.prepare(context, now, keys, principal, said)
-            ticket = self._append_now(
-                now, envelope, envelope.comment_for(sequence, b"" if context is None else context.word), data
-            )
+        log.prepare(context, now, keys, principal, said)
+        ticket = log.add_run(now, line, sequence, data, context)
         if idle and self.on_pending is not None:
             self.on_pending()
         return ticket
 
-    def _append_now(self, now: int, envelope: Envelope, comment: bytes, data: blocks.Buffer) -> int:
-        log, tags, crc, flags = self._log, envelope.tags, envelope.tags_crc, envelope.flags
-        room = blocks.MAX_PACKET_DATA - len(tags)
-        if len(data) > room:
-            view = memoryview(data)
-            last = len(view) - room
-            start = 0
-            while start < last:
-                log.add(now, tags, crc, view[start : start + room], comment + b" more", flags)
-                start += room
-            data = view[start:]
-        return log.add(now, tags, crc, data, comment, flags)
+    def _remember(self, line: Line) -> Line:
+        """Keep a line for the next run of its side; those that have no slot are forgotten when they are many."""
+        if len(self._lines) - len(self._table) >= _MOST_UNUSED:
+            self._lines = {side: each for side, each in self._lines.items() if each.slot >= 0}
+        self._lines[line.side] = line
+        return line
 
     def _context(self, topics: Mapping[int, str]) -> Context:
         """The context of some topics, the same one for all connections."""
         key = tuple(topics.items())
         known = self._contexts.get(key)
         if known is None:
-            if len(self._contexts) >= _MAX_ENVELOPES:
+            if len(self._contexts) >= _MOST_UNUSED:
                 self._contexts.clear()
             known = self._contexts[key] = Context(topics)
         return known
+
+    def line(
+        self,
+        connection: int,
+        protocol: str,
+        direction: Direction,
+        source: str | None,
+        destination: str | None,
+        *,
+        inbound: bool,
+    ) -> Line:
+        """Make a line for `append_runs`: one direction of one connection. `release` it when the connection ends."""
+        line = Line(connection, (protocol, direction, source, destination), inbound=inbound)
+        self._table.add(line)
+        return self._remember(line)
+
+    def describe(self, line: Line, context: Context | None, principal: Principal | None = None) -> None:
+        """Say what the next runs of a line need to be understood; until then that is nothing.
+
+        `append_runs` names the context in their blocks, and states it and the principal once a segment.
+        """
+        self._table.describe(line, context, principal)
+
+    def release(self, line: Line) -> None:
+        """Give back a line's slot: its connection has ended."""
+        self._table.remove(line)
+        if self._lines.get(line.side) is line:
+            del self._lines[line.side]
+
+    def append_runs(
+        self,
+        data: blocks.Buffer,
+        starts: ArrayLike,
+        ends: ArrayLike,
+        lines: ArrayLike,
+        sequences: ArrayLike,
+        *,
+        time_ns: int | None = None,
+    ) -> NDArray[np.int64]:
+        """Append a run of complete frames of each of many lines; returns their tickets, in the same order.
+
+        Run `i` is `data[starts[i]:ends[i]]`, of the line with the slot `lines[i]`; `sequences[i]` counts the messages
+        of that line before it. What is written is what `append` would write for one run after the other. Encrypted
+        connections use `append`, which states their keys.
+
+        A call costs 7 µs, and 0.1 µs more for each small run; `append` costs 2.2 µs. So it pays from four runs on.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, Journal.open(folder) as journal:
+        ...     one, two = (journal.line(each, "hsp", Direction.C2S, None, None, inbound=True) for each in (1, 2))
+        ...     tickets = journal.append_runs(b"\\x03\\x03\\x03", [0, 1], [1, 3], [one.slot, two.slot], [0, 0])
+        ...     journal.commit() >= int(tickets[-1])
+        True
+        """
+        now = self._now_ns() if time_ns is None else time_ns
+        idle = not self._log.has_pending
+        runs = self._table.runs(starts, ends, lines, sequences)
+        tickets = self._log.add_runs(now, data, runs, self._table)
+        if idle and self.has_pending and self.on_pending is not None:
+            self.on_pending()
+        return tickets
 
     def record(
         self,
@@ -372,10 +439,6 @@ class Journal:
         """The last ticket that is durable."""
         return self._log.durable
 
-    def encode(self) -> None:
-        """Whoever appended has sent what it had to send: a good time to encode what was appended."""
-        self._log.encode()
-
     def commit(self) -> int:
         """Write and sync everything appended so far; returns the last durable ticket.
 
@@ -386,20 +449,20 @@ class Journal:
         self.store(batch)
         return self.settle(batch)
 
-    def take(self, *, some: bool = False) -> JournalBatch:
+    def take(self, *, some: bool = False) -> PendingCommit:
         """The first third of a commit, on the thread that appends: what is to be written.
 
         `some`: no more than the disk takes in a few milliseconds, so that what is durable is told while more comes.
         """
-        return JournalBatch(self._log.take(some=some), self._refused.take() if self._refused.has_pending else None)
+        return PendingCommit(self._log.take(some=some), self._refused.take() if self._refused.has_pending else None)
 
-    def store(self, batch: JournalBatch) -> None:
+    def store(self, batch: PendingCommit) -> None:
         """The second third, on any thread, while others append: write and sync."""
         self._log.store(batch.frames)
         if batch.refused is not None:
             self._refused.store(batch.refused)
 
-    def settle(self, batch: JournalBatch) -> int:
+    def settle(self, batch: PendingCommit) -> int:
         """The last third, on the thread that appends: the last durable ticket, or JournalError."""
         if batch.refused is not None:
             if batch.refused.error is not None:

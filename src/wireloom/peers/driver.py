@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from wireloom.model import HandshakeFailed, PeerClosed, ProtocolViolation, WireloomError
 from wireloom.peers.outlet import Outlet
@@ -40,8 +40,9 @@ def is_local(peername: str) -> bool:
 class Driver(Outlet):
     """The owner of a pipe on behalf of a session.
 
-    `on_batch` gets what each read brought, in order, and `on_read` is called after the last of it. `on_open` is called once, when the handshake is done, before the first
-    batch; `on_end` once, when the pipe is gone, with the error that says why.
+    `on_batch` gets what each read brought, in order; `on_read` is called after the last of it. `on_open` is called
+    once, when the handshake is done, before the first batch; `on_end` once, when the pipe is gone, with the error that
+    says why.
     """
 
     __slots__ = (
@@ -116,7 +117,7 @@ class Driver(Outlet):
         self._busy = True
         session = self.session
         try:
-            self._took(session.receive(data, self._now()))
+            self._took(session.batches(data, self._now()))
         finally:
             self._busy = False
         self._say(session)
@@ -136,16 +137,16 @@ class Driver(Outlet):
             self._busy = False
         self._after()
 
-    def _took(self, batches: Sequence[Batch]) -> None:
+    def _took(self, batches: Iterable[Batch]) -> None:
         """Hand on what a step of the session brought."""
         session = self.session
-        if not self._announced and session.state is _OPEN:
-            self._announce()
         for batch in batches:
             if self.failure is not None:
                 return  # a batch before it had the connection dropped
+            if not self._announced and session.state is _OPEN:
+                self._announce()
             self.on_batch(batch)
-        if self.on_read is not None and (batches or session.violation is not None):
+        if self.on_read is not None:
             self.on_read()
 
     def input_ended(self) -> None:

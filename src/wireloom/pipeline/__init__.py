@@ -1,8 +1,8 @@
 """The pipeline: journals in, Spark tables out. The only room that imports pyspark."""
 
 from wireloom.pipeline.batch import PipelineFailed
-from wireloom.pipeline.run import Batch, Pipeline, Summary
+from wireloom.pipeline.run import MicroBatch, Pipeline, Summary
 from wireloom.pipeline.session import register, start_session
 from wireloom.pipeline.warehouse import Warehouse
 
-__all__ = ["Batch", "Pipeline", "PipelineFailed", "Summary", "Warehouse", "register", "start_session"]
+__all__ = ["MicroBatch", "Pipeline", "PipelineFailed", "Summary", "Warehouse", "register", "start_session"]

@@ -38,7 +38,7 @@ _TIDY_EVERY = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MicroBatch:
     """What one batch brought."""
 
     number: int
@@ -65,7 +65,7 @@ class Summary:
     seconds: float = 0.0
     left_out: int = 0
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: MicroBatch) -> None:
         """Count a batch in."""
         self.batches += 1
         self.messages += batch.messages
@@ -95,7 +95,7 @@ class Pipeline:
         conf: Mapping[str, str] | None = None,
         options: Mapping[str, str] | None = None,
         spark: SparkSession | None = None,
-        report: Callable[[Batch], None] | None = None,
+        report: Callable[[MicroBatch], None] | None = None,
         note: Callable[[str], None] | None = None,
         only_messages: bool = False,
         table_format: str | None = None,
@@ -238,13 +238,13 @@ class Pipeline:
         for batch, offsets in follow.new_batches() if follow is not None else ():
             self._done(batch, offsets)
 
-    def _done(self, batch: Batch, offsets: planning.Offsets) -> None:
+    def _done(self, batch: MicroBatch, offsets: planning.Offsets) -> None:
         self.summary.add(batch)
         if self._report is not None:
             self._report(replace(batch, bytes_left=bytes_left(self.inputs, offsets)))
 
 
-def do_batch(warehouse: Warehouse, lateness_us: int, found: DataFrame, number: int) -> Batch:
+def do_batch(warehouse: Warehouse, lateness_us: int, found: DataFrame, number: int) -> MicroBatch:
     """What there is to do with each batch of the query."""
     from wireloom.pipeline.joining import SparkWorkers
 
@@ -254,7 +254,7 @@ def do_batch(warehouse: Warehouse, lateness_us: int, found: DataFrame, number: i
     leave_cursors(warehouse, number)
     if number % _TIDY_EVERY == _TIDY_EVERY - 1:
         warehouse.tidy()
-    return Batch(
+    return MicroBatch(
         number, done[MESSAGES.name], done[REJECTS.name], time.monotonic() - began, work.files, work.bytes,
         left_out=done[LEFT_OUT],
     )  # fmt: skip
@@ -267,7 +267,7 @@ class Follower:
         self.query = query
         self._last = -1
 
-    def new_batches(self) -> Iterator[tuple[Batch, planning.Offsets]]:
+    def new_batches(self) -> Iterator[tuple[MicroBatch, planning.Offsets]]:
         """The batches that were done since the last call, and the position at the end of each."""
         from wireloom.pipeline.files import COUNTERS, OBSERVED
 
@@ -281,7 +281,7 @@ class Follower:
                 values = told["values"] if "values" in told else told.values()
                 counts = dict(zip(COUNTERS, values, strict=True))
                 offsets = json.loads(progress.sources[0].endOffset)
-                yield Batch(progress.batchId, seconds=seconds, **counts), offsets
+                yield MicroBatch(progress.batchId, seconds=seconds, **counts), offsets
 
 
 def bytes_left(inputs: Sequence[str], read: planning.Offsets) -> int:

@@ -11,7 +11,7 @@ batch later.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.model import Message
@@ -69,7 +69,7 @@ class Batch:
         self.refused = refused
         """Datagrams or lines that were not accepted; the conversation goes on without them."""
         self.numbers: Mapping[int, str] | None = None
-        """The numbers that stand for topics in it, where a later batch of the same read has changed them."""
+        """The numbers that stand for topics in it, where its last message has changed them."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({bytes(self.data)!r}, {self.messages!r})"
@@ -158,6 +158,13 @@ class Publishes(Batch, abc.ABC):
     def acknowledgements(self) -> Iterable[tuple[int, bytes, int]]:
         """The answers to all acknowledged publishes: index of the session, frames, and how many. They count as sent."""
         return ()
+
+    def split(self, allowed: Callable[[str, str | None], bool]) -> tuple[Batch, Sequence[tuple[str, bytes]]] | None:
+        """The events that are allowed, given topic and author, and of each other one the topic and the frame.
+
+        None where that takes a look at each message; see `as_messages`.
+        """
+        return None
 
     @abc.abstractmethod
     def as_messages(self) -> Sequence[Batch]:

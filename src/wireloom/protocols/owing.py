@@ -27,7 +27,8 @@ class Owed(NamedTuple):
     read: int
     low: int
     high: int
-    count: int
+    size: int
+    """How many there are."""
     ascending: bool
     """Whether each id is larger than the one before, so that none stands twice."""
 
@@ -43,7 +44,7 @@ class OwedBatches(list[Owed]):
         `alone` are the ids that are owed one by one, `others` is how many there are.
         """
         if others or self:
-            if others + sum(each.count for each in self) + new.count > limit:
+            if others + sum(each.size for each in self) + new.size > limit:
                 return False
             if others and any(key in alone for key in new.batch.keys(new.read)):
                 return False
@@ -51,9 +52,9 @@ class OwedBatches(list[Owed]):
                 overlaps = each.low <= new.high and new.low <= each.high
                 if overlaps and not new.batch.keys(new.read).isdisjoint(each.batch.keys(each.read)):
                     return False
-        elif new.count > limit:
+        elif new.size > limit:
             return False
-        if not new.ascending and len(new.batch.keys(new.read)) < new.count:
+        if not new.ascending and len(new.batch.keys(new.read)) < new.size:
             return False
         self.append(new)
         return True
@@ -63,9 +64,9 @@ class OwedBatches(list[Owed]):
         return any(key in each.batch.keys(each.read) for each in self)
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """How many publishes wait."""
-        return sum(each.count for each in self)
+        return sum(each.size for each in self)
 
     def settle(self, batch: Keyed, read: int) -> None:
         """The publishes of a read are answered, or answered one by one from now on."""

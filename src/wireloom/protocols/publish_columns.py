@@ -8,7 +8,7 @@ How a read is taken
 The kernel goes through the frames of each read. It fills a row for each event and each acknowledged publish of the
 usual form, and stops at the first frame that is anything else: incomplete, a control message, wrong, or just odd. The
 rows before it are the batch. The session decodes the odd frame with `frames.py`, and the kernel goes on behind it
-(`take_read`). So a batch never holds anything but publishes, and order is kept.
+(`Session._decode`). So a batch never holds anything but publishes, and order is kept.
 
 Topics
 ------
@@ -42,11 +42,6 @@ from wireloom.protocols.session import EventHead, Session
 # The fields of a row.
 READ, OFFSET, SIZE, ASKS, TOPIC, TOPIC_SIZE, BODY, BODY_SIZE, ID = range(9)
 FIELDS = 9
-
-KERNEL_FROM = 512
-"""Bytes from which on the kernel is used: below, the call costs more than a few frames by `frames.py`."""
-BY_FRAME = 64
-"""Frames that are decoded one by one after an odd one, before the kernel is tried again."""
 
 Columns = NDArray[np.int64]
 
@@ -162,7 +157,7 @@ def _write_events(
     uid_from: int,
     uid: NDArray[np.uint64],
     out: NDArray[np.uint8],
-) -> int:
+) -> np.int64:
     """Write the chosen rows as events: the head of their code, the size in it, the body.
 
     Where frames have uids, they are copied from `uid_from` bytes into the frame that was read, or counted up.
@@ -337,6 +332,18 @@ class PublishColumns(Publishes):
         """The ids of these rows."""
         return frozenset(rows[ID].tolist())
 
+    def topics_of(self, read: int) -> list[str]:
+        """The topics of one read."""
+        codes = dict.fromkeys(self.codes[self.bounds[read] : self.bounds[read + 1]].tolist())
+        topics = self.events().topics
+        return [topics[code] for code in codes]
+
+    def last_reads(self) -> list[int]:
+        """For each topic the read that brought its last event."""
+        last = np.empty(len(self.meanings), np.int64)
+        last[self.codes] = self.columns[READ]
+        return last.tolist()
+
     def counts(self) -> Columns:
         """How many messages each read has."""
         return np.diff(self.bounds)
@@ -397,9 +404,9 @@ class PublishedRows(Events):
             return self
         if self._order is None:
             # Rows by topic, so that a hundred subscribers of a topic each do not look at all rows each.
-            order = np.argsort(self._batch.codes, kind="stable")
-            ends = np.searchsorted(self._batch.codes[order], np.arange(len(self.topics) + 1))
-            self._order = order, ends.tolist()
+            by_topic = np.argsort(self._batch.codes, kind="stable")
+            bounds = np.searchsorted(self._batch.codes[by_topic], np.arange(len(self.topics) + 1))
+            self._order = by_topic, bounds.tolist()
         order, ends = self._order
         parts = [order[ends[code] : ends[code + 1]] for code in chosen]
         return PublishedRows(self._batch, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts)))
@@ -479,27 +486,6 @@ class PublishedRows(Events):
         return True
 
 
-def take_read(
-    session: Session, kind: type[PublishColumns], buffer: bytes, by_frame: Callable[[int, int, list[Batch]], int]
-) -> list[Batch]:
-    """All of one read: publishes by the kernel, what is odd among them frame by frame.
-
-    `by_frame` decodes some frames from a place on, adds batches, and returns where it ended: the end of the buffer, if
-    nothing more can be taken now.
-    """
-    batches: list[Batch] = []
-    at, end = 0, len(buffer)
-    while at < end:
-        if end - at >= KERNEL_FROM:
-            taken = kind.take([session], buffer, [at], [end])
-            if taken.batch is not None:
-                batches.append(taken.batch)
-            at = taken.ends[0]
-        # An incomplete frame at the end is kept, or refused, by the reference decoder.
-        at = by_frame(at, BY_FRAME, batches)
-    return batches
-
-
 @cache
 def warm() -> None:
     """Compile or load the kernels, once, before a connection waits for them."""
@@ -513,7 +499,7 @@ def warm() -> None:
 
 
 __all__ = [
-    "ASKS", "BODY", "BODY_SIZE", "FIELDS", "ID", "KERNEL_FROM", "OFFSET", "PREFIX_SIZE", "READ", "SIZE", "TOPIC",
+    "ASKS", "BODY", "BODY_SIZE", "FIELDS", "ID", "OFFSET", "PREFIX_SIZE", "READ", "SIZE", "TOPIC",
     "TOPIC_SIZE", "Columns", "Meaning", "PublishColumns", "PublishedRows", "Taken", "copy", "put_u32", "same",
-    "take_read", "topic_after_prefix", "u32", "warm",
+    "topic_after_prefix", "u32", "warm",
 ]  # fmt: skip

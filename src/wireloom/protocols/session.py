@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -19,6 +19,12 @@ _NO_SECRETS: Mapping[str, str] = types.MappingProxyType({})
 _NO_NUMBERS: Mapping[int, str] = types.MappingProxyType({})
 NOTHING_AGREED: Mapping[str, str | bool] = types.MappingProxyType({})
 """What `Session.agreed` returns where all is as a reader assumes."""
+
+
+KERNEL_FROM = 512
+"""Bytes from which on the kernel is used: below, the call costs more than a few frames by `frames.py`."""
+BY_FRAME = 64
+"""Frames that are decoded one by one where the kernel has stopped, before it is tried again."""
 
 
 class Role(StrEnum):
@@ -123,6 +129,10 @@ class Session(abc.ABC):
     @abc.abstractmethod
     def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take bytes from the transport; what they brought, in order. A batch ends with its first control message."""
+
+    def batches(self, data: bytes, now: float) -> Iterable[Batch]:
+        """The same as `receive`, one batch at a time: what a batch changes is in force before the next is decoded."""
+        return self.receive(data, now)
 
     def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Sequence[Batch]:
         """Take datagrams that arrived together: one after the other in `data`, each up to its place in `ends`."""
@@ -271,6 +281,24 @@ class Session(abc.ABC):
     def enable_columns(self) -> bool:
         """Let `receive` use the kernel for long reads; False where there is none."""
         return False
+
+    def _decode(self, data: bytes, by_frame: Callable[[bytes, int, int], tuple[Batch | None, int]]) -> Iterator[Batch]:
+        """All of one read: publishes by the kernel where it is long, everything else frame by frame.
+
+        `by_frame` decodes some frames of the data from a place on, to the first control message. It returns a batch and
+        where it ended: at the end of the data, if nothing more can be taken now.
+        """
+        at, end = 0, len(data)
+        while at < end:
+            most = end
+            if self.columns is not None and end - at >= KERNEL_FROM and self.state is SessionState.OPEN:
+                taken = self.columns.take((self,), data, (at,), (end,))
+                at, most = taken.ends[0], BY_FRAME
+                if taken.batch is not None:
+                    yield taken.batch
+            batch, at = by_frame(data, at, most)
+            if batch is not None:
+                yield batch
 
     def batch_key(self, now: float) -> Hashable | None:
         """Sessions of one listener with equal keys may have their next reads decoded together.

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from tests.agreement import rows_of_columns
 from tests.protocols.mesh import make_vectors
-from wireloom.model import Authenticity, Direction, ProtocolViolation
+from wireloom.model import Authenticity, Direction, Message, ProtocolViolation
 from wireloom.protocols.audit import AUTHENTICITIES, Packets
 from wireloom.protocols.columns import Spans, Stream
-from wireloom.protocols.contract import Role, Run
+from wireloom.protocols.contract import Publishes, Role
+from wireloom.protocols.decoding import Rejected
 from wireloom.protocols.mesh import MESH, MeshSettings, frames
 from wireloom.protocols.mesh.audit import MeshAuditor
 from wireloom.protocols.mesh.canonical import canonical_packet
@@ -145,30 +146,31 @@ def check_batch(batch: list[bytes], clauses: Counter[str]) -> None:
     node.expire(now + 1)
     node.outgoing()
     examine(spans, columns.offset, columns.size, columns.span, now)
-    runs: list[Run] = []
+    outcomes: list[tuple[bytes, list[tuple[str, bytes]], list[Message]]] = []
     # Among packets with the same id, the usual ones of a read come first: with ids of their own all must fare the same.
     numbered = [
         data[:1] + number.to_bytes(4) + data[5:] if len(data) > 5 else data for number, data in enumerate(batch)
     ]
-    for bulk in (False, True):
+    for columns_enabled in (False, True):
         session = MESH.session(Role.SERVER, MeshSettings())
         session.epoch, session.peer = now, "source"
         session.connected(0.0)
-        if bulk:
-            session.enable_bulk()
-        run = session.receive_datagrams(b"".join(numbered), ends.tolist(), 0.0)
-        runs.append(run)
-        assert {each.clause for each in run.refused} <= set(MESH.clauses)
-        assert len(run.data) + sum(len(each.data) for each in run.refused) == int(ends[-1])
-        if run.bulk is not None:
-            for topic in run.bulk.topics():
-                assert session.frames_of(run.bulk.forward(topic)) is not None
-            run.bulk.messages()
-    one_by_one, at_once = runs
-    assert one_by_one.data == at_once.data
-    assert [(each.clause, each.data) for each in one_by_one.refused] == [
-        (each.clause, each.data) for each in at_once.refused
-    ]
+        if columns_enabled:
+            session.enable_columns()
+        kept, refused, messages = b"", list[Rejected](), list[Message]()
+        for each in session.receive_datagrams(b"".join(numbered), ends.tolist(), 0.0):
+            kept += each.data
+            refused += each.refused
+            if isinstance(each, Publishes):
+                events = each.events()
+                assert session.frames_of(events.frames(session, 0.0) or b"") is not None
+                messages += [message for plain in each.as_messages() for message in plain.messages]
+            messages += each.messages
+        assert {each.clause for each in refused} <= set(MESH.clauses)
+        assert len(kept) + sum(len(each.data) for each in refused) == int(ends[-1])
+        outcomes.append((kept, [(each.clause, each.data) for each in refused], messages))
+    one_by_one, at_once = outcomes
+    assert one_by_one == at_once
 
 
 def examine(

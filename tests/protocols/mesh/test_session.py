@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import secrets
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 
 from tests.protocols.mesh.strategies import BOTH, NODE, TRUST, WITH_HMAC
 from wireloom.model import Authenticity, Direction, Kind, LimitExceeded, Message, NotSupported, PeerClosed
-from wireloom.protocols.contract import Role, Run, SessionState
-from wireloom.protocols.mesh import MESH, MeshSettings, crypto, frames
-from wireloom.protocols.mesh import bulk as bulk_reads
+from wireloom.protocols.contract import Batch, Publishes, Role, SessionState, is_control
+from wireloom.protocols.decoding import Rejected
+from wireloom.protocols.hsp import HSP
+from wireloom.protocols.mesh import MESH, MeshSettings, crypto, frames, publishes
 from wireloom.protocols.mesh.author import Author, MessageIds
 from wireloom.protocols.mesh.capabilities import make_capabilities, parse_capabilities
 from wireloom.protocols.mesh.encryption import Cipher, open_packet
@@ -32,12 +34,48 @@ from wireloom.protocols.mesh.trust import TrustStore
 EPOCH = 1_700_000_000.0
 
 
-def session(role: Role, *, bulk: bool = False, **values: object) -> MeshSession:
+def session(role: Role, *, columns: bool = False, **values: object) -> MeshSession:
     made = MESH.sessions(MeshSettings.parse(values)).new(role)
     made.epoch, made.peer = EPOCH, "10.0.0.1:5041"
-    if bulk:
-        assert made.enable_bulk()
+    if columns:
+        assert made.enable_columns()
     return made
+
+
+@dataclass
+class Read:
+    """All batches of a read together."""
+
+    batches: Sequence[Batch]
+    data: bytes = field(init=False)
+    count: int = field(init=False)
+    refused: list[Rejected] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.data = b"".join(bytes(batch.data) for batch in self.batches)
+        self.count = sum(batch.count for batch in self.batches)
+        self.refused = [each for batch in self.batches for each in batch.refused]
+        for batch in self.batches:
+            assert not any(map(is_control, batch.messages[:-1]))
+
+    @property
+    def messages(self) -> list[Message]:
+        plain = [
+            each
+            for batch in self.batches
+            for each in (batch.as_messages() if isinstance(batch, Publishes) else [batch])
+        ]
+        return [message for batch in plain for message in batch.messages]
+
+    @property
+    def publishes(self) -> Publishes:
+        """The only batch in columns."""
+        (found,) = (batch for batch in self.batches if isinstance(batch, Publishes))
+        return found
+
+
+def receive(session: MeshSession, packet: bytes, now: float) -> Read:
+    return Read(session.receive(packet, now))
 
 
 def exchange(one: MeshSession, two: MeshSession, now: float, rounds: int = 6) -> tuple[list[Message], list[Message]]:
@@ -45,9 +83,9 @@ def exchange(one: MeshSession, two: MeshSession, now: float, rounds: int = 6) ->
     heard: tuple[list[Message], list[Message]] = ([], [])
     for _ in range(rounds):
         for packet in one.outgoing_frames():
-            heard[1].extend(two.receive(packet, now).messages)
+            heard[1].extend(receive(two, packet, now).messages)
         for packet in two.outgoing_frames():
-            heard[0].extend(one.receive(packet, now).messages)
+            heard[0].extend(receive(one, packet, now).messages)
     assert not one.outgoing_frames()
     assert not two.outgoing_frames()
     return heard
@@ -106,16 +144,16 @@ def test_a_plain_hello_is_answered_once_and_not_for_ever() -> None:
     server = session(Role.SERVER)
     server.connected(0.0)
     for number in range(5):
-        server.receive(hello(Identity(NODE), number), 0.1)
+        receive(server, hello(Identity(NODE), number), 0.1)
     assert len(server.outgoing_frames()) == 1
-    server.receive(hello(Identity(NODE), 9, at=11), 11.0)
+    receive(server, hello(Identity(NODE), 9, at=11), 11.0)
     assert len(server.outgoing_frames()) == 1
 
 
 def test_an_answer_to_a_hello_is_not_answered() -> None:
     server = session(Role.SERVER)
     server.connected(0.0)
-    server.receive(hello(Identity(NODE), 1, make_capabilities(answers=99)), 0.1)
+    receive(server, hello(Identity(NODE), 1, make_capabilities(answers=99)), 0.1)
     assert not server.outgoing_frames()
     assert server.counters == {"mesh.hello.unasked": 1}
 
@@ -130,7 +168,7 @@ def test_both_ends_send_heartbeats_and_notice_when_the_other_is_lost() -> None:
     beat = client.outgoing_frames()[0]
     packet = frames.decode(beat)
     assert (packet.event_type, packet.get(Type.TIMESTAMP)) == (EventType.HEARTBEAT, int(EPOCH + 10).to_bytes(8))
-    assert [message.kind for message in server.receive(beat, 10.0).messages] == [Kind.PING]
+    assert [message.kind for message in receive(server, beat, 10.0).messages] == [Kind.PING]
     for now in (20.0, 30.0, 40.0):
         server.expire(now)
         assert server.outgoing_frames()
@@ -150,7 +188,7 @@ def test_a_peer_that_never_said_hello_gets_no_heartbeats() -> None:
 def test_a_refused_packet_is_no_sign_of_life() -> None:
     server = session(Role.SERVER)
     server.connected(0.0)
-    server.receive(b"garbage", 30.0)
+    receive(server, b"garbage", 30.0)
     assert server.deadline() == 35.0
 
 
@@ -170,11 +208,11 @@ def test_a_bad_packet_is_refused_alone() -> None:
     client, server = pair()
     client.send(Message(Kind.EVENT, "a"), 1.0)
     packet = client.outgoing_frames()[0]
-    run = server.receive(b"\x02" + packet[1:], 1.0)
+    run = receive(server, b"\x02" + packet[1:], 1.0)
     assert [(each.clause, len(each.data)) for each in run.refused] == [("mesh.header.version", len(packet))]
     assert (run.data, run.count, server.state, server.violation) == (b"", 0, SessionState.OPEN, None)
-    assert server.receive(packet, 1.0).count == 1
-    assert [each.clause for each in server.receive(packet, 1.0).refused] == ["mesh.replay"]
+    assert receive(server, packet, 1.0).count == 1
+    assert [each.clause for each in receive(server, packet, 1.0).refused] == ["mesh.replay"]
     assert server.counters == {"mesh.header.version": 1, "mesh.replay": 1}
 
 
@@ -182,7 +220,7 @@ def test_a_datagram_with_two_packets_is_refused() -> None:
     client, server = pair()
     client.send(Message(Kind.EVENT, "a"), 1.0)
     client.send(Message(Kind.EVENT, "a"), 1.0)
-    run = server.receive(client.outgoing(), 1.0)
+    run = receive(server, client.outgoing(), 1.0)
     assert [each.clause for each in run.refused] == ["mesh.payload.length"]
 
 
@@ -215,7 +253,7 @@ def test_after_closing_nothing_is_sent_or_heard() -> None:
     client.send(Message(Kind.EVENT, "a"), 1.0)
     packet = client.outgoing_frames()[0]
     server.close(1.0)
-    assert server.receive(packet, 1.0).count == 0
+    assert receive(server, packet, 1.0).count == 0
     assert server.deadline() is None
     with pytest.raises(PeerClosed):
         server.send(Message(Kind.EVENT, "a"), 1.0)
@@ -237,8 +275,8 @@ def test_subscribing_is_a_hello_that_the_other_end_answers() -> None:
 def test_implied_requests_do_not_count_as_messages_of_the_wire() -> None:
     client, server = pair()
     client.send(subscribe("a/+"), 1.0)
-    run = server.receive(client.outgoing_frames()[0], 1.0)
-    assert (len(run.messages), run.added, run.count) == (2, 1, 1)
+    run = receive(server, client.outgoing_frames()[0], 1.0)
+    assert (len(run.messages), run.count) == (2, 1)
 
 
 def test_a_lost_subscription_is_asked_for_again_until_it_is_answered() -> None:
@@ -247,7 +285,7 @@ def test_a_lost_subscription_is_asked_for_again_until_it_is_answered() -> None:
     client.outgoing_frames()
     assert client.deadline() == 2.0
     client.expire(2.0)
-    server.receive(client.outgoing_frames()[0], 2.0)
+    receive(server, client.outgoing_frames()[0], 2.0)
     server.outgoing_frames()
     client.expire(3.0)
     to_client, to_server = exchange(client, server, 3.0)
@@ -288,7 +326,7 @@ def test_answers_to_implied_requests_go_nowhere() -> None:
 def test_a_peer_that_does_not_know_the_profile_cannot_be_asked() -> None:
     client = session(Role.CLIENT)
     client.connected(0.0)
-    client.receive(hello(Identity(NODE), 1), 0.1)
+    receive(client, hello(Identity(NODE), 1), 0.1)
     assert client.state is SessionState.OPEN
     with pytest.raises(NotSupported):
         client.send(subscribe("a"), 1.0)
@@ -298,7 +336,7 @@ def test_without_the_profile_capabilities_are_empty_and_not_read() -> None:
     client, server = pair(profile=False)
     with pytest.raises(NotSupported):
         client.send(subscribe("a"), 1.0)
-    run = server.receive(hello(Identity(NODE), 5, make_capabilities(["a"]), 1), 1.0)
+    run = receive(server, hello(Identity(NODE), 5, make_capabilities(["a"]), 1), 1.0)
     assert [m.kind for m in run.messages] == [Kind.OPEN]
 
 
@@ -340,10 +378,10 @@ def test_a_session_with_keys_signs_everything_and_accepts_what_is_trusted(tmp_pa
     server = session(Role.SERVER, **files(tmp_path, replace(WITH_HMAC, node_id=b"n" * 16)))
     server.connected(0.0)
     author = Author(MeshSettings(), WITH_HMAC)
-    run = server.receive(author.hello(b"", EPOCH)[0], 0.1)
+    run = receive(server, author.hello(b"", EPOCH)[0], 0.1)
     assert [m.authenticity for m in run.messages] == [Authenticity.VERIFIED]
     unsigned = Author(MeshSettings(), Identity(NODE)).hello(b"", EPOCH)[0]
-    assert [each.clause for each in server.receive(unsigned, 0.1).refused] == ["mesh.policy.unsigned"]
+    assert [each.clause for each in receive(server, unsigned, 0.1).refused] == ["mesh.policy.unsigned"]
     answer = frames.decode(server.outgoing_frames()[0])
     known = TrustStore([replace(WITH_HMAC, node_id=b"n" * 16).trusted_key()])
     assert check(answer, known).authenticity is Authenticity.VERIFIED
@@ -356,8 +394,8 @@ def test_sessions_of_one_listener_share_what_they_have_seen() -> None:
         each.epoch, each.peer = EPOCH, address
         each.connected(0.0)
     packet = Author(MeshSettings(), Identity(NODE)).write(Message(Kind.EVENT, "a"), EPOCH)[0]
-    assert one.receive(packet, 0.0).count == 1
-    assert [each.clause for each in two.receive(packet, 0.0).refused] == ["mesh.replay"]
+    assert receive(one, packet, 0.0).count == 1
+    assert [each.clause for each in receive(two, packet, 0.0).refused] == ["mesh.replay"]
 
 
 def test_strangers_are_admitted_by_what_they_say_and_nothing_is_remembered_of_it(tmp_path: Path) -> None:
@@ -488,7 +526,7 @@ def test_events_are_encrypted_with_the_key_the_settings_name(tmp_path: Path) -> 
         client.send(Message(Kind.EVENT, "a", b"secret"), 1.0)
         packet = client.outgoing_frames()[0]
         assert b"secret" not in packet
-        assert [m.body for m in server.receive(packet, 1.0).messages] == [b"secret"]
+        assert [m.body for m in receive(server, packet, 1.0).messages] == [b"secret"]
 
 
 def pair_with(values: dict[str, object]) -> tuple[MeshSession, MeshSession]:
@@ -500,53 +538,101 @@ def pair_with(values: dict[str, object]) -> tuple[MeshSession, MeshSession]:
     return client, server
 
 
-# Bulk
+# Reads of many datagrams
 
 
-def bulk_run(server: MeshSession, packets: list[bytes], now: float = 1.0) -> Run:
+def read_all(server: MeshSession, packets: list[bytes], now: float = 1.0) -> Read:
     ends, total = [], 0
     for packet in packets:
         total += len(packet)
         ends.append(total)
-    return server.receive_datagrams(b"".join(packets), ends, now)
+    return Read(server.receive_datagrams(b"".join(packets), ends, now))
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
 @pytest.mark.parametrize("identity", [Identity(NODE), WITH_HMAC])
-def test_bulk_says_the_same_as_single_packets(tmp_path: Path, count: int, identity: Identity) -> None:
+def test_many_datagrams_say_the_same_in_the_same_order_as_single_ones(
+    tmp_path: Path, count: int, identity: Identity
+) -> None:
     trust = files(tmp_path)["trust"]
     author = Author(MeshSettings(), identity)
-    packets = [author.hello(make_capabilities(["x/#"]), EPOCH)[0], author.heartbeat(EPOCH)]
+    packets = []
     for number in range(count):
-        event = Message(Kind.EVENT, f"t/{number % 3}", b"%d" % number, attributes={"urgent": str(number % 2)})
+        name = "$hub/undeliverable" if number == 33 else f"t/{number % 3}"
+        event = Message(Kind.EVENT, name, b"%d" % number, attributes={"urgent": str(number % 2)})
         packets.append(author.write(event, EPOCH)[0])
-    genuine = packets[-1]
-    packets += [b"garbage", genuine]
-    if identity.signs:
-        packets.append(genuine[:-1] + bytes((genuine[-1] ^ 1,)))
+        if number % 16 == 1:
+            packets += [author.heartbeat(EPOCH), author.hello(make_capabilities([f"x/{number}", "y"]), EPOCH)[0]]
+        if number % 16 == 2:
+            packets += [b"garbage", packets[0], packets[0][:-1] + bytes((packets[0][-1] ^ 1,))]
     values: dict[str, object] = {"trust": trust, "require": "any"}
-    single, bulk = session(Role.SERVER, **values), session(Role.SERVER, bulk=True, **values)
-    for each in (single, bulk):
+    single, many = session(Role.SERVER, **values), session(Role.SERVER, columns=True, **values)
+    for each in (single, many):
         each.connected(0.0)
-    plain, columns = bulk_run(single, packets), bulk_run(bulk, packets)
-    assert columns.bulk is not None
-    assert [r.clause for r in plain.refused] == [r.clause for r in columns.refused]
+    plain, columns = read_all(single, packets), read_all(many, packets)
+    assert [(r.clause, r.data) for r in plain.refused] == [(r.clause, r.data) for r in columns.refused]
     assert (plain.data, plain.count) == (columns.data, columns.count)
-    events = [m for m in plain.messages if m.kind is Kind.EVENT]
-    assert columns.bulk.messages() == events
-    others = [m for m in plain.messages if m.kind is not Kind.EVENT]
-    assert [(m.kind, m.topic, m.body) for m in columns.bulk.others()] == [(m.kind, m.topic, m.body) for m in others]
-    assert sorted(columns.bulk.topics()) == sorted({m.topic for m in events if m.topic})
-    for topic in columns.bulk.topics():
-        assert columns.bulk.count_of(topic) == sum(m.topic == topic for m in events)
-        forwarded = bulk.frames_of(columns.bulk.forward(topic))
-        assert sorted(forwarded) == sorted(p for p, m in zip(packets[2:], events, strict=False) if m.topic == topic)
-        urgent = [frames.is_urgent(packet) for packet in forwarded]
-        assert urgent == sorted(urgent, reverse=True)
-    taken = columns.bulk.take("t/0")
-    assert [m.topic for m in taken] == ["t/0"] * len(taken)
-    assert "t/0" not in columns.bulk.topics()
-    assert columns.bulk.acknowledgements() == b""
+    assert plain.messages == columns.messages
+    found = [batch for batch in columns.batches if isinstance(batch, Publishes)]
+    assert [topic for batch in found for topic in batch.events().topics if topic.startswith("$hub/")] == []
+    for batch in found:
+        own = [m for each in batch.as_messages() for m in each.messages]
+        sent = frames_in(bytes(batch.data))
+        assert (len(own), list(batch.topics())) == (len(sent), list(dict.fromkeys(written(many, m) for m in own)))
+        events = batch.events()
+        assert (len(events), events.messages()) == (len(own), own)
+        relayed = frames_in(events.frames(many, 1.0) or b"")
+        assert relayed == sorted(sent, key=lambda packet: not frames.is_urgent(packet))
+        for chosen in ([0], list(range(1, len(events.topics)))):
+            some = events.of(chosen)
+            names = {events.topics[code] for code in chosen}
+            assert some.messages() == [m for m in own if m.topic in names]
+            assert set(some.topics) == names
+
+
+def frames_in(data: bytes) -> list[bytes]:
+    ends = frames.packet_ends(data)
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def written(session: MeshSession, message: Message) -> tuple[str, str]:
+    return message.topic or "", session.written_by(message)
+
+
+def test_what_is_not_allowed_is_cut_out_packet_by_packet_and_the_rest_is_passed_on_as_it_came() -> None:
+    server = trusting(require="any")
+    packets = [
+        frames.encode(sign_packet(Packet(number, 3, int(EPOCH), (Field(1, name),)), identity))
+        for number, (name, identity) in enumerate(
+            [(name, identity) for identity in (WITH_HMAC, Identity(NODE)) for name in (b"a", b"b")] * 5
+        )
+    ]
+    batch = read_all(server, packets).publishes
+    author = f"mesh:{NODE.hex()}"
+    assert list(batch.topics()) == [("a", author), ("b", author), ("a", ""), ("b", "")]
+    parted = batch.split(lambda topic, author: topic == "a" and bool(author))
+    assert parted is not None
+    rest, refused = parted
+    assert isinstance(rest, Publishes)
+    assert (rest.count, rest.data) == (5, b"".join(packets[::4]))
+    assert rest.events().frames(server, 1.0) == rest.data
+    assert [topic for topic, _ in refused] == ["b", "a", "b"] * 5
+    assert [packet for _, packet in refused] == [packet for number, packet in enumerate(packets) if number % 4]
+    parted = batch.split(lambda *_: False)
+    assert parted is not None
+    assert (parted[0].data, parted[0].count, len(parted[1])) == (b"", 0, 20)
+
+
+def test_sessions_of_other_protocols_write_the_events_of_a_read_themselves() -> None:
+    server = trusting(require="any")
+    packets = [
+        frames.encode(Packet(n, 3, int(EPOCH), (Field(Type.STRING, b"a"), Field(Type.BINARY, b"%d" % n))))
+        for n in range(10)
+    ]
+    events = read_all(server, packets).publishes.events()
+    other = HSP.session(Role.SERVER, HSP.settings())
+    other.connected(0.0)
+    assert events.frames(other, 1.0) == other.write_events(events.messages(), 1.0)
 
 
 @given(
@@ -562,7 +648,7 @@ def test_bulk_says_the_same_as_single_packets(tmp_path: Path, count: int, identi
     )
 )
 @settings(max_examples=100, deadline=None)
-def test_bulk_remembers_and_forgets_as_single_packets_do(reads: list[tuple[float, list[int]]]) -> None:
+def test_reads_of_many_remember_and_forget_as_single_packets_do(reads: list[tuple[float, list[int]]]) -> None:
     """Packets of every age, signed and not, of one sender or of several, heard again and again while time goes on."""
     ages = (0, 0, 120, 121, -1, -119, -300, -301)
     pool = []
@@ -575,19 +661,19 @@ def test_bulk_remembers_and_forgets_as_single_packets_do(reads: list[tuple[float
         signed = frames.encode(sign_packet(packet, WITH_HMAC))
         pool.append(signed if number else signed[:-1] + bytes((signed[-1] ^ 1,)))
     made = []
-    for bulk in (False, True):
+    for columns in (False, True):
         values = MeshSettings.parse({"require": "any", "verifications": 1e9, "lost_after": 1e9})
         each = MeshSession(Role.SERVER, values, Gate(values, TRUST), Author(values))
         each.epoch, each.peer = EPOCH, "10.0.0.1:5041"
-        if bulk:
-            each.enable_bulk()
+        if columns:
+            each.enable_columns()
         each.connected(0.0)
         made.append(each)
     now = 0.0
     for step, picked in reads:
         now += step
-        with patch.object(bulk_reads, "ALIKE_FROM", 8):
-            one, many = (bulk_run(each, [pool[number] for number in picked], now) for each in made)
+        with patch.object(publishes, "ALIKE_FROM", 8):
+            one, many = (read_all(each, [pool[number] for number in picked], now) for each in made)
         assert [(r.clause, r.data) for r in one.refused] == [(r.clause, r.data) for r in many.refused]
         assert one.data == many.data
 
@@ -597,7 +683,7 @@ def trusting(**values: object) -> MeshSession:
     own = MeshSettings.parse({"require": "trusted", **values})
     made = MeshSession(Role.SERVER, own, Gate(own, TRUST), Author(own))
     made.epoch, made.peer = EPOCH, "10.0.0.1:5041"
-    made.enable_bulk()
+    made.enable_columns()
     made.connected(0.0)
     return made
 
@@ -613,16 +699,16 @@ def with_both(number: int, *, hmac: bool = True, signature: bool = True) -> byte
 
 @pytest.mark.parametrize("identity", [BOTH, WITH_HMAC, Identity(NODE)])
 @pytest.mark.parametrize("ahead", [0, 100])
-def test_bulk_remembers_a_packet_dated_ahead_from_its_own_time_on(identity: Identity, ahead: int) -> None:
+def test_reads_of_many_remember_a_packet_dated_ahead_from_its_own_time_on(identity: Identity, ahead: int) -> None:
     server = trusting(require="any")
     packets = [
         frames.encode(sign_packet(Packet(number, 3, int(EPOCH) + ahead, (Field(1, b"a"),)), identity))
         for number in range(70)
     ]
-    assert bulk_run(server, packets, 0.0).count == 70
+    assert read_all(server, packets, 0.0).count == 70
     for later in (1.0, ahead + 200.0, ahead + 299.0):
-        assert [each.clause for each in bulk_run(server, packets, later).refused] == ["mesh.replay"] * 70
-    assert {each.clause for each in bulk_run(server, packets, ahead + 301.0).refused} == {"mesh.stale"}
+        assert [each.clause for each in read_all(server, packets, later).refused] == ["mesh.replay"] * 70
+    assert {each.clause for each in read_all(server, packets, ahead + 301.0).refused} == {"mesh.stale"}
 
 
 def test_a_node_cannot_speak_for_another_amid_a_large_read_of_its_own() -> None:
@@ -632,7 +718,7 @@ def test_a_node_cannot_speak_for_another_amid_a_large_read_of_its_own() -> None:
         frames.encode(sign_packet(Packet(number, 3, int(EPOCH), (Field(1, b"a"),)), identity))
         for number, identity in enumerate([*[WITH_HMAC] * 70, other, renamed])
     ]
-    run = bulk_run(trusting(), packets)
+    run = read_all(trusting(), packets)
     assert [each.clause for each in run.refused] == ["mesh.unknown-key", "mesh.forged"]
 
 
@@ -641,43 +727,43 @@ def test_a_large_read_of_one_sender_is_checked_at_once_and_evicts_as_ever() -> N
     gate = Gate(own, TRUST)
     made = MeshSession(Role.SERVER, own, gate, Author(own))
     made.epoch, made.peer = EPOCH, "10.0.0.1:5041"
-    made.enable_bulk()
+    made.enable_columns()
     made.connected(0.0)
     author = Author(own, WITH_HMAC)
     packets = [author.write(Message(Kind.EVENT, f"t/{n % 3}", b"%d" % n), EPOCH)[0] for n in range(200)]
-    first, second = bulk_run(made, packets[:100]), bulk_run(made, packets[100:])
+    first, second = read_all(made, packets[:100]), read_all(made, packets[100:])
     assert (first.count, second.count, len(gate.replay), gate.replay.evicted) == (100, 100, 150, 50)
-    assert first.bulk is not None
-    assert sorted(first.bulk.topics()) == ["t/0", "t/1", "t/2"]
-    assert first.bulk.forward("t/1") == b"".join(packets[1:100:3])
-    again = bulk_run(made, packets[60:160])
+    events = first.publishes.events()
+    assert events.topics == ["t/0", "t/1", "t/2"]
+    assert events.of([1]).frames(made, 1.0) == b"".join(packets[1:100:3])
+    again = read_all(made, packets[60:160])
     assert (again.count, {each.clause for each in again.refused}) == (0, {"mesh.replay"})
-    assert bulk_run(made, packets[:50]).count == 50  # forgotten too early, and counted
+    assert read_all(made, packets[:50]).count == 50  # forgotten too early, and counted
 
 
-def test_bulk_checks_the_hmac_before_the_signature_and_both_must_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_of_many_check_the_hmac_before_the_signature_and_both_must_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong, detail in (({"hmac": False}, "HMAC"), ({"signature": False}, "Signature")):
-        run = bulk_run(trusting(), [with_both(number, **wrong) for number in range(10)])
+        run = read_all(trusting(), [with_both(number, **wrong) for number in range(10)])
         assert [(each.clause, detail in each.detail) for each in run.refused] == [("mesh.forged", True)] * 10
     monkeypatch.setattr(crypto, "verify_signature", lambda *_: pytest.fail("the signature was looked at first"))
-    assert len(bulk_run(trusting(), [with_both(number, hmac=False) for number in range(10)]).refused) == 10
+    assert len(read_all(trusting(), [with_both(number, hmac=False) for number in range(10)]).refused) == 10
 
 
-def test_bulk_reads_verify_no_more_signatures_than_the_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishes_verify_no_more_signatures_than_the_budget_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
     monkeypatch.setattr(crypto, "verify_signature", lambda *_: done.append(1))
-    run = bulk_run(trusting(verifications=10), [with_both(number, signature=False) for number in range(50)])
+    run = read_all(trusting(verifications=10), [with_both(number, signature=False) for number in range(50)])
     assert [each.clause for each in run.refused] == ["mesh.forged"] * 10 + ["mesh.limit.verifications"] * 40
     assert len(done) == 10
 
 
 def test_packets_without_node_id_are_delivered_but_not_passed_on() -> None:
-    server = session(Role.SERVER, bulk=True)
+    server = session(Role.SERVER, columns=True)
     server.connected(0.0)
     packets = [frames.encode(Packet(n, 3, int(EPOCH), (Field(1, b"a"),))) for n in range(10)]
-    run = bulk_run(server, packets)
-    assert run.bulk is not None
-    assert (len(run.bulk.messages("a")), run.bulk.forward("a")) == (10, b"")
+    run = read_all(server, packets)
+    events = run.publishes.events()
+    assert (len(events.messages()), events.frames(server, 1.0)) == (10, b"")
 
 
 def test_an_encrypted_event_with_a_readable_name_is_passed_on_but_not_delivered(tmp_path: Path) -> None:
@@ -686,14 +772,17 @@ def test_an_encrypted_event_with_a_readable_name_is_passed_on_but_not_delivered(
     settings = MeshSettings(trust=str(tmp_path / "keys.json"), encrypt=(b"k" * 16).hex())
     author = Author(settings, Identity(NODE), settings.encryption(keys))
     packet = author.write(Message(Kind.EVENT, "a", b"x"), EPOCH)[0]
-    server = session(Role.SERVER, bulk=True)
+    server = session(Role.SERVER, columns=True)
     server.connected(0.0)
-    run = bulk_run(server, [packet])
-    assert run.bulk is not None
-    assert (run.bulk.topics(), run.bulk.messages("a"), run.bulk.forward("a")) == (["a"], [], packet)
+    run = read_all(server, [packet])
+    events = run.publishes.events()
+    assert (events.topics, events.messages(), events.frames(server, 1.0)) == (["a"], [], packet)
+    other = HSP.session(Role.SERVER, HSP.settings())
+    other.connected(0.0)
+    assert events.frames(other, 1.0) is None
 
 
-def test_a_public_key_in_sorted_place_takes_precedence_in_bulk_reads_too(tmp_path: Path) -> None:
+def test_a_public_key_in_sorted_place_takes_precedence_in_publishes_too(tmp_path: Path) -> None:
     """Public Key before NODE ID is the canonical order, which reads of many packets take a short way with."""
     trusted = Identity(NODE, b"key1", ed25519_private=b"t" * 32)
     thief = replace(trusted, ed25519_private=b"x" * 32)
@@ -704,8 +793,8 @@ def test_a_public_key_in_sorted_place_takes_precedence_in_bulk_reads_too(tmp_pat
         signed = sign_packet(packet, thief if number % 2 else trusted, with_public_key=True)
         ordered = sorted(signed.fields[:-1], key=lambda field: field.type)
         packets.append(frames.encode(replace(signed, fields=(*ordered, signed.fields[-1]))))
-    server = session(Role.SERVER, bulk=True, **values)
+    server = session(Role.SERVER, columns=True, **values)
     server.connected(0.0)
-    run = bulk_run(server, packets)
+    run = read_all(server, packets)
     assert run.count == 10
     assert {each.clause for each in run.refused} == {"mesh.key-mismatch"}

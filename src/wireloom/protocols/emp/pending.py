@@ -66,7 +66,7 @@ class Pending:
         batches = self.owed_batches
         if request_id in self.owed or (batches and batches.has(int(request_id))):
             raise violation("emp.request.reused-id", f"request {request_id} is still unanswered")
-        count = len(self.owed) + batches.count
+        count = len(self.owed) + batches.size
         if count >= self.max_requests:
             raise violation("emp.request.too-many", f"{count} requests are unanswered, as many as max_requests allows")
         self.owed[request_id] = int(request_id)

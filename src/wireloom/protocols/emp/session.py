@@ -10,7 +10,7 @@ publishes are decoded by the kernel of `publish_columns.py`, once `enable_column
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -49,13 +49,11 @@ if TYPE_CHECKING:
     from wireloom.protocols.owing import Owed
     from wireloom.protocols.publish_columns import PublishColumns
 
-KERNEL_FROM = 512
-"""Bytes of a read from which on the kernel is used."""
-_HELLO = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
-_BYE, _PING, _PONG = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
+_HELLO_FRAME = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
+_BYE_FRAME, _PING_FRAME, _PONG_FRAME = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
 _EXCLUSIVE: Mapping[str, str | bool] = MappingProxyType({"size_mode": str(SizeMode.EXCLUSIVE)})
 # A member of an enum is looked up by name each time; these are looked up once.
-_EVENT, _REQUEST, _ERROR, _PINGS, _CLOSE, _OTHER = (
+_EVENT, _REQUEST, _ERROR, _PING, _CLOSE, _OTHER = (
     Kind.EVENT, Kind.REQUEST, Kind.ERROR, Kind.PING, Kind.CLOSE, Kind.OTHER,
 )  # fmt: skip
 _DATA = int(Type.DATA)
@@ -89,11 +87,15 @@ class EmpSession(Session):
 
     def connected(self, now: float) -> None:
         """The transport is up: say `hello`, and wait for the peer's."""
-        self._write(_HELLO)
+        self._write(_HELLO_FRAME)
         self._deadline = now + self.settings.handshake_timeout
 
     def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take what the transport read."""
+        return list(self.batches(data, now))
+
+    def batches(self, data: bytes, now: float) -> Iterable[Batch]:
+        """The same, one batch at a time."""
         if self.state is CLOSED:
             return NOTHING
         kept = self._buffer
@@ -104,18 +106,10 @@ class EmpSession(Session):
             if kept.takes(data):
                 return NOTHING
             data = kept.joined(data)
-        if self.columns is not None and self._inclusive and len(data) >= KERNEL_FROM and self.state is OPEN:
-            from wireloom.protocols.publish_columns import take_read
+        return self._decode(data, partial(self._read_frames, now))
 
-            return take_read(self, self.columns, data, partial(self._read_frames, data, now))
-        batches: list[Batch] = []
-        position = 0
-        while position < len(data):
-            position = self._read_frames(data, now, position, len(data), batches)
-        return batches
-
-    def _read_frames(self, data: bytes, now: float, start: int, most: int, batches: list[Batch]) -> int:
-        """Decode up to so many frames, to the first control message; returns where the next one begins.
+    def _read_frames(self, now: float, data: bytes, start: int, most: int) -> tuple[Batch | None, int]:
+        """Decode up to so many frames, to the first control message; returns them and where the next one begins.
 
         That is the end of the data where nothing more can be taken now: what is incomplete, or waits for slow work, is
         kept.
@@ -154,9 +148,8 @@ class EmpSession(Session):
         accepted = data if start == 0 and position == size else data[start:position]
         if login is not None:
             accepted = accepted[: login[0] - start] + self._blanked(login[1])
-        if accepted:
-            batches.append(Batch(accepted, messages))
-        return size if is_over else position
+        batch = Batch(accepted, messages) if accepted else None
+        return batch, size if is_over else position
 
     def _blanked(self, login: Message) -> bytes:
         """The frame of a login with stars for its body; what was compressed is not any more."""
@@ -214,7 +207,7 @@ class EmpSession(Session):
         if self._pongs_unsent:
             self.count("emp.ping.overlap")
         self._pongs_unsent += 1
-        self._write(_PONG)
+        self._write(_PONG_FRAME)
 
     def _pong(self, now: float) -> None:
         """The first pong after a ping ends the procedure; others are ignored."""
@@ -312,7 +305,7 @@ class EmpSession(Session):
             raise NotSupported(f"emp cannot send a message of kind {kind}")
         if state is CLOSING and (kind not in MAY_SEND[CLOSING] or (kind is _OTHER and answer is None)):
             raise PeerClosed("the emp connection is closing; only answers that are owed can be sent")
-        if kind is _PINGS:
+        if kind is _PING:
             if held or self._ping_sent is not None:
                 raise NotSupported("emp allows one ping at a time, after the handshake: wait for the pong")
             self._ping(now)
@@ -382,7 +375,7 @@ class EmpSession(Session):
 
     def _ping(self, now: float) -> None:
         self._ping_sent = now
-        self._write(_PING)
+        self._write(_PING_FRAME)
 
     def close(self, now: float, reason: str = "") -> None:
         """Say `bye`, as soon as the answers that are owed are sent or `close_timeout` has passed."""
@@ -395,7 +388,7 @@ class EmpSession(Session):
             self._deadline = now + self.settings.close_timeout
 
     def _say_bye(self) -> None:
-        self._write(_BYE)
+        self._write(_BYE_FRAME)
         if self._slow.behind:
             self.state, self._bye_waits = CLOSING, True
         else:
@@ -426,7 +419,9 @@ class EmpSession(Session):
     # Batches in columns
 
     def enable_columns(self) -> bool:
-        """Let `receive` use the kernel for long reads."""
+        """Let `receive` use the kernel for long reads, if sizes are inclusive."""
+        if not self._inclusive:
+            return False
         from wireloom.protocols.emp.publish_columns import EmpPublishes, warm
 
         warm()

@@ -39,9 +39,6 @@ UNNAMED = "hsp/"
 REMEMBERED, SHORT = 1024, 256
 """How many topics are remembered as they are read and written, and the longest of them in bytes."""
 
-Named = tuple[str, str | None, Mapping[str, str]]
-"""Topic, content type and attributes that a type gives a message."""
-
 
 @dataclass(slots=True)
 class Names:
@@ -76,16 +73,6 @@ class Names:
                 return opened
         content_type = "application/json" if self.profile and number in OPERATIONS else None
         return self.topic(number), payload, content_type
-
-    def of_envelope(self, head: bytes) -> Named | None:
-        """What an envelope that begins with `head`, up to its body, gives a message.
-
-        None for the hub's operations and for what is no envelope: those take a closer look.
-        """
-        opened = open_envelope(head) if self.profile else None
-        if opened is None or opened[0] == self.topic(ENVELOPE) or opened[0].startswith(HUB_PREFIX):
-            return None
-        return opened[0], opened[2], attributes_of(ENVELOPE)
 
     def says(self, number: int, topic: str) -> bool:
         """Whether a number stands for this topic at both ends, and for no other."""

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from wireloom.kernels import kernel
 from wireloom.model import Authenticity, Kind, Message, message_of
 from wireloom.protocols import publish_columns
+from wireloom.protocols.batch import HUB_PREFIX
 from wireloom.protocols.buffers import u32
 from wireloom.protocols.hsp import frames
-from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERVED, Named
+from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERVED, attributes_of
 from wireloom.protocols.hsp.protocol import to_message
 from wireloom.protocols.hsp.session import HspSession
 from wireloom.protocols.publish_columns import (
@@ -147,14 +148,16 @@ class HspPublishes(PublishColumns):
         count: int = _scan(data, starts, ends, own.settings.max_payload, own.names.profile, columns, stops, odd)
         return count
 
-    def _named(self, key: bytes) -> Named | None:
-        names = self._names
-        return names.of_number(int.from_bytes(key)) if len(key) == 2 else names.of_envelope(key)
-
     def meaning(self, key: bytes) -> Meaning | None:
-        """The topic that a type stands for, or what is in the envelope; None for operations of the hub."""
-        named = self._named(key)
-        return None if named is None else Meaning(named[0], named[1])
+        """The topic that a type stands for, or what an envelope says; None for operations of the hub."""
+        names = self._names
+        if len(key) == 2:
+            topic, content_type = names.topic(int.from_bytes(key)), None
+        else:
+            topic, rest, content_type = names.read(ENVELOPE, key)
+            if rest:
+                return None  # it is no envelope
+        return None if topic.startswith(HUB_PREFIX) else Meaning(topic, content_type)
 
     def message(self, row: int) -> Message:
         """A row as the message it is."""
@@ -164,20 +167,19 @@ class HspPublishes(PublishColumns):
 
     def event_messages(self, rows: Columns, codes: Sequence[int]) -> list[Message]:
         """Rows as the events they publish."""
-        buffer, direction, named = self.buffer, self.sessions[0].inbound, dict[int, Named]()
+        buffer, direction, meanings = self.buffer, self.sessions[0].inbound, self.meanings
         found = []
-        topics, sizes = rows[TOPIC].tolist(), rows[TOPIC_SIZE].tolist()
-        for at, size, topic_at, topic_size, code in zip(
-            rows[BODY].tolist(), rows[BODY_SIZE].tolist(), topics, sizes, codes, strict=True
+        # A key of two bytes is a type.
+        is_type = (rows[TOPIC_SIZE] == 2).tolist()
+        for at, size, topic_at, plain, code in zip(
+            rows[BODY].tolist(), rows[BODY_SIZE].tolist(), rows[TOPIC].tolist(), is_type, codes, strict=True
         ):
-            if code not in named:
-                means = self._named(buffer[topic_at : topic_at + topic_size])
-                assert means is not None
-                named[code] = means
-            topic, content_type, attributes = named[code]
+            means = meanings[code]
+            assert means is not None
+            type_ = int.from_bytes(buffer[topic_at : topic_at + 2]) if plain else ENVELOPE
             found.append(message_of((
-                _EVENT, topic, buffer[at : at + size], None, None, None, content_type, attributes,
-                "hsp", None, None, direction, _NOBODY,
+                _EVENT, means.topic, buffer[at : at + size], None, None, None, means.content_type,
+                attributes_of(type_), "hsp", None, None, direction, _NOBODY,
             )))  # fmt: skip
         return found
 

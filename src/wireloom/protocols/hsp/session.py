@@ -6,8 +6,8 @@ on either side, and when the peer was heard last.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 MAP = HUB_PREFIX + "map"
 MAX_NAMES = 1024 * 1024
 """Characters of all topics that one connection may give numbers to."""
-KERNEL_FROM = 512
-"""Bytes of a read from which on the kernel is used."""
 MAX_IDS = 1 << 32
 """There are no more ids than that."""
 
@@ -92,6 +90,10 @@ class HspSession(Session):
 
     def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take what the transport read."""
+        return list(self.batches(data, now))
+
+    def batches(self, data: bytes, now: float) -> Iterable[Batch]:
+        """The same, one batch at a time."""
         if self.state is _CLOSED:
             return NOTHING
         self._heard = now
@@ -100,15 +102,7 @@ class HspSession(Session):
             if kept.takes(data):
                 return NOTHING
             data = kept.joined(data)
-        if self.columns is not None and len(data) >= KERNEL_FROM and self.state is _OPEN:
-            from wireloom.protocols.publish_columns import take_read
-
-            return take_read(self, self.columns, data, partial(self._read_frames, data))
-        batches: list[Batch] = []
-        position = 0
-        while position < len(data):
-            position = self._read_frames(data, position, len(data), batches)
-        return batches
+        return self._decode(data, self._read_frames)
 
     def batch_key(self, now: float) -> Hashable | None:
         """Names are shared by the sessions of a listener until a peer brings its own."""
@@ -121,8 +115,8 @@ class HspSession(Session):
         """Keep the beginning of a frame."""
         self._buffer.keep(rest, frames.needed(rest, 0))
 
-    def _read_frames(self, buffer: bytes, start: int, most: int, batches: list[Batch]) -> int:
-        """Decode up to so many frames, to the first control message; returns where the next one begins.
+    def _read_frames(self, buffer: bytes, start: int, most: int) -> tuple[Batch | None, int]:
+        """Decode up to so many frames, to the first control message; returns them and where the next one begins.
 
         That is the end of the buffer where nothing more can be taken: what is incomplete is kept.
         """
@@ -154,16 +148,14 @@ class HspSession(Session):
         data = buffer if start == 0 and position == len(buffer) else buffer[start:position]
         if credentials:
             data = data[:-credentials] + b"*" * credentials
-        if data:
-            batches.append(Batch(data, messages, ignored=ignored))
-        if self.names.topics is not numbers:
-            for batch in batches:
-                batch.numbers = numbers if batch.numbers is None else batch.numbers
+        batch = Batch(data, messages, ignored=ignored) if data else None
+        if batch is not None and self.names.topics is not numbers:
+            batch.numbers = numbers
         if not over:
-            return position
+            return batch, position
         if position < len(buffer) and self.violation is None:
             self.keep(buffer[position:])
-        return len(buffer)
+        return batch, len(buffer)
 
     def _accept(self, frame: frames.Frame) -> Message | None:
         """Check a frame against the conversation; returns what it says, None if nobody is to act on it."""

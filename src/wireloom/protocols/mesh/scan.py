@@ -1,8 +1,8 @@
 """The kernels that find packets in a buffer and take apart the usual ones.
 
-Part of `columns.py` and `bulk.py`. A packet of the usual shape (a name, at most one more data field, security fields,
-nothing compressed, encrypted, split or unknown) is understood here entirely, and checked by every rule of `frames.py`.
-Whatever is not of that shape, bad packets included, is left to the readable code.
+Part of `columns.py` and `publishes.py`. A packet of the usual shape (a name, at most one more data field, security
+fields, nothing compressed, encrypted, split or unknown) is understood here entirely, and checked by every rule of
+`frames.py`. Whatever is not of that shape, bad packets included, is left to the readable code.
 """
 
 from __future__ import annotations

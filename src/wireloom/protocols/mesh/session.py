@@ -24,7 +24,15 @@ from wireloom.model import (
     PeerClosed,
     ProtocolViolation,
 )
-from wireloom.protocols.contract import HUB_PREFIX, Bulk, Rejected, Role, Run, Session, SessionState
+from wireloom.protocols.contract import (
+    HUB_PREFIX,
+    NOTHING,
+    Batch,
+    Rejected,
+    Role,
+    Session,
+    SessionState,
+)
 from wireloom.protocols.mesh import frames
 from wireloom.protocols.mesh.author import Author
 from wireloom.protocols.mesh.capabilities import make_capabilities, parse_capabilities
@@ -35,7 +43,7 @@ from wireloom.protocols.mesh.settings import EVERYTHING, MeshSettings
 from wireloom.topics import matches, validate_pattern
 
 if TYPE_CHECKING:
-    from wireloom.protocols.mesh.bulk import BatchReader
+    from wireloom.protocols.mesh.publishes import DatagramReader
 
 SUBSCRIBE, UNSUBSCRIBE = HUB_PREFIX + "subscribe", HUB_PREFIX + "unsubscribe"
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS, Kind.ACK))
@@ -77,7 +85,7 @@ class MeshSession(Session):
         self._asked: list[tuple[int, Message]] = []
         """Requests that wait for a Hello of at least that number to be answered."""
         self._implied = 0
-        self._batches: BatchReader | None = None
+        self._reader: DatagramReader | None = None
 
     @property
     def inbound(self) -> Direction:
@@ -100,30 +108,29 @@ class MeshSession(Session):
             return
         self.state = SessionState.OPEN
 
-    def receive(self, data: bytes, now: float) -> Run:
+    def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take one datagram."""
         if self.state is SessionState.CLOSED:
-            return Run()
-        if self._batches is not None:
-            return self._batches.read(data, (len(data),), now)
+            return NOTHING
+        if self._reader is not None:
+            return self._reader.read(data, (len(data),), now)
         try:
             accepted = self.gate.check(frames.decode(data, self._limits), self.peer, now + self.epoch)
         except ProtocolViolation as violation:
-            return Run(refused=(self.refuse(violation, data),))
-        messages, added = self.accept(accepted, now)
-        return Run(data, messages, added=added)
+            return [Batch(refused=(self.refuse(violation, data),))]
+        return self.accept(accepted, data, now)
 
-    def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Run:
+    def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Sequence[Batch]:
         """Take datagrams that arrived together."""
-        if self._batches is not None and self.state is not SessionState.CLOSED:
-            return self._batches.read(data, ends, now)
+        if self._reader is not None and self.state is not SessionState.CLOSED:
+            return self._reader.read(data, ends, now)
         return super().receive_datagrams(data, ends, now)
 
-    def enable_bulk(self) -> bool:
-        """Let reads come as `Run.bulk`; packets that are only passed on are then never made into messages."""
-        from wireloom.protocols.mesh.bulk import BatchReader
+    def enable_columns(self) -> bool:
+        """Let events come as `MeshPublishes`: those that are only passed on are then never made into messages."""
+        from wireloom.protocols.mesh.publishes import DatagramReader
 
-        self._batches = BatchReader(self)
+        self._reader = DatagramReader(self)
         return True
 
     def refuse(self, violation: ProtocolViolation, data: bytes) -> Rejected:
@@ -135,15 +142,17 @@ class MeshSession(Session):
         """The peer is alive."""
         self._heard = now
 
-    def accept(self, accepted: Accepted, now: float) -> tuple[list[Message], int]:
-        """Act on a packet; returns what it says, and how many of these messages it only implies."""
+    def accept(self, accepted: Accepted, data: bytes, now: float) -> list[Batch]:
+        """Act on a packet; returns what it says, and what it implies. `data` is the packet as it came."""
         packet = accepted.packet
         self._heard = now
         message = to_message(packet, Direction.DGRAM, accepted.authenticity, opened=accepted.opened)
+        batches = [Batch(data, [message])]
         if packet.event_type != EventType.HELLO:
-            return [message], 0
+            return batches
         implied = self._greeted_by(message, packet.get(Type.NODE_ID) or b"", packet.message_id, now)
-        return [message, *implied], len(implied)
+        # Each subscription is a control message, and so the end of a batch.
+        return batches + [Batch(messages=[each], added=1) for each in implied]
 
     def _greeted_by(self, hello: Message, node_id: bytes, message_id: int, now: float) -> list[Message]:
         """The peer said Hello: answer it, unless it is an answer itself."""
@@ -231,9 +240,10 @@ class MeshSession(Session):
             start = end
         return found
 
-    def can_forward(self, bulk: Bulk, topic: str) -> bool:
-        """Packets are passed on unchanged to every mesh node."""
-        return self._batches is not None and isinstance(bulk, self._batches.kind)
+    @property
+    def event_style(self) -> object:
+        """Packets of other nodes are passed on unchanged to every node alike."""
+        return MeshSession if self.state is not SessionState.CLOSED else None
 
     def relays(self, topic: str) -> bool:
         """Whether events of this name are passed on to other nodes."""
@@ -254,19 +264,19 @@ class MeshSession(Session):
             due.append(self._said + self.settings.heartbeat_interval)
         return min(due)
 
-    def expire(self, now: float) -> Run:
+    def expire(self, now: float) -> Sequence[Batch]:
         """Say Hello again, send a heartbeat, or give the peer up."""
         if self.state is SessionState.CLOSED:
-            return Run()
+            return NOTHING
         if now >= self._heard + self.settings.lost_after:
             self.close_reason = "idle"
             self.state = SessionState.CLOSED
-            return Run()
+            return NOTHING
         if self._hello_due is not None and now >= self._hello_due:
             self._hello(now)
         if self._greeted and now >= self._said + self.settings.heartbeat_interval:
             self._heartbeat(now)
-        return Run()
+        return NOTHING
 
     # The application's side
 

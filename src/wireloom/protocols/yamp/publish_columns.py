@@ -102,7 +102,7 @@ def _write_answers(
     low: np.uint64,
     out: NDArray[np.uint8],
     ends: Columns,
-) -> int:
+) -> np.int64:
     """Responses that are done, without a body; their uids count up from the one given."""
     at = np.int64(0)
     for row in range(offsets.shape[0]):

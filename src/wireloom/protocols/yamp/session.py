@@ -15,8 +15,8 @@ Short reads are decoded by `frames.py`. Of long ones, events and acknowledged pu
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -56,8 +56,6 @@ from wireloom.protocols.yamp.uids import Uids, uid_text
 if TYPE_CHECKING:
     from wireloom.protocols.publish_columns import PublishColumns
 
-KERNEL_FROM = 512
-"""Bytes of a read from which on the kernel is used."""
 _OPENING, _OPEN = SessionState.OPENING, SessionState.OPEN
 _CLOSING, _CLOSED = SessionState.CLOSING, SessionState.CLOSED
 _EVENT, _REQUEST, _PROGRESS, _ERROR = Kind.EVENT, Kind.REQUEST, Kind.PROGRESS, Kind.ERROR
@@ -117,6 +115,10 @@ class YampSession(Session):
 
     def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take what the transport read."""
+        return list(self.batches(data, now))
+
+    def batches(self, data: bytes, now: float) -> Iterable[Batch]:
+        """The same, one batch at a time."""
         if self.state is _CLOSED:
             if self._peer_closed and data:
                 self._count_followed()
@@ -127,18 +129,10 @@ class YampSession(Session):
             if kept.takes(data):
                 return NOTHING
             data = kept.joined(data)
-        if self.columns is not None and len(data) >= KERNEL_FROM and self.state is _OPEN:
-            from wireloom.protocols.publish_columns import take_read
+        return self._decode(data, self._read_frames)
 
-            return take_read(self, self.columns, data, partial(self._read_frames, data))
-        batches: list[Batch] = []
-        position = 0
-        while position < len(data):
-            position = self._read_frames(data, position, len(data), batches)
-        return batches
-
-    def _read_frames(self, data: bytes, start: int, most: int, batches: list[Batch]) -> int:
-        """Decode up to so many frames, to the first control message; returns where the next one begins.
+    def _read_frames(self, data: bytes, start: int, most: int) -> tuple[Batch | None, int]:
+        """Decode up to so many frames, to the first control message; returns them and where the next one begins.
 
         That is the end of the data where nothing more can be taken: what is incomplete is kept.
         """
@@ -185,9 +179,8 @@ class YampSession(Session):
         accepted = data if start == 0 and position == size else data[start:position]
         if credentials:
             accepted = accepted[:-credentials] + b"*" * credentials
-        if accepted:
-            batches.append(Batch(accepted, messages, ignored=ignored))
-        return size if is_over else position
+        batch = Batch(accepted, messages, ignored=ignored) if accepted else None
+        return batch, size if is_over else position
 
     def batch_key(self, now: float) -> Hashable | None:
         """Reads with the same serializer may be decoded together."""
@@ -294,7 +287,7 @@ class YampSession(Session):
             self.count("yamp.request.closing")
             self._say(frames.Response(self._uid(self._heard), request.uri, request.uid, ResponseType.ERROR, b""))
             return False
-        self._owed.add(request_id, request, self._owed_batches.count)
+        self._owed.add(request_id, request, self._owed_batches.size)
         return True
 
     def _take_cancel(self, cancel: frames.Cancel) -> bool:

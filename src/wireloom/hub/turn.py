@@ -1,0 +1,164 @@
+"""A turn: what all connections delivered in one iteration of the event loop, handled together.
+
+Theory of operation
+-------------------
+Many devices with one message in flight each make many tiny reads. What a read costs by itself (decoding, a journal
+block, routing, a commit, an acknowledgement and its block) is paid once for a turn instead:
+
+1. `add` notes a read. The first one of an iteration schedules `run` behind all others that are ready.
+2. `run` sorts the reads by listener and `Session.batch_key`. The reads of a group are joined, and one kernel call
+   decodes them into one batch (`PublishColumns.take`). What the kernel leaves, the connection's own driver takes after
+   the batch was routed: order is kept within each connection.
+3. The batch is checked against rights and rates, appended to the journal in one pass, and routed once.
+4. Once it is durable, `acknowledge` writes each connection's answers, and appends their blocks in one pass.
+
+A read that is alone, short, or of a connection with anything unusual (a frame that is not complete, a handshake, a
+refused publish, encryption) goes to its driver at once, and takes the same way through the router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from wireloom.protocols.session import KERNEL_FROM
+
+if TYPE_CHECKING:
+    from wireloom.hub.connection import Connection
+    from wireloom.hub.hub import Hub
+    from wireloom.protocols.contract import Publishes
+    from wireloom.protocols.publish_columns import PublishColumns
+
+
+class Turn:
+    """The reads of the present iteration of the event loop."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._reads: dict[Connection, bytes] = {}
+
+    def add(self, connection: Connection, data: bytes) -> None:
+        """A read arrived: it is taken at the end of this iteration."""
+        reads = self._reads
+        if not reads:
+            self._hub.call_soon(self.run)
+        if connection in reads:
+            reads[connection] += data
+        else:
+            reads[connection] = data
+
+    def take_now(self, connection: Connection) -> None:
+        """Take the read of one connection now: something else happens to it."""
+        data = self._reads.pop(connection, None)
+        if data is not None:
+            connection.driver.received(data)
+
+    def run(self) -> None:
+        """Take all reads."""
+        reads, self._reads = self._reads, {}
+        if len(reads) == 1:
+            connection, data = reads.popitem()
+            connection.driver.received(data)
+            return
+        now = self._hub.now()
+        groups: dict[Hashable, dict[Connection, bytes]] = {}
+        alone: list[tuple[Connection, bytes]] = []
+        for connection, data in reads.items():
+            key = connection.turn_key(now)
+            if key is None:
+                alone.append((connection, data))
+            elif key in groups:
+                groups[key][connection] = data
+            else:
+                groups[key] = {connection: data}
+        for group in groups.values():
+            if len(group) > 1 and sum(map(len, group.values())) >= KERNEL_FROM:
+                alone += self._take_together(list(group), list(group.values()))
+            else:
+                alone += group.items()
+        for connection, data in alone:
+            connection.driver.received(data)
+        self._hub.after_read()
+
+    def _take_together(self, connections: list[Connection], reads: list[bytes]) -> list[tuple[Connection, bytes]]:
+        """Decode, record and route the reads of several connections; returns what their own drivers have to take."""
+        starts, ends, at = [], [], 0
+        for data in reads:
+            starts.append(at)
+            at += len(data)
+            ends.append(at)
+        columns = connections[0].session.columns
+        assert columns is not None
+        buffer = b"".join(reads)
+        taken = columns.take([connection.session for connection in connections], buffer, starts, ends)
+        if taken.batch is not None:
+            self._route(connections, taken.batch)
+        left: list[tuple[Connection, bytes]] = []
+        for connection, stopped, end, is_odd in zip(connections, taken.ends, ends, taken.odd, strict=True):
+            if stopped < end:
+                if is_odd:
+                    left.append((connection, buffer[stopped:end]))
+                else:
+                    connection.session.keep(buffer[stopped:end])
+        return left
+
+    def _route(self, connections: list[Connection], batch: PublishColumns) -> None:
+        hub, source = self._hub, connections[0]
+        may_call = source.protocol.request_is_publish and hub.router.providers and hub.router.may_call(source, batch)
+        if may_call or not self._are_allowed(connections, batch):
+            # A call goes to its provider, and a refusal to its sender: these are messages.
+            for connection, part in zip(connections, batch.as_messages(), strict=True):
+                if part.data:
+                    connection.on_batch(part)
+            return
+        lines, sequences, counts = [], [], batch.counts().tolist()
+        for connection, count in zip(connections, counts, strict=True):
+            lines.append(connection.line(0))
+            sequences.append(connection.count_recorded(0, count))
+        # A read of which the kernel took nothing has an empty run: no block.
+        present = [index for index, count in enumerate(counts) if count]
+        if len(present) == len(counts):
+            runs = batch.starts, batch.ends, lines, sequences
+        else:
+            every: tuple[Sequence[int], ...] = (batch.starts, batch.ends, lines, sequences)
+            runs = cast(Any, tuple([each[index] for index in present] for each in every))
+        tickets = hub.journal.append_runs(batch.buffer, *runs)
+        hub.metrics.received.add(batch.count, source.name)
+        hub.metrics.received_bytes.add(sum(batch.ends) - sum(batch.starts), source.name)
+        last = int(tickets[-1])
+        hub.router.route(connections, batch, last)
+        found = tickets.tolist()
+        own = dict(zip(present, found, strict=True))
+        for topic, read in zip(batch.events().topics, batch.last_reads(), strict=True):
+            hub.last_values.tickets[topic] = own[read]
+
+    def _are_allowed(self, connections: list[Connection], batch: PublishColumns) -> bool:
+        """Whether each connection may publish what it has in a batch; charges it for that, if so."""
+        guarded = [(read, each) for read, each in enumerate(connections) if each.is_guarded]
+        for read, connection in guarded:
+            if not connection.may_publish_topics(batch.topics_of(read)):
+                return False
+        for read, connection in guarded:
+            connection.charge(int(batch.bounds[read + 1] - batch.bounds[read]))
+        return True
+
+
+def acknowledge(hub: Hub, sources: Sequence[Connection], batch: Publishes) -> None:
+    """Answer the publishes of a batch, now that they are durable: one write for each connection."""
+    name, count = sources[0].name, batch.unanswered
+    hub.metrics.acknowledged.add(count, name)
+    starts, ends, lines, sequences, at = [], [], [], [], 0
+    written: list[bytes] = []
+    for read, frames, answers in batch.acknowledgements():
+        connection = sources[read]
+        if len(sources) == 1 or not connection.write_answers(frames, answers):
+            connection.send_frames(frames, answers)
+            continue
+        lines.append(connection.line(1))
+        sequences.append(connection.count_recorded(1, answers))
+        written.append(frames)
+        starts.append(at)
+        at += len(frames)
+        ends.append(at)
+    if written:
+        hub.journal.append_runs(b"".join(written), starts, ends, lines, sequences)
