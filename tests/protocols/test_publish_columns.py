@@ -17,7 +17,7 @@ from wireloom.protocols.contract import Batch, Publishes, Role, Session, Session
 from wireloom.protocols.decoding import Decoded
 from wireloom.protocols.hsp import frames as hsp_frames
 from wireloom.protocols.hsp.profile import ENVELOPE, MAP_TYPE, make_envelope
-from wireloom.protocols.publish_columns import OFFSET, READ, PublishColumns
+from wireloom.protocols.publish_columns import OFFSET, READ, PublishColumns, Taken
 from wireloom.protocols.published import published
 from wireloom.protocols.registry import protocol
 
@@ -344,3 +344,28 @@ def test_large_ids_are_acknowledged_with_all_their_bytes() -> None:
     sent = [hsp_frames.DataAck(number, 7, bytes(600)) for number in (0xFFFFFFFF, 0x01020304)]
     ((_, frames, _),) = taken(in_columns("hsp"), b"".join(map(hsp_frames.encode, sent))).acknowledgements()
     assert frames == b"".join(hsp_frames.encode(hsp_frames.Ack(each.message_id)) for each in sent)
+
+
+@pytest.mark.parametrize("between", [0, 5, 100])
+def test_topics_that_nobody_may_publish_to_do_not_make_a_read_cost_more_than_its_bytes(between: int) -> None:
+    """Each of them ends a batch, and what the kernel has looked at behind it is looked at again."""
+    session = in_columns("hsp")
+    usual = session.columns
+    assert usual is not None
+    looked = 0
+
+    class Counting(usual):  # type: ignore[misc, valid-type]
+        __slots__ = ()
+
+        @classmethod
+        def take(cls, sessions: Sequence[Session], buffer: bytes, starts: Sequence[int], ends: Sequence[int]) -> Taken:
+            nonlocal looked
+            looked += ends[0] - starts[0]
+            taken: Taken = usual.take(sessions, buffer, starts, ends)
+            return taken
+
+    session.columns = Counting
+    wrong = hsp_frames.encode(hsp_frames.Data(ENVELOPE, make_envelope("a/#", b"", None)))
+    stream = (wrong + hsp_frames.encode(hsp_frames.Data(7, b"x")) * between) * (20_000 // (1 + between))
+    assert sum(batch.count for batch in session.receive(stream, 1.0)) > 19_000
+    assert 0 < looked <= 12 * len(stream)
