@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from wireloom.model import Direction, Kind, Message, ProtocolViolation
+from wireloom.model import Direction, Message, ProtocolViolation
 from wireloom.protocols.batch import NOTHING, TRACE, Batch
 
 if TYPE_CHECKING:
@@ -175,10 +175,6 @@ class Session(abc.ABC):
     def expire(self, now: float) -> Sequence[Batch]:
         """A deadline has passed: send pings, resend, give up."""
         return NOTHING
-
-    def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
-        """Left for emp and yamp, until they are changed, too."""
-        self.send(Message(Kind.RESPONSE, request.topic, body, None, request.id, "done", content_type), now)
 
     @abc.abstractmethod
     def send(self, message: Message, now: float) -> Message:
