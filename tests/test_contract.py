@@ -1,8 +1,8 @@
-"""The contract between protocols and the rest of the house: settings, decoders, streams, runs, roles."""
+"""The contract between protocols and the rest of the house: settings, decoders, streams, batches, roles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from itertools import pairwise
@@ -16,13 +16,14 @@ from wireloom.model import ConfigError, Direction, Kind, Message, NotSupported, 
 from wireloom.protocols.columns import SlowColumns
 from wireloom.protocols.contract import (
     CUT,
-    Bulk,
+    NOTHING,
+    Batch,
     Decoded,
     Decoder,
+    EventList,
     Framing,
     Rejected,
     Role,
-    Run,
     Session,
     SessionState,
     Settings,
@@ -171,7 +172,7 @@ def test_parsing_gives_settings_or_a_config_error_and_nothing_else(values: dict[
         assert all(isinstance(name, str) for name in parsed.names)
 
 
-# Roles, states, runs
+# Roles, states, batches
 
 
 def test_each_role_sends_in_its_direction() -> None:
@@ -181,8 +182,8 @@ def test_each_role_sends_in_its_direction() -> None:
 class Silent(Session):
     """The least a session can be."""
 
-    def receive(self, data: bytes, now: float) -> Run:
-        return Run(data, (), ignored=len(data))
+    def receive(self, data: bytes, now: float) -> Sequence[Batch]:
+        return [Batch(data, (), ignored=len(data))]
 
     def outgoing(self) -> bytes:
         return b""
@@ -200,7 +201,7 @@ def test_what_a_session_does_unless_it_says_otherwise() -> None:
     assert (session.refused, session.counters, session.sent) == (b"", {}, 0)
     session.connected(0)
     assert session.state is SessionState.OPEN
-    assert (session.deadline(), session.expire(1), session.enable_bulk()) == (None, Run(), False)
+    assert (session.deadline(), session.expire(1), session.enable_columns()) == (None, NOTHING, False)
     assert dict(session.topic_numbers()) == {}
     assert list(session.outgoing_frames()) == []
     with pytest.raises(NotImplementedError):
@@ -223,36 +224,18 @@ def test_outgoing_frames_are_the_outgoing_bytes() -> None:
     assert list(session.outgoing_frames()) == []
 
 
-def test_a_run_counts_what_its_data_holds() -> None:
+def test_a_batch_counts_what_its_data_holds() -> None:
     event = Message(Kind.EVENT)
-    assert Run().count == 0
-    assert Run(b"", [event, event], ignored=3).count == 5
+    assert Batch().count == 0
+    assert Batch(b"", [event, event], ignored=3).count == 5
+    assert Batch(b"", [event, event], added=2).count == 0
 
-    class Many(Bulk):
-        count = 7
 
-        def topics(self) -> list[str]:
-            return []
-
-        def messages(self, topic: str | None = None) -> list[Message]:
-            return []
-
-        def count_of(self, topic: str) -> int:
-            return 0
-
-        def forward(self, topic: str) -> bytes:
-            return b""
-
-        def others(self) -> list[Message]:
-            return []
-
-        def take(self, topic: str) -> list[Message]:
-            return []
-
-        def acknowledgements(self, refused: frozenset[str] = frozenset()) -> bytes:
-            return b""
-
-    assert Run(b"", bulk=Many()).count == 7
+def test_events_are_chosen_by_topic_in_order() -> None:
+    events = EventList([Message(Kind.EVENT, topic, b"%d" % number) for number, topic in enumerate("abcab")])
+    assert (list(events.topics), len(events)) == (["a", "b", "c"], 5)
+    assert [event.body for event in events.of([0, 2]).messages()] == [b"0", b"2", b"3"]
+    assert events.of([0, 1, 2]).messages() == events.messages()
 
 
 def test_what_a_protocol_does_unless_it_says_otherwise() -> None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import itertools
 import random
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.protocols.emp import strategies as emp_strategies
-from tests.protocols.hsp import strategies as hsp_strategies
-from tests.protocols.yamp import strategies as yamp_strategies
+from tests.protocols.reading import data_of, messages_of
+from tests.protocols.talking import STREAMS, talking
 from wireloom.model import Kind, Message, ProtocolViolation
-from wireloom.protocols.contract import Role, Run, Session, SessionState
+from wireloom.protocols.contract import Batch, Role, Session, SessionState
 from wireloom.protocols.emp import frames as emp_frames
 from wireloom.protocols.emp.frames import SizeMode
 from wireloom.protocols.hsp import frames as hsp_frames
-from wireloom.protocols.registry import protocol
 from wireloom.protocols.yamp import frames as yamp_frames
 
 MIB = 1024 * 1024
@@ -30,55 +28,13 @@ LARGEST: dict[str, dict[str, object]] = {
     "yamp": {"max_body": 2 * LARGE},
     "wolpertinger": {"max_message": 10_000_000, "split": 20_000_000, "gzip_from": 0},
 }
-WAYS = [(name, bulk) for name in LARGEST for bulk in (False, True) if not bulk or name != "wolpertinger"]
-
-STREAMS = {
-    "emp": emp_strategies.stream() | emp_strategies.mutated_stream(),
-    "hsp": hsp_strategies.stream() | hsp_strategies.mutated_stream(),
-    "yamp": yamp_strategies.streams | yamp_strategies.spoiled(),
-}
-GREETINGS = {
-    "emp": emp_frames.encode(emp_frames.Frame(emp_frames.Type.HELLO, emp_frames.encode_hello(emp_frames.Hello()))),
-    "yamp": yamp_frames.encode(yamp_frames.Handshake(1, "json")),
-}
-TOPICS = {7: "sensors/kitchen", 300: "$hub/map"}
+WAYS = [(name, columns) for name in LARGEST for columns in (False, True) if not columns or name != "wolpertinger"]
 
 
-def talking(name: str, role: Role = Role.SERVER, **values: object) -> Session:
-    """A session whose handshake is done."""
-    own = protocol(name)
-    session = own.session(role, own.settings(values), unique=1, topics=TOPICS if name == "hsp" else None)
-    session.connected(0.0)
-    session.receive(GREETINGS.get(name, b""), 0.0)
-    session.outgoing()
-    return session
-
-
-def seen(session: Session, name: str, data: bytes, cuts: list[int]) -> tuple[object, ...]:
-    """Everything that can be seen of a session that asks twice, and then reads these bytes in these pieces."""
-    kind = "application/json" if name == "yamp" else None
-    asked = [Message(Kind.REQUEST, topic, b"1", content_type=kind) for topic in ("a/b", "größe")]
-    ids = [session.send(request, 0.0).id for request in asked]
-    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
-    messages: list[Message] = []
-    taken = b""
-    ignored = 0
-    for start, end in itertools.pairwise(places):
-        run = session.receive(data[start:end], 1.0)
-        messages += run.messages
-        taken += bytes(run.data)
-        ignored += run.ignored
-    violation = session.violation
-    return (
-        ids, messages, taken, ignored, session.state, session.counters, session.outgoing(),
-        session.unread(), session.refused, None if violation is None else (violation.clause, violation.detail),
-    )  # fmt: skip
-
-
-def made(name: str, role: Role, *, bulk: bool = False) -> Session:
+def made(name: str, role: Role, *, columns: bool = False) -> Session:
     session = talking(name, role, **LARGEST[name])
-    if bulk:
-        assert session.enable_bulk()
+    if columns:
+        assert session.enable_columns()
     return session
 
 
@@ -91,34 +47,27 @@ def written(name: str, bodies: Iterable[bytes]) -> bytes:
     return client.outgoing()
 
 
-def messages_of(run: Run) -> list[Message]:
-    found = list(run.messages)
-    if run.bulk is not None:
-        found += run.bulk.messages()
-    return found
-
-
 class Allocations:
     """Counts the bytes that a session takes from memory: whatever it joins or copies is among them."""
 
     def __init__(self) -> None:
         self.total = 0
 
-    def count(self, receive: Callable[[bytes, float], Run], data: bytes) -> Run:
+    def count(self, receive: Callable[[bytes, float], Sequence[Batch]], data: bytes) -> Sequence[Batch]:
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
-        run = receive(data, 1.0)
+        batches = receive(data, 1.0)
         self.total += max(0, tracemalloc.get_traced_memory()[1] - before)
-        return run
+        return batches
 
 
-@pytest.mark.parametrize(("name", "bulk"), WAYS)
-def test_a_large_message_in_tiny_reads_costs_what_its_bytes_cost(name: str, bulk: bool) -> None:
+@pytest.mark.parametrize(("name", "columns"), WAYS)
+def test_a_large_message_in_tiny_reads_costs_what_its_bytes_cost(name: str, columns: bool) -> None:
     draw = random.Random(1)
     body = b'"%b"' % (b"x" * (LARGE - 2)) if name != "wolpertinger" else b"x" * 6_000_000
     others = [b'"before"'] * 100
     stream, position = written(name, [*others, body]), len(written(name, others)) + 600
-    session, counted, found = made(name, Role.SERVER, bulk=bulk), Allocations(), list[Message]()
+    session, counted, found = made(name, Role.SERVER, columns=columns), Allocations(), list[Message]()
     tracemalloc.start(1)
     try:
         # The read that ends a hundred others brings the first bytes of the large one.
@@ -127,18 +76,33 @@ def test_a_large_message_in_tiny_reads_costs_what_its_bytes_cost(name: str, bulk
         while position < len(stream):
             data = stream[position : position + draw.randint(1, 100)]
             # Counting takes longer than reading: one of eight is enough to see what they cost.
-            run = session.receive(data, 1.0) if reads % 8 else counted.count(session.receive, data)
+            batches = session.receive(data, 1.0) if reads % 8 else counted.count(session.receive, data)
             position += len(data)
             reads += 1
             assert counted.total <= 8 * LARGE + 100 * reads, f"after {position} bytes in {reads} reads"
-            found += run.messages if run.bulk is None else run.bulk.messages()
+            found += messages_of(batches)
     finally:
         tracemalloc.stop()
     assert len(first) == 100
     assert [each.body for each in found] == [body]
     assert session.buffered == 0
-    whole = made(name, Role.SERVER, bulk=bulk)
+    whole = made(name, Role.SERVER, columns=columns)
     assert [each.body for each in messages_of(whole.receive(stream, 1.0))] == [*others, body]
+
+
+def seen(name: str, data: bytes, cuts: list[int]) -> tuple[object, ...]:
+    """Everything that can be seen of a session that waits for two answers and reads these bytes in these pieces."""
+    session = talking(name)
+    kind = "application/json" if name == "yamp" else None
+    ids = [session.send(Message(Kind.REQUEST, topic, b"1", content_type=kind), 0.0).id for topic in ("a/b", "größe")]
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    batches = [batch for start, end in itertools.pairwise(places) for batch in session.receive(data[start:end], 1.0)]
+    violation = session.violation
+    return (
+        ids, messages_of(batches), data_of(batches), sum(batch.count for batch in batches), session.state,
+        session.counters, session.outgoing(), session.unread(), session.refused,
+        None if violation is None else (violation.clause, violation.detail),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -147,10 +111,10 @@ def test_a_large_message_in_tiny_reads_costs_what_its_bytes_cost(name: str, bulk
 def test_any_split_of_a_stream_is_read_alike(name: str, data: st.DataObject, cuts: list[int], every: bool) -> None:
     stream = data.draw(STREAMS[name])
     cut = list(range(min(len(stream), 3000))) if every else cuts
-    *whole, unread, refused, violation = seen(talking(name), name, stream, [])
+    *whole, unread, refused, violation = seen(name, stream, [])
     # emp: that something follows the end is seen only if it is in the same read.
     assume(not isinstance(violation, tuple) or violation[0] != "emp.flow.after-end")
-    *split, split_unread, split_refused, split_violation = seen(talking(name), name, stream, cut)
+    *split, split_unread, split_refused, split_violation = seen(name, stream, cut)
     assert split == whole
     assert split_violation == violation
     # What comes after the end is not read any more.
@@ -159,23 +123,23 @@ def test_any_split_of_a_stream_is_read_alike(name: str, data: st.DataObject, cut
     assert SessionState.CLOSED in whole or split_unread == unread
 
 
-@pytest.mark.parametrize(("name", "bulk"), WAYS)
+@pytest.mark.parametrize(("name", "columns"), WAYS)
 @given(
     bodies=st.lists(st.integers(0, 60) | st.integers(0, 3000), max_size=40),
     cuts=st.lists(st.integers(0, 30_000), max_size=30),
 )
 @settings(max_examples=80, deadline=None)
-def test_any_split_of_events_brings_them_in_order(name: str, bulk: bool, bodies: list[int], cuts: list[int]) -> None:
+def test_any_split_of_events_brings_them_in_order(name: str, columns: bool, bodies: list[int], cuts: list[int]) -> None:
     texts = [b'"%d%b"' % (number, b"x" * size) for number, size in enumerate(bodies)]
     stream = written(name, texts)
-    session = made(name, Role.SERVER, bulk=bulk)
+    session = made(name, Role.SERVER, columns=columns)
     places = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
     found: list[Message] = []
     taken = 0
     for start, end in itertools.pairwise(places):
-        run = session.receive(stream[start:end], 1.0)
-        found += messages_of(run)
-        taken += len(run.data)
+        batches = session.receive(stream[start:end], 1.0)
+        found += messages_of(batches)
+        taken += len(data_of(batches))
         assert name == "wolpertinger" or taken + session.buffered == end
     assert [each.body for each in found] == texts
 

@@ -89,8 +89,8 @@ def said(*frames: Frame, role: Role = Role.SERVER) -> tuple[Session, list[Kind]]
     """A session that was told this, and the kinds of messages it took."""
     session = TICKER.session(role, SETTINGS)
     session.connected(0.0)
-    run = session.receive(b"".join(map(encode, frames)), 1.0)
-    return session, [message.kind for message in run.messages]
+    batches = session.receive(b"".join(map(encode, frames)), 1.0)
+    return session, [message.kind for batch in batches for message in batch.messages]
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,22 @@ def test_a_silent_peer_is_pinged_and_then_given_up() -> None:
 def test_tokens_are_blanked_in_what_the_journal_gets() -> None:
     session = TICKER.session(Role.SERVER, SETTINGS)
     session.connected(0.0)
-    run = session.receive(encode(Frame("ASK", 1, "$hub/login", body=b'{"token": "secret"}')), 1.0)
-    assert b"secret" in run.messages[0].body and b"secret" not in run.data
-    assert decode(run.data, 0, 1024) is not None
+    (batch,) = session.receive(encode(Frame("ASK", 1, "$hub/login", body=b'{"token": "secret"}')), 1.0)
+    assert b"secret" in batch.messages[0].body and b"secret" not in batch.data
+    assert decode(bytes(batch.data), 0, 1024) is not None
+
+
+def test_a_batch_ends_with_its_first_control_message() -> None:
+    session = TICKER.session(Role.SERVER, SETTINGS)
+    session.connected(0.0)
+    said = [
+        encode(Frame("EVENT", topic="a", body=b"1")),
+        encode(Frame("ASK", 1, "$hub/subscribe", body=b"{}")),
+        encode(Frame("EVENT", topic="a", body=b"2")),
+    ]
+    before, after = session.receive(b"".join(said), 1.0)
+    assert [message.topic for message in before.messages] == ["a", "$hub/subscribe"]
+    assert (before.data, after.data) == (said[0] + said[1], said[2])
 
 
 def test_a_service_answers_and_refuses() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
-from wireloom.protocols.contract import LOGIN, Role, Run, Session, SessionState
+from wireloom.protocols.contract import LOGIN, NOTHING, Batch, Role, Session, SessionState, is_control
 from wireloom_ticker import frames
 from wireloom_ticker.frames import Frame
 from wireloom_ticker.protocol import TickerSettings, to_frame, to_message
@@ -33,33 +33,39 @@ class TickerSession(Session):
         self.state = SessionState.OPEN
         self._heard = now
 
-    def receive(self, data: bytes, now: float) -> Run:
+    def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take what the transport read: all complete frames of it."""
         if self.state is SessionState.CLOSED:
-            return Run()
+            return NOTHING
         self._heard = now
         self._buffer += data
+        batches: list[Batch] = []
         messages: list[Message] = []
-        position = ignored = 0
+        start = position = ignored = 0
         try:
             while (found := frames.decode(self._buffer, position, self.settings.max_body)) is not None:
                 frame, end = found
                 message = self._accept(frame)
+                position = end
                 if message is None:
                     ignored += 1
-                else:
-                    messages.append(message)
+                    continue
+                messages.append(message)
+                if is_control(message):
+                    # What it changes is in force for the next batch, so it is the last of this one.
                     if message.topic == LOGIN:
-                        # The journal keeps what `Run.data` holds: no tokens.
-                        self._buffer[end - 1 - len(frame.body) : end - 1] = b"*" * len(frame.body)
-                position = end
+                        # The journal keeps what `Batch.data` holds: no tokens.
+                        self._buffer[position - 1 - len(frame.body) : position - 1] = b"*" * len(frame.body)
+                    batches.append(Batch(bytes(self._buffer[start:position]), messages, ignored=ignored))
+                    start, messages, ignored = position, [], 0
         except ProtocolViolation as violation:
             self.violation, self.refused, self.close_reason = violation, bytes(self._buffer[position:]), "error"
             self.state = SessionState.CLOSED
-        accepted = bytes(self._buffer[:position])
+        if position > start:
+            batches.append(Batch(bytes(self._buffer[start:position]), messages, ignored=ignored))
         del self._buffer[: len(self._buffer) if self.violation else position]
         self._close_when_settled()
-        return Run(accepted, messages, ignored=ignored)
+        return batches
 
     def _accept(self, frame: Frame) -> Message | None:
         """Check a frame against the conversation; None if nobody is to act on it."""
@@ -71,10 +77,10 @@ class TickerSession(Session):
                 raise ProtocolViolation("ticker.id.reused", f"id {frame.id} is still unanswered")
             self._owed.add(frame.id)
         elif message.correlation_id is not None:
-            if frame.id not in self._waiting:
+            if int(message.correlation_id) not in self._waiting:
                 self.count("ticker.answer.unknown-id")
                 return None
-            self._waiting.discard(frame.id)
+            self._waiting.remove(int(message.correlation_id))
         elif frame.verb == "PING":
             self._queue(Frame("PONG"))
         elif frame.verb == "PONG":
@@ -131,7 +137,7 @@ class TickerSession(Session):
             return self._ping_sent + self.settings.pong_timeout
         return self._heard + self.settings.ping_interval
 
-    def expire(self, now: float) -> Run:
+    def expire(self, now: float) -> Sequence[Batch]:
         """Ask a silent peer whether it is there; give up when it does not say so."""
         due = self.deadline()
         if due is not None and now >= due:
@@ -140,7 +146,7 @@ class TickerSession(Session):
                 self._queue(Frame("PING"))
             else:
                 self.close_reason, self.state = "idle", SessionState.CLOSED
-        return Run()
+        return NOTHING
 
     def close(self, now: float, reason: str = "") -> None:
         """Answer what is owed, then say goodbye."""

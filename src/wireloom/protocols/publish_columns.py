@@ -33,10 +33,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
-from wireloom.model import Kind, LimitExceeded, Message, NotSupported
+from wireloom.model import ConfigError, Kind, LimitExceeded, Message, NotSupported
 from wireloom.protocols.batch import PUBLISH, Batch, Events, Publishes
 from wireloom.protocols.buffers import same, u32
 from wireloom.protocols.owing import Owed
+from wireloom.protocols.published import validate_publish
 from wireloom.protocols.session import EventHead, Session
 
 # The fields of a row.
@@ -235,8 +236,17 @@ class PublishColumns(Publishes):
         distinct = _number_topics(self.view, columns, table, firsts, self.codes)
         at = columns[TOPIC, firsts[:distinct]].tolist()
         size = columns[TOPIC_SIZE, firsts[:distinct]].tolist()
-        meaning = self.meaning
-        self.meanings = [meaning(self.buffer[a : a + s]) for a, s in zip(at, size, strict=True)]
+        self.meanings = [self._valid_meaning(self.buffer[a : a + s]) for a, s in zip(at, size, strict=True)]
+
+    def _valid_meaning(self, key: bytes) -> Meaning | None:
+        """What a key means; None also for a topic that nobody may publish to: the router refuses it."""
+        meaning = self.meaning(key)
+        if meaning is not None:
+            try:
+                validate_publish(meaning.topic)
+            except ConfigError:
+                return None
+        return meaning
 
     @classmethod
     def take(cls, sessions: Sequence[Session], buffer: bytes, starts: Sequence[int], ends: Sequence[int]) -> Taken:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from wireloom.model import Direction, Kind, Message, ProtocolViolation
+from wireloom.model import Direction, Message, ProtocolViolation
 from wireloom.protocols.batch import NOTHING, TRACE, Batch
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ KERNEL_FROM = 512
 """Bytes from which on the kernel is used: below, the call costs more than a few frames by `frames.py`."""
 BY_FRAME = 64
 """Frames that are decoded one by one where the kernel has stopped, before it is tried again."""
+LOOK_AHEAD = 4096
+"""Bytes that the kernel looks at, at least, where it did not get far the last time: it costs less than `BY_FRAME`."""
 
 
 class Role(StrEnum):
@@ -174,10 +176,6 @@ class Session(abc.ABC):
         """A deadline has passed: send pings, resend, give up."""
         return NOTHING
 
-    def respond(self, request: Message, body: bytes, content_type: str | None, now: float) -> None:
-        """Left for emp and yamp, until they are changed, too."""
-        self.send(Message(Kind.RESPONSE, request.topic, body, None, request.id, "done", content_type), now)
-
     @abc.abstractmethod
     def send(self, message: Message, now: float) -> Message:
         """Queue a message; returned with the id (and whatever else) it got on the wire.
@@ -289,10 +287,13 @@ class Session(abc.ABC):
         where it ended: at the end of the data, if nothing more can be taken now.
         """
         at, end = 0, len(data)
+        ahead = end
+        """How far the kernel looks. What it finds behind an odd frame is found again, so then it looks less far."""
         while at < end:
             most = end
             if self.columns is not None and end - at >= KERNEL_FROM and self.state is SessionState.OPEN:
-                taken = self.columns.take((self,), data, (at,), (end,))
+                taken = self.columns.take((self,), data, (at,), (min(at + ahead, end),))
+                ahead = max(2 * (taken.ends[0] - at), LOOK_AHEAD)
                 at, most = taken.ends[0], BY_FRAME
                 if taken.batch is not None:
                     yield taken.batch

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.protocols.emp.strategies import any_message, mutated_stream, said, stream
 from tests.protocols.reading import joined, messages_of
 from wireloom.model import Direction, Kind, LimitExceeded, Message, NotSupported, PeerClosed
-from wireloom.protocols.contract import Role, SessionState
+from wireloom.protocols.contract import Publishes, Role, SessionState
 from wireloom.protocols.emp import EMP, EmpSettings, extensions, frames
 from wireloom.protocols.emp.extensions import RequestResponse
 from wireloom.protocols.emp.frames import Block, ErrorCode, Frame, SizeMode, Type
@@ -634,30 +634,30 @@ def test_requests_of_application_types_are_requests_too() -> None:
 
 def test_large_reads_of_requests_are_read_one_by_one() -> None:
     session = opened()
-    assert session.enable_bulk()
+    assert session.enable_columns()
     numbers = [*range(1, 40), 2**63 - 1, 2**63, 2**64 - 1]
     run = joined(session.receive(b"".join(request(number, b"x" * 64) for number in numbers), 1.0))
     assert [message.id for message in run.messages] == [str(number) for number in numbers]
-    assert run.bulk is None
 
 
-def test_an_id_that_is_owed_in_bulk_is_refused_while_closing_too() -> None:
+def test_an_id_that_is_owed_in_columns_is_refused_while_closing_too() -> None:
     client, session = opened(Role.CLIENT), opened()
-    session.enable_bulk()
+    session.enable_columns()
     for _ in range(40):
         client.send(Message(Kind.REQUEST, "$hub/publish/a", b"x" * 64), 1.0)
-    assert joined(session.receive(client.outgoing(), 1.0)).bulk is not None
+    (batch,) = session.receive(client.outgoing(), 1.0)
+    assert isinstance(batch, Publishes)
     session.close(1.0)
     session.receive(request(20), 1.0)
     assert session.violation is not None
     assert session.violation.clause == "emp.request.reused-id"
 
 
-@pytest.mark.parametrize("bulk", [False, True])
-def test_a_publish_cannot_have_the_id_of_a_request_that_is_unanswered(bulk: bool) -> None:
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_publish_cannot_have_the_id_of_a_request_that_is_unanswered(columns: bool) -> None:
     client, session = opened(Role.CLIENT), opened()
-    if bulk:
-        session.enable_bulk()
+    if columns:
+        session.enable_columns()
     session.receive(request(20), 1.0)
     for _ in range(40):
         client.send(Message(Kind.REQUEST, "$hub/publish/a", b"x" * 64), 1.0)

@@ -165,15 +165,15 @@ def to_frame(message: Message, settings: YampSettings) -> frames.Frame:
             if not (version.isascii() and version.isdecimal() and int(version) <= 0xFFFF):
                 raise NotSupported(f"attributes['version'] of a yamp handshake is 0 to 65535, not {version!r}")
             serializer = message.attributes.get("serializer", settings.serializer)
-            return frames.Handshake(int(version), _fits(serializer, "attributes['serializer']", 0xFF))
+            return frames.Handshake(int(version), fits(serializer, "attributes['serializer']", 0xFF))
         case Kind.PING | Kind.PONG:
             if len(message.body) > 0xFF:
                 raise LimitExceeded(f"payload of {len(message.body)} bytes; a yamp ping has at most 255")
             return frames.Ping(message.body) if message.kind is Kind.PING else frames.Pong(message.body)
         case Kind.CLOSE:
-            return frames.Close(_fits(message.attributes.get("reason", ""), "attributes['reason']", frames.MAX_TEXT))
+            return frames.Close(fits(message.attributes.get("reason", ""), "attributes['reason']", frames.MAX_TEXT))
         case Kind.REDIRECT:
-            return frames.CloseRedirect(_fits(message.attributes.get("url", ""), "attributes['url']", frames.MAX_TEXT))
+            return frames.CloseRedirect(fits(message.attributes.get("url", ""), "attributes['url']", frames.MAX_TEXT))
         case _:
             raise NotSupported(f"yamp has no frame for a message of kind {message.kind}")
 
@@ -185,7 +185,7 @@ def _type(message: Message) -> ResponseType:
 
 
 def _uri(message: Message) -> str:
-    return _fits(message.topic or "", "topic", frames.MAX_URI)
+    return fits(message.topic or "", "topic", frames.MAX_URI)
 
 
 def _body(message: Message, settings: YampSettings) -> bytes:
@@ -194,7 +194,8 @@ def _body(message: Message, settings: YampSettings) -> bytes:
     return message.body
 
 
-def _fits(text: str, what: str, limit: int) -> str:
+def fits(text: str, what: str, limit: int) -> str:
+    """The text itself; raises LimitExceeded where it is longer than its field, NotSupported where it is no text."""
     try:
         size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:

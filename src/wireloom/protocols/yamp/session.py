@@ -48,7 +48,7 @@ from wireloom.protocols.kept import Kept
 from wireloom.protocols.owing import Owed, OwedBatches
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.protocol import YampSettings, parse_uid, split_url, to_frame, to_message
+from wireloom.protocols.yamp.protocol import YampSettings, fits, parse_uid, split_url, to_frame, to_message
 from wireloom.protocols.yamp.requests import Received, Sent, Unanswered
 from wireloom.protocols.yamp.states import ANSWERS, RECEIVES
 from wireloom.protocols.yamp.uids import Uids, uid_text
@@ -590,7 +590,7 @@ class Joined(bytes):
 @lru_cache(maxsize=1024)
 def _event_head(uri: str) -> bytes:
     """An event without uid and body."""
-    return frames.encode(frames.Event(bytes(16), uri, b""))
+    return frames.encode(frames.Event(bytes(16), fits(uri, "topic", frames.MAX_URI), b""))
 
 
 def _uri_of(message: Message) -> str:
