@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,42 @@ async def test_access_is_judged_by_the_author_of_each_packet(tmp_path: Path) -> 
         ("doors/a", door.node_id.hex()),
     }
     assert len(kept) == 20
+
+
+async def test_packets_stay_as_they_are_where_others_of_the_read_are_refused_or_copied(tmp_path: Path) -> None:
+    meter, reader, hub_key = (mesh.Identity.generate(hmac=True) for _ in range(3))
+    text = closed(tmp_path, meter, reader)
+    for name, identity in (("reader", reader), ("hub", hub_key)):
+        identity.save(tmp_path / f"{name}.json")
+    mesh.TrustStore([hub_key.trusted_key(), meter.trusted_key()]).save(tmp_path / "mine.json")
+    settings = {"key": str(tmp_path / "reader.json"), "trust": str(tmp_path / "mine.json")}
+    text = text.replace("settings = { ", f'settings = {{ key = "{tmp_path}/hub.json", ')
+    text += f"""
+    [[access.rule]]
+    who = ["mesh:{meter.node_id.hex()}"]
+    publish = ["sensors/#"]
+    [[access.rule]]
+    who = ["mesh:{reader.node_id.hex()}"]
+    subscribe = ["#"]
+    [[route]]
+    topic = "sensors/b"
+    to = "copies/b"
+    """
+    topics = ["sensors/a", "doors/a", "sensors/b"] * 10
+    author = Author(MeshSettings(), meter)
+    async with hub_on(tmp_path, text) as hub, wireloom.connect(url_of(hub, "mesh"), settings=settings) as node:
+        async with node.subscribe("#") as events, asyncio.timeout(20):
+            packets = [author.write(Message(Kind.EVENT, topic, b"1"), time.time())[0] for topic in topics]
+            speak(hub, *packets).close()
+            found = [await anext(events) for _ in range(30)]
+        assert hub.metrics.denied.value("mesh", "publish") == 10
+    came = Counter((event.topic, event.attributes["node_id"]) for event in found)
+    assert came == {
+        ("sensors/a", meter.node_id.hex()): 10,
+        ("sensors/b", meter.node_id.hex()): 10,
+        ("copies/b", hub_key.node_id.hex()): 10,
+    }
+    assert {event.authenticity for event in found} == {Authenticity.VERIFIED}
 
 
 async def test_a_mesh_subscription_that_no_rule_allows_is_counted(tmp_path: Path) -> None:

@@ -147,8 +147,11 @@ class Connection(Outbox):
     # What the transport calls; what it calls most goes straight to the driver.
 
     def received(self, data: bytes) -> None:
-        """Bytes arrived: they are taken with those of others, at the end of this iteration of the loop."""
-        self.hub.turn.add(self, data)
+        """Bytes arrived: where there is a kernel, they are taken with those of others, see `Turn`."""
+        if self.session.columns is None:
+            self.driver.received(data)
+        else:
+            self.hub.turn.add(self, data)
 
     @property
     def received_datagrams(self) -> Callable[[bytes, Sequence[int]], None]:

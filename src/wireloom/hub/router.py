@@ -126,7 +126,14 @@ class Router:
     def _publish(self, source: Connection, events: Events, ticket: int) -> None:
         """Deliver events to those who subscribed to their topics, and what routes make of them."""
         routes, url = self.routes, source.listener.url
-        if routes and any(routes.concerning(url, topic or None) for topic in events.topics):
+        concerned = [
+            code for code, topic in enumerate(events.topics if routes else ()) if routes.concerning(url, topic or None)
+        ]
+        if concerned and events.is_signed:
+            copied = events.of(concerned).messages()
+            self._fan_out(source, events, ticket)
+            events = EventList([copy for event in copied for copy in self._routed_copies(source, event)])
+        elif concerned:
             events = EventList(
                 [
                     each

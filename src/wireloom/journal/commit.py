@@ -29,7 +29,7 @@ LATEST = 0.005
 """Seconds after which a block is written even if nobody waits for it."""
 RETRY = 0.2
 """Seconds between attempts while the disk fails."""
-INLINE_BYTES = 256 * 1024
+INLINE_BYTES = 64 * 1024
 INLINE_SECONDS = 0.001
 """Commits this small, on a disk this fast, are made on the loop. How fast it is says the lower quartile of the last
 commits: on a busy machine many seem slow that have only waited for a processor, and with a thread all the more."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from wireloom.model import Message
 from wireloom.protocols.decoding import Rejected
@@ -86,6 +86,9 @@ class Events(abc.ABC):
     """
 
     topics: Sequence[str]
+    is_signed: ClassVar[bool] = False
+    """Whether each frame proves who wrote it. Then it is passed on as it came, and copies that routes make may follow
+    later: only protocols of datagrams, which promise no order, have such frames."""
 
     @abc.abstractmethod
     def __len__(self) -> int:

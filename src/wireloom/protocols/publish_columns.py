@@ -205,7 +205,7 @@ class Taken(NamedTuple):
 class PublishColumns(Publishes):
     """Rows that a kernel found in the reads of one or more connections."""
 
-    __slots__ = ("_all", "bounds", "buffer", "codes", "columns", "ends", "meanings", "owed", "starts", "view")
+    __slots__ = ("bounds", "buffer", "codes", "columns", "ends", "meanings", "owed", "starts", "view")
 
     smallest: ClassVar[int]
     """Bytes of the smallest frame that is a row."""
@@ -237,7 +237,6 @@ class PublishColumns(Publishes):
         at = columns[TOPIC, firsts[:distinct]].tolist()
         size = columns[TOPIC_SIZE, firsts[:distinct]].tolist()
         self.meanings = [self._valid_meaning(self.buffer[a : a + s]) for a, s in zip(at, size, strict=True)]
-        self._all: PublishedRows | None = None
 
     def _valid_meaning(self, key: bytes) -> Meaning | None:
         """What a key means; None also for a topic that nobody may publish to: the router refuses it."""
@@ -299,9 +298,12 @@ class PublishColumns(Publishes):
 
     def events(self) -> PublishedRows:
         """All rows, as events."""
-        if self._all is None:
-            self._all = PublishedRows(self, None)
-        return self._all
+        # Not kept: a batch and its rows that know each other would stay in memory until a garbage collection.
+        return PublishedRows(self, None)
+
+    def topics(self) -> list[tuple[str, str | None]]:
+        """Each topic; whoever wrote to it is the peer."""
+        return [(meaning.topic, None) for meaning in self.meanings if meaning is not None]
 
     def acknowledgements(self) -> Iterator[tuple[int, bytes, int]]:
         """The answers of each read."""
@@ -345,8 +347,8 @@ class PublishColumns(Publishes):
     def topics_of(self, read: int) -> list[str]:
         """The topics of one read."""
         codes = dict.fromkeys(self.codes[self.bounds[read] : self.bounds[read + 1]].tolist())
-        topics = self.events().topics
-        return [topics[code] for code in codes]
+        meanings = (self.meanings[code] for code in codes)
+        return [meaning.topic for meaning in meanings if meaning is not None]
 
     def last_reads(self) -> list[int]:
         """For each topic the read that brought its last event."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from itertools import repeat
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,12 +34,31 @@ KERNEL_FROM = 8
 ALIKE_FROM = 64
 """Reads of fewer are checked packet by packet: looking whether they are all of one sender would not pay."""
 
-Row = tuple[int, int, Authenticity, bytes | None, bool, str]
-"""An accepted event: where in the read it begins and ends; what is known about its sender; its NODE ID, without which
-it is not passed on; whether it can be read here, without which peers of other protocols do not get it; its name."""
-_START, _END, _AUTHENTICITY, _NODE, _READABLE, _NAME = range(6)
 
-_VERIFIED = Authenticity.VERIFIED
+class Row(NamedTuple):
+    """An accepted event."""
+
+    start: int
+    end: int
+    """Where in the read it is."""
+    authenticity: Authenticity
+    node_id: bytes | None
+    """Without a NODE ID it is not passed on to other nodes."""
+    is_readable: bool
+    """What cannot be read here is not given to peers of other protocols."""
+    name: str
+
+    @property
+    def author(self) -> str:
+        """Who wrote it, as `Session.written_by` names them."""
+        if self.node_id is None or self.authenticity is not _VERIFIED:
+            return ""
+        return f"mesh:{self.node_id.hex()}"
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether its name is one under which only the hub speaks."""
+        return self.name.startswith(HUB_PREFIX)
 
 
 class MeshPublishes(Publishes):
@@ -58,21 +79,21 @@ class MeshPublishes(Publishes):
     def events(self) -> MeshEvents:
         """All of them."""
         if self._events is None:
-            names = list(dict.fromkeys(row[_NAME] for row in self._rows))
+            names = list(dict.fromkeys(map(_NAME, self._rows)))
             self._events = MeshEvents(self._session, self._read, names, self._rows)
         return self._events
 
     def topics(self) -> Iterable[tuple[str, str]]:
         """Each Event Name with each node that wrote such an event; empty text where nothing is proved."""
-        return dict.fromkeys((row[_NAME], _author(row)) for row in self._rows)
+        return dict.fromkeys((row.name, row.author) for row in self._rows)
 
     def split(self, allowed: Callable[[str, str | None], bool]) -> tuple[Batch, Sequence[tuple[str, bytes]]]:
         """Cut out what is not allowed; the rest is still passed on as it came."""
         verdicts = {each: allowed(*each) for each in self.topics()}
-        kept = [row for row in self._rows if verdicts[row[_NAME], _author(row)]]
-        dropped = [row for row in self._rows if not verdicts[row[_NAME], _author(row)]]
+        kept = [row for row in self._rows if verdicts[row.name, row.author]]
+        dropped = [row for row in self._rows if not verdicts[row.name, row.author]]
         rest = MeshPublishes(self._session, self._read, kept, self.refused) if kept else Batch(refused=self.refused)
-        return rest, [(row[_NAME], self._read[row[_START] : row[_END]]) for row in dropped]
+        return rest, [(row.name, self._read[row.start : row.end]) for row in dropped]
 
     def as_messages(self) -> Sequence[Batch]:
         """All of them as messages, in one batch."""
@@ -87,6 +108,8 @@ class MeshPublishes(Publishes):
 
 class MeshEvents(Events):
     """Events of one read."""
+
+    is_signed = True
 
     def __init__(self, session: MeshSession, read: bytes, topics: Sequence[str], rows: Sequence[Row]) -> None:
         self.topics = topics
@@ -106,16 +129,16 @@ class MeshEvents(Events):
             # A hundred subscribers of a name each do not look at all rows each.
             self._by_name = {}
             for row in self._rows:
-                self._by_name.setdefault(row[_NAME], []).append(row)
+                self._by_name.setdefault(row.name, []).append(row)
         names = [self.topics[code] for code in chosen]
         rows = [row for name in names for row in self._by_name[name]]
         if len(names) > 1:
-            rows.sort(key=_start)
+            rows.sort()
         return MeshEvents(self._session, self._read, names, rows)
 
     def messages(self) -> list[Message]:
         """Those that can be read here."""
-        return [_message(self._session, self._read, row) for row in self._rows if row[_READABLE]]
+        return [_message(self._session, self._read, row) for row in self._rows if row.is_readable]
 
     def frames(self, session: Session, now: float) -> bytes | None:
         """For a mesh node the packets as they came, urgent ones first; for others what their session writes.
@@ -123,14 +146,14 @@ class MeshEvents(Events):
         What has no NODE ID, or a name that is not to be relayed, does not go to other nodes.
         """
         if not isinstance(session, type(self._session)):
-            if not all(row[_READABLE] for row in self._rows):
+            if not all(row.is_readable for row in self._rows):
                 return None  # fewer are sent than there are
             return session.write_events(self.messages(), now)
         withheld = {name for name in self.topics if not self._session.relays(name)}
         for _ in withheld:
             self._session.count("mesh.relay.withheld")
-        rows = [row for row in self._rows if row[_NODE] is not None and (not withheld or row[_NAME] not in withheld)]
-        packets = [self._read[row[_START] : row[_END]] for row in rows]
+        rows = [row for row in self._rows if row.node_id is not None and (not withheld or row.name not in withheld)]
+        packets = [self._read[row.start : row.end] for row in rows]
         if any(map(frames.is_urgent, packets)):
             packets.sort(key=lambda packet: not frames.is_urgent(packet))
         return b"".join(packets)
@@ -155,7 +178,7 @@ class DatagramReader:
             if len(rows) == len(ends):
                 session.heard(now)
                 return [MeshPublishes(session, data, rows)]
-            found.update((bisect_right(ends, row[_START]), row) for row in rows)
+            found.update((bisect_right(ends, row.start), row) for row in rows)
         for index in rest:
             at, stop = starts[index], ends[index]
             try:
@@ -165,12 +188,12 @@ class DatagramReader:
         return self._in_order(data, [found[index] for index in range(len(ends))], now)
 
     def _in_order(self, data: bytes, found: Sequence[Row | Rejected | Sequence[Batch]], now: float) -> list[Batch]:
-        """Batches of what became of the datagrams of a read. Refused ones are with the batch that follows them."""
+        """Batches of what became of the datagrams of a read. Refused ones are with the rows around or behind them."""
         batches: list[Batch] = []
         rows: list[Row] = []
         refused: list[Rejected] = []
         for each in found:
-            if isinstance(each, tuple):
+            if isinstance(each, Row):
                 rows.append(each)
             elif isinstance(each, Rejected):
                 refused.append(each)
@@ -221,9 +244,9 @@ class DatagramReader:
         sender = self._all_pass(data, buffer, columns, begins, now + session.epoch)
         rows: list[Row]
         if sender is not None:
-            rows = [
-                (at, stop, _VERIFIED, sender, True, name) for at, stop, name in zip(begins, stops, names, strict=True)
-            ]
+            # `Row(...)` for each, without a call in Python for each.
+            fields = zip(begins, stops, repeat(_VERIFIED), repeat(sender), repeat(True), names)
+            rows = list(map(tuple.__new__, repeat(Row), fields))
         else:
             shapes = zip(begins, *(columns[line].tolist() for line in _SHAPE), strict=True)
             outcomes = session.gate.check_usual(data, shapes, session.peer, now + session.epoch)
@@ -232,17 +255,15 @@ class DatagramReader:
                 begins, stops, outcomes, columns[scan.NODE].tolist(), names, strict=True
             ):
                 if isinstance(outcome, Authenticity):
-                    rows.append((at, stop, outcome, data[node : node + 16] if node >= 0 else None, True, name))
+                    rows.append(Row(at, stop, outcome, data[node : node + 16] if node >= 0 else None, True, name))
                 elif outcome is None:
                     rest.append(bisect_right(ends, at))
                 else:
                     found[bisect_right(ends, at)] = session.refuse(outcome, data[at:stop])
             rest.sort()
         if any(name.startswith(HUB_PREFIX) for name in known.values()):
-            found.update(
-                (bisect_right(ends, row[_START]), self._reserved(data, row)) for row in rows if _is_reserved(row)
-            )
-            rows = [row for row in rows if not _is_reserved(row)]
+            found.update((bisect_right(ends, row.start), self._reserved(data, row)) for row in rows if row.is_reserved)
+            rows = [row for row in rows if not row.is_reserved]
         return rows, rest
 
     def _all_pass(
@@ -274,43 +295,31 @@ class DatagramReader:
             names = [field.value.decode() for field in accepted.opened.data if field.type == Type.STRING]
             if names:
                 node = packet.get(Type.NODE_ID)
-                row = (at, stop, accepted.authenticity, node, not accepted.opened.locked, names[0])
-                return self._reserved(data, row) if _is_reserved(row) else row
+                row = Row(at, stop, accepted.authenticity, node, not accepted.opened.locked, names[0])
+                return self._reserved(data, row) if row.is_reserved else row
         return session.accept(accepted, encoded, now)
 
     def _reserved(self, data: bytes, row: Row) -> Sequence[Batch]:
         """An event under a name that is the hub's: whoever takes messages knows what to do with it."""
-        return [Batch(data[row[_START] : row[_END]], [_message(self._session, data, row)])]
+        return [Batch(data[row.start : row.end], [_message(self._session, data, row)])]
 
 
 def cut(read: bytes, rows: Sequence[Row]) -> bytes:
     """The packets of some rows."""
-    first, last = rows[0][_START], rows[-1][_END]
-    if sum(row[_END] - row[_START] for row in rows) == last - first:
+    first, last = rows[0].start, rows[-1].end
+    if sum(map(_END, rows)) - sum(map(_START, rows)) == last - first:
         return read[first:last]  # nothing lies between them
-    return b"".join([read[row[_START] : row[_END]] for row in rows])
-
-
-def _start(row: Row) -> int:
-    return row[_START]
-
-
-def _is_reserved(row: Row) -> bool:
-    return row[_NAME].startswith(HUB_PREFIX)
-
-
-def _author(row: Row) -> str:
-    """Who wrote an event, as `Session.written_by` names them."""
-    node = row[_NODE]
-    return "" if node is None or row[_AUTHENTICITY] is not _VERIFIED else f"mesh:{node.hex()}"
+    return b"".join([read[row.start : row.end] for row in rows])
 
 
 def _message(session: MeshSession, read: bytes, row: Row) -> Message:
     settings = session.settings
-    packet = frames.decode(read[row[_START] : row[_END]], settings.limits)
+    packet = frames.decode(read[row.start : row.end], settings.limits)
     opened = open_packet(packet, session.gate.trust.encryption_keys, settings.max_plain)
-    return to_message(packet, Direction.DGRAM, row[_AUTHENTICITY], opened=opened)
+    return to_message(packet, Direction.DGRAM, row.authenticity, opened=opened)
 
 
+_START, _END, _NAME = attrgetter("start"), attrgetter("end"), attrgetter("name")
+_VERIFIED = Authenticity.VERIFIED
 _SIXTEEN, _FOUR = np.arange(16), np.arange(4)
 _SHAPE = (scan.NODE, scan.KEY_ID, scan.HMAC, scan.SIGNATURE, scan.MESSAGE_ID, scan.SIGNED_AT, scan.COVERED)
