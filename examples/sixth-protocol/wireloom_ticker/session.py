@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
 from wireloom.protocols.contract import LOGIN, NOTHING, Batch, Role, Session, SessionState, is_control
 from wireloom_ticker import frames
@@ -77,10 +79,10 @@ class TickerSession(Session):
                 raise ProtocolViolation("ticker.id.reused", f"id {frame.id} is still unanswered")
             self._owed.add(frame.id)
         elif message.correlation_id is not None:
-            if int(message.correlation_id) not in self._waiting:
+            if frame.id not in self._waiting:
                 self.count("ticker.answer.unknown-id")
                 return None
-            self._waiting.remove(int(message.correlation_id))
+            self._waiting.discard(frame.id)
         elif frame.verb == "PING":
             self._queue(Frame("PONG"))
         elif frame.verb == "PONG":

@@ -25,8 +25,9 @@ KERNEL_FROM = 512
 """Bytes from which on the kernel is used: below, the call costs more than a few frames by `frames.py`."""
 BY_FRAME = 64
 """Frames that are decoded one by one where the kernel has stopped, before it is tried again."""
-LOOK_AHEAD = 4096
-"""Bytes that the kernel looks at, at least, where it did not get far the last time: it costs less than `BY_FRAME`."""
+LOOK_AHEAD = 4096, 1 << 20
+"""Bytes that the kernel looks at, at least and at most: few where it did not get far the last time. Its rows take up to
+ten times as much memory as it looks at."""
 
 
 class Role(StrEnum):
@@ -287,13 +288,13 @@ class Session(abc.ABC):
         where it ended: at the end of the data, if nothing more can be taken now.
         """
         at, end = 0, len(data)
-        ahead = end
+        ahead = LOOK_AHEAD[1]
         """How far the kernel looks. What it finds behind an odd frame is found again, so then it looks less far."""
         while at < end:
             most = end
             if self.columns is not None and end - at >= KERNEL_FROM and self.state is SessionState.OPEN:
                 taken = self.columns.take((self,), data, (at,), (min(at + ahead, end),))
-                ahead = max(2 * (taken.ends[0] - at), LOOK_AHEAD)
+                ahead = min(max(2 * (taken.ends[0] - at), LOOK_AHEAD[0]), LOOK_AHEAD[1])
                 at, most = taken.ends[0], BY_FRAME
                 if taken.batch is not None:
                     yield taken.batch
