@@ -89,7 +89,7 @@ def verifying(name: str, identity: Identity, count: int, bare: Callable[[bytes, 
         settings = MeshSettings.parse({"require": "trusted", "verifications": 1e9, "replay_cap_per_node": 10**6})
         session = MeshSession(Role.SERVER, settings, Gate(settings, trust), Author(settings))
         session.epoch = NOW
-        session.enable_bulk()
+        session.enable_columns()
         session.connected(0.0)
         done = 0
         for first in range(0, count, BATCH):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import BURST, PIECE
 from wireloom.peers.peer import Peer
 from wireloom.peers.portions import PortionDriver
-from wireloom.protocols.contract import Role, Run, Session, SessionState
+from wireloom.protocols.contract import NOTHING, Batch, Role, Session, SessionState
 from wireloom.protocols.emp import extensions
 from wireloom.protocols.hsp import HspSettings
 from wireloom.protocols.hsp.session import HspSession
@@ -61,10 +61,10 @@ class Bench:
 
     def __init__(self, *, role: Role = Role.SERVER, kind: type[Driver] = Driver, **settings: object) -> None:
         self.session: Session = HSP.session(role, HSP.settings(settings))
-        self.runs: list[Run] = []
+        self.batches: list[Batch] = []
         self.opened = 0
         self.errors: list[WireloomError] = []
-        self.driver = kind(self.session, on_run=self.runs.append, on_open=self._open, on_end=self.errors.append)
+        self.driver = kind(self.session, on_batch=self.batches.append, on_open=self._open, on_end=self.errors.append)
         self.pipe = StubPipe()
 
     def _open(self) -> None:
@@ -76,7 +76,7 @@ class Bench:
 
     @property
     def messages(self) -> list[Message]:
-        return [message for run in self.runs for message in run.messages]
+        return [message for batch in self.batches for message in batch.messages]
 
 
 async def test_answers_of_the_session_are_written_in_one_piece() -> None:
@@ -86,7 +86,7 @@ async def test_answers_of_the_session_are_written_in_one_piece() -> None:
     assert [message.kind for message in bench.messages] == [Kind.PING] * 3
 
 
-async def test_open_is_announced_once_and_before_the_first_run() -> None:
+async def test_open_is_announced_once_and_before_the_first_batch() -> None:
     bench = Bench().start()
     assert bench.opened == 1
     bench.driver.received(PING)
@@ -332,18 +332,18 @@ class Working(HspSession):
     def enable_work(self) -> None:
         pass
 
-    def receive(self, data: bytes, now: float) -> Run:
+    def batches(self, data: bytes, now: float) -> Iterable[Batch]:
         self._work = self._next
-        return super().receive(data, now)
+        return super().batches(data, now)
 
     def work(self) -> Callable[[], object] | None:
         work, self._work = self._work, None
         return work
 
-    def worked(self, result: object, now: float) -> Run:
+    def worked(self, result: object, now: float) -> Sequence[Batch]:
         if isinstance(result, Exception):
             raise result
-        return Run()
+        return NOTHING
 
 
 def fails() -> object:
