@@ -141,6 +141,7 @@ class Hub:
                 "recovered after a crash: cut %d bytes from the end of %s", cut.cut_bytes, cut.segment, extra=extra
             )
         self.commit = GroupCommit(self.journal, self._loop, high_water=self._high_water)
+        self.commit.on_commit = self.turn.take_all
         self.commit.on_told = self.write_out
         self.commit.on_failed = self._disk.look
         self.retention = Retention(settings, self.config.journal_folder, self.metrics)

@@ -64,6 +64,7 @@ class Router:
     def _route_messages(self, source: Connection, messages: Sequence[Message], ticket: int) -> None:
         """Act on messages in order; what is published without anything in between is delivered together."""
         events: list[Message] = []
+        acknowledged: list[Message] = []
         for message in messages:
             kind = message.kind
             event = None
@@ -74,7 +75,10 @@ class Router:
                     continue
                 event = message
             elif kind is _REQUEST:
-                event = self._acknowledged_event(source, message, ticket)
+                event = self._acknowledged_event(source, message)
+                if event is not None:
+                    # Without its topic: the id says it all.
+                    acknowledged.append(Message(_REQUEST, id=message.id))
             if event is not None:
                 events.append(event)
                 continue
@@ -84,6 +88,8 @@ class Router:
             self._act(source, message, ticket)
         if events:
             self._publish(source, EventList(events), ticket)
+        if acknowledged:
+            self._hub.commit.when_durable(ticket, lambda: self._acknowledge(source, acknowledged))
 
     def _act(self, source: Connection, message: Message, ticket: int) -> None:
         """Act on a message that publishes nothing by itself."""
@@ -232,8 +238,8 @@ class Router:
 
     # Requests
 
-    def _acknowledged_event(self, source: Connection, request: Message, ticket: int) -> Message | None:
-        """The event of an acknowledged publish, which is answered once it is durable; None if it publishes nothing."""
+    def _acknowledged_event(self, source: Connection, request: Message) -> Message | None:
+        """The event of an acknowledged publish; None for a request that publishes nothing, or may not."""
         topic = request.topic or ""
         if topic.startswith(PUBLISH):
             topic = topic.removeprefix(PUBLISH)
@@ -250,9 +256,6 @@ class Router:
             return None
         if not source.grants.everything and not source.grants_for(request).may(Right.PUBLISH, topic):
             return None
-        # Without its topic: the id says it all.
-        acknowledged = Message(_REQUEST, id=request.id)
-        self._hub.commit.when_durable(ticket, lambda: self._acknowledge(source, acknowledged))
         return request if topic == request.topic else request.with_(topic=topic)
 
     def _request(self, source: Connection, message: Message) -> None:
@@ -319,10 +322,12 @@ class Router:
             self.exchanges.fail(source, message, TOO_MANY, "too many wrong tokens came from this address")
             source.driver.close("too many wrong tokens")
 
-    def _acknowledge(self, source: Connection, message: Message) -> None:
-        self._hub.metrics.acknowledged.add(1, source.name)
+    def _acknowledge(self, source: Connection, requests: Sequence[Message]) -> None:
+        """Answer acknowledged publishes, now that they are durable."""
+        self._hub.metrics.acknowledged.add(len(requests), source.name)
         with contextlib.suppress(PeerClosed):
-            source.send(answer_to(message, b"", source.session.content_type))
+            for request in requests:
+                source.send(answer_to(request, b"", source.session.content_type))
 
     def _answer(self, source: Connection, request: Message, body: bytes = b"") -> None:
         with contextlib.suppress(PeerClosed):

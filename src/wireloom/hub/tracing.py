@@ -295,6 +295,7 @@ class TracedRouter(Router):
         super()._deliver(subscriber, message.with_(attributes=attributes))
         sending.end()
 
-    def _acknowledge(self, source: Connection, message: Message) -> None:
-        super()._acknowledge(source, message)
-        self.exchanges.answered(source, message)
+    def _acknowledge(self, source: Connection, requests: Sequence[Message]) -> None:
+        super()._acknowledge(source, requests)
+        for request in requests:
+            self.exchanges.answered(source, request)

@@ -6,7 +6,7 @@ Many devices with one message in flight each make many tiny reads. What a read c
 block, routing, a commit, an acknowledgement and its block) is paid once for a turn instead:
 
 1. `add` notes a read. The first one of an iteration schedules `run` behind all others that are ready.
-2. `run` sorts the reads by listener and `Session.batch_key`. The reads of a group are joined, and one kernel call
+2. `take_all` sorts the reads by listener and `Session.batch_key`. The reads of a group are joined, and one kernel call
    decodes them into one batch (`PublishColumns.take`). What the kernel leaves, the connection's own driver takes after
    the batch was routed: order is kept within each connection.
 3. The batch is checked against rights and rates, appended to the journal in one pass, and routed once.
@@ -54,8 +54,15 @@ class Turn:
             connection.driver.received(data)
 
     def run(self) -> None:
-        """Take all reads."""
+        """Take all reads, then commit."""
+        self.take_all()
+        self._hub.commit.flush()
+
+    def take_all(self) -> None:
+        """Take all reads that have arrived."""
         reads, self._reads = self._reads, {}
+        if not reads:
+            return
         if len(reads) == 1:
             connection, data = reads.popitem()
             connection.driver.received(data)

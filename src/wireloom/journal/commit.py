@@ -64,6 +64,8 @@ class GroupCommit:
         """Commits that succeeded."""
         self._next: asyncio.Future[None] | None = None
         """Done with the next commit; there while somebody waits for it."""
+        self.on_commit: Callable[[], None] | None = None
+        """Called before a commit that somebody waits for: what has arrived meanwhile may still be appended."""
         self.on_told: Callable[[], None] | None = None
         """Called when all who waited for a commit have been told."""
         self.on_failed: Callable[[str], None] | None = None
@@ -229,8 +231,16 @@ class GroupCommit:
         else:
             self._begin()
 
+    def flush(self) -> None:
+        """Commit now what somebody waits for, instead of at the end of this iteration of the loop."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._end_of_iteration()
+
     def _end_of_iteration(self) -> None:
         """Commit, with what came while the last read was handled: where others did before, it is looked for."""
+        if self.on_commit is not None:
+            self.on_commit()
         self._soon = None
         if self._alone:
             self._alone -= 1
