@@ -22,7 +22,7 @@ from websockets.uri import parse_uri
 
 from tests.hub.bare import hub_in_memory
 from tests.protocols.test_kept import LARGEST, written
-from tests.protocols.test_short_ways import GREETINGS, talking
+from tests.protocols.talking import GREETINGS, talking
 from tests.transports.recorder import Recorder
 from wireloom.model import Direction, Kind, Message
 from wireloom.protocols import decoding
@@ -142,7 +142,12 @@ async def test_a_connection_of_the_hub_takes_a_large_message_in_tiny_reads(tmp_p
         [connection] = hub.connections.values()
         connection.received(GREETINGS.get(name, b""))
         taken = hub.metrics.received.value(name)
-        in_tiny_reads(connection.received, stream_of(form))
+
+        def receive(data: bytes) -> None:
+            connection.received(data)
+            hub.turn.take_now(connection)
+
+        in_tiny_reads(receive, stream_of(form))
         async with asyncio.timeout(20):
             while hub.metrics.received.value(name) <= taken or connection.driver.holds:
                 await asyncio.sleep(0)

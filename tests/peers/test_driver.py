@@ -111,7 +111,7 @@ async def test_answers_to_many_requests_go_out_while_the_rest_is_handled() -> No
         return b""
 
     peer, pipe = Peer(HSP, handler=handler), StubPipe()
-    driver = Driver(HSP.session(Role.SERVER, HSP.settings()), on_run=peer.take)
+    driver = Driver(HSP.session(Role.SERVER, HSP.settings()), on_batch=peer.take)
     peer.attach(driver)
     driver.opened(pipe)
     count = 3 * PIECE
@@ -133,7 +133,7 @@ async def test_many_requests_of_one_turn_go_out_in_pieces() -> None:
 
 async def test_a_pipe_of_messages_gets_one_frame_a_write() -> None:
     session = protocol("yamp").session(Role.CLIENT, protocol("yamp").settings())
-    driver = Driver(session, on_run=lambda run: None)
+    driver = Driver(session, on_batch=lambda batch: None)
     pipe = StubPipe()
     pipe.carries_messages = True
     driver.opened(pipe)
@@ -256,7 +256,7 @@ async def test_lost_pipe_wakes_those_who_wait_for_room() -> None:
 async def test_end_before_the_handshake_is_a_failed_handshake() -> None:
     session = protocol("yamp").session(Role.CLIENT, protocol("yamp").settings())
     errors: list[WireloomError] = []
-    driver = Driver(session, on_run=lambda run: None, on_end=errors.append)
+    driver = Driver(session, on_batch=lambda batch: None, on_end=errors.append)
     driver.opened(StubPipe())
     driver.ended(None)
     assert isinstance(errors[0], HandshakeFailed)
@@ -299,7 +299,7 @@ async def test_many_tiny_frames_leave_turns_to_others() -> None:
 
 async def test_a_full_queue_stops_the_rest_of_a_read() -> None:
     bench = Bench(kind=PortionDriver).start()
-    bench.driver.on_run = lambda run: (bench.runs.append(run), bench.driver.hold("queue"))[0]
+    bench.driver.on_batch = lambda batch: (bench.batches.append(batch), bench.driver.hold("queue"))[0]
     bench.driver.received(PING * 100_000)
     for _ in range(10):
         await asyncio.sleep(0)
@@ -362,7 +362,7 @@ async def test_work_that_fails_drops_the_connection_with_the_reason(
             driver.ended(None)
             aborted.set()
 
-    driver, pipe = Driver(Working(work), on_run=lambda run: None, on_end=errors.append), AbortedPipe()
+    driver, pipe = Driver(Working(work), on_batch=lambda batch: None, on_end=errors.append), AbortedPipe()
     driver.opened(pipe)
     driver.received(PING)
     assert driver.holds == {"work"}
@@ -383,7 +383,7 @@ async def test_work_that_fails_after_the_end_is_told_in_the_log_only(caplog: pyt
         go.wait(10)
         raise ZeroDivisionError("too late")
 
-    driver, pipe = Driver(Working(fails_late), on_run=lambda run: None, on_end=errors.append), StubPipe()
+    driver, pipe = Driver(Working(fails_late), on_batch=lambda batch: None, on_end=errors.append), StubPipe()
     driver.opened(pipe)
     driver.received(PING)
     driver.ended(None)

@@ -35,7 +35,7 @@ class Turn:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._reads: dict[Connection, bytes] = {}
+        self._reads: dict[Connection, list[bytes]] = {}
 
     def add(self, connection: Connection, data: bytes) -> None:
         """A read arrived: it is taken at the end of this iteration."""
@@ -43,15 +43,15 @@ class Turn:
         if not reads:
             self._hub.call_soon(self.run)
         if connection in reads:
-            reads[connection] += data
+            reads[connection].append(data)
         else:
-            reads[connection] = data
+            reads[connection] = [data]
 
     def take_now(self, connection: Connection) -> None:
         """Take the read of one connection now: something else happens to it."""
-        data = self._reads.pop(connection, None)
-        if data is not None:
-            connection.driver.received(data)
+        pieces = self._reads.pop(connection, None)
+        if pieces is not None:
+            connection.driver.received(b"".join(pieces))
 
     def run(self) -> None:
         """Take all reads, then commit."""
@@ -64,14 +64,14 @@ class Turn:
         if not reads:
             return
         if len(reads) == 1:
-            connection, data = reads.popitem()
-            connection.driver.received(data)
+            connection, pieces = reads.popitem()
+            connection.driver.received(b"".join(pieces))
             return
         now = self._hub.now()
         groups: dict[Hashable, dict[Connection, bytes]] = {}
         alone: list[tuple[Connection, bytes]] = []
-        for connection, data in reads.items():
-            key = connection.turn_key(now)
+        for connection, pieces in reads.items():
+            data, key = b"".join(pieces), connection.turn_key(now)
             if key is None:
                 alone.append((connection, data))
             elif key in groups:

@@ -37,6 +37,7 @@ have a place that peers may ignore carries them there; the others leave them out
 def is_control(message: Message) -> bool:
     """Whether a message changes how the messages behind it are taken: an operation of the hub profile.
 
+    >>> from wireloom.model import Kind
     >>> is_control(Message(Kind.REQUEST, "$hub/subscribe")), is_control(Message(Kind.REQUEST, "$hub/publish/a"))
     (True, False)
     """
