@@ -27,6 +27,13 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
     return SlowDisk(monkeypatch)
 
 
+async def commit_on_the_thread(disk: SlowDisk, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Make one slow commit: then the next ones are made on the thread."""
+    disk.seconds = 0.3
+    writer.write(data_ack(0, b"x"))
+    assert await reader.readexactly(5) == ack(0)
+
+
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_connections_accepted_while_the_disk_stalls_do_not_fill_the_memory(
     tmp_path: Path, disk: SlowDisk, loop: Callable[[], asyncio.AbstractEventLoop]
@@ -43,6 +50,7 @@ def test_connections_accepted_while_the_disk_stalls_do_not_fill_the_memory(
         async with hub_on(tmp_path, HSP + PENDING) as hub:
             first = await stream_to(hub)
             await eventually(lambda: len(hub.connections) == 1)
+            await commit_on_the_thread(disk, *first)
             disk.stall()
             publishing = [asyncio.create_task(publish_much(*first))]
             await asyncio.to_thread(disk.entered.wait, 30)
@@ -150,8 +158,9 @@ async def test_a_disk_that_hangs_is_given_up_in_time(
     tmp_path: Path, disk: SlowDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with hub_on(tmp_path, HSP + "[limits]\ndrain_seconds = 1\n") as hub:
-        _, writer = await stream_to(hub)
+        reader, writer = await stream_to(hub)
         await eventually(lambda: len(hub.connections) == 1)
+        await commit_on_the_thread(disk, reader, writer)
         disk.stall()
         writer.write(b"".join(data_ack(number, b"x" * 4000) for number in range(100)))
         await asyncio.to_thread(disk.entered.wait, 30)

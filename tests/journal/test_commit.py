@@ -10,6 +10,7 @@ import pytest
 
 from tests.disks import SlowDisk
 from wireloom.journal import GroupCommit, Journal, read_blocks, read_messages, segments
+from wireloom.journal.commit import INLINE_BYTES
 from wireloom.journal.verify import verify
 from wireloom.model import Direction
 
@@ -131,12 +132,12 @@ async def test_a_large_batch_is_synced_on_the_thread_and_the_loop_goes_on(commit
         real(descriptor)
 
     monkeypatch.setattr(os, "fdatasync", slow)
-    first = append(commit, 0, 200_000)
+    first = append(commit, 0, 2 * INLINE_BYTES)
     waiting = asyncio.ensure_future(commit.wait(first))
     while not inside.is_set():
         await asyncio.sleep(0.001)
     # The sync is under way: the loop runs, and what is appended now waits for the next one.
-    second = append(commit, 1, 200_000)
+    second = append(commit, 1, 2 * INLINE_BYTES)
     assert not waiting.done()
     assert commit.journal.durable < first
     assert commit.pending_bytes > 400_000
@@ -188,7 +189,7 @@ async def test_too_much_in_memory_is_told_and_room_again_too(tmp_path):
     with Journal.open(tmp_path) as journal:
         group = GroupCommit(journal, asyncio.get_running_loop(), high_water=100_000)
         assert not group.full
-        append(group, 0, 200_000)
+        append(group, 0, 2 * INLINE_BYTES)
         assert group.full
         room = asyncio.Event()
         group.when_room(room.set)
@@ -207,7 +208,7 @@ async def test_without_sync_nothing_is_synced_but_everything_is_told(tmp_path, m
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", lambda descriptor: pytest.fail("synced"))
         await group.wait(append(group, 0))
-        await group.wait(append(group, 1, 200_000))
+        await group.wait(append(group, 1, 2 * INLINE_BYTES))
     await group.close()
     journal.close()
 
@@ -294,7 +295,7 @@ async def test_commits_come_back_to_the_loop_after_a_run_of_fast_ones_that_doubl
 async def test_a_stall_that_the_thread_has_seen_spares_the_loop_the_same(commit):
     timed = Timed(commit)
     timed.seconds = 0.5
-    commit.when_durable(append(commit, 0, 200_000), lambda: None)
+    commit.when_durable(append(commit, 0, 2 * INLINE_BYTES), lambda: None)
     await commit.wait(commit.journal.last_ticket)
     assert timed.on_loop == [False]
     assert await timed.make(5, seconds=0.5) == 0
@@ -336,7 +337,7 @@ async def test_closing_is_given_up_while_a_sync_hangs(tmp_path, monkeypatch):
     group = GroupCommit(journal, asyncio.get_running_loop())
     disk = SlowDisk(monkeypatch)
     disk.stall()
-    append(group, 0, 200_000)
+    append(group, 0, 2 * INLINE_BYTES)
     closing = asyncio.create_task(group.close())
     await asyncio.to_thread(disk.entered.wait, 30)
     closing.cancel()

@@ -1,13 +1,13 @@
 """Group commit: the journal on an event loop, and who waits for what to be durable.
 
-Implements "Group commit" of the design. A block that comes alone is synced at once, on the loop, because a
-hop to a thread costs more than a fast sync. What nobody waits for, and under load everything, is left to a
+Implements "Group commit" of the design. What comes together in one turn is synced at once, on the loop, because a
+hop to a thread costs more than a fast sync. What nobody waits for, and what is larger, is left to a
 thread while further blocks gather, so every sync carries all that came during the one before, up to a few
 megabytes: more than that is better written while the next is being read. A failing disk
 keeps everybody waiting and is tried again until it works; nothing in doubt is ever reported durable.
 
-A slow disk must not stall the loop. Two rules decide where a small commit is made. If most of the last nine took a
-millisecond or more, it is made on the thread. If one on the loop took `SLOW` seconds, the thread makes the next ones,
+A slow disk must not stall the loop. Two rules decide where a small commit is made. If most of the last nine took
+two milliseconds or more, it is made on the thread. If one on the loop took `SLOW` seconds, the thread makes the next ones,
 until `FIRST_RUN` of them in a row were faster than that. If the loop is then stalled again soon, twice as many have to
 be, up to `LONGEST_RUN`.
 """
@@ -29,8 +29,8 @@ LATEST = 0.005
 """Seconds after which a block is written even if nobody waits for it."""
 RETRY = 0.2
 """Seconds between attempts while the disk fails."""
-INLINE_BYTES = 64 * 1024
-INLINE_SECONDS = 0.001
+INLINE_BYTES = 256 * 1024
+INLINE_SECONDS = 0.002
 """Commits this small, on a disk this fast, are made on the loop. How fast it is says the lower quartile of the last
 commits: on a busy machine many seem slow that have only waited for a processor, and with a thread all the more."""
 INLINE_WRITTEN = 1024 * 1024
