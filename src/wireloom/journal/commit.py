@@ -1,15 +1,15 @@
 """Group commit: the journal on an event loop, and who waits for what to be durable.
 
 Implements "Group commit" of the design. What comes together in one turn is synced at once, on the loop, because a
-hop to a thread costs more than a fast sync. What nobody waits for, and what is larger, is left to a
-thread while further blocks gather, so every sync carries all that came during the one before, up to a few
-megabytes: more than that is better written while the next is being read. A failing disk
-keeps everybody waiting and is tried again until it works; nothing in doubt is ever reported durable.
+hop to a thread costs more than a fast sync. Larger commits, and blocks that nobody waits for, are left to a thread.
+Further blocks gather meanwhile, so every sync carries all that came during the one before, up to a few megabytes.
+A failing disk keeps everybody waiting and is tried again until it works; nothing in doubt is ever reported durable.
 
-A slow disk must not stall the loop. Two rules decide where a small commit is made. If most of the last nine took
-two milliseconds or more, it is made on the thread. If one on the loop took `SLOW` seconds, the thread makes the next ones,
-until `FIRST_RUN` of them in a row were faster than that. If the loop is then stalled again soon, twice as many have to
-be, up to `LONGEST_RUN`.
+A slow disk must not stall the loop. Two rules decide where a small commit is made:
+
+- If most of the last nine took two milliseconds or more, the thread makes it.
+- If one on the loop took `SLOW` seconds, the thread makes the next ones, until `FIRST_RUN` in a row were faster than
+  that. If the loop is soon stalled again, twice as many are needed, up to `LONGEST_RUN`.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class Taken(NamedTuple):
 class PublishColumns(Publishes):
     """Rows that a kernel found in the reads of one or more connections."""
 
-    __slots__ = ("bounds", "buffer", "codes", "columns", "ends", "meanings", "owed", "starts", "view")
+    __slots__ = ("_keys", "bounds", "buffer", "codes", "columns", "ends", "meanings", "owed", "starts", "view")
 
     smallest: ClassVar[int]
     """Bytes of the smallest frame that is a row."""
@@ -226,6 +226,7 @@ class PublishColumns(Publishes):
 
     def _set(self, columns: Columns) -> None:
         self.columns = columns
+        self._keys: dict[int, frozenset[object]] = {}
         count = self.count = columns.shape[1]
         reads = len(self.sessions)
         self.bounds, self.owed = np.empty(reads + 1, np.int64), np.empty((4, reads), np.int64)
@@ -337,8 +338,11 @@ class PublishColumns(Publishes):
 
     def keys(self, read: int) -> frozenset[object]:
         """The ids that one read owes answers to."""
-        rows = self.columns[:, self.bounds[read] : self.bounds[read + 1]]
-        return self.exact_keys(rows[:, rows[ASKS] > 0])
+        found = self._keys.get(read)
+        if found is None:
+            rows = self.columns[:, self.bounds[read] : self.bounds[read + 1]]
+            found = self._keys[read] = self.exact_keys(rows[:, rows[ASKS] > 0])
+        return found
 
     def exact_keys(self, rows: Columns) -> frozenset[object]:
         """The ids of these rows."""

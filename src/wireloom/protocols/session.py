@@ -293,11 +293,15 @@ class Session(abc.ABC):
         while at < end:
             most = end
             if self.columns is not None and end - at >= KERNEL_FROM and self.state is SessionState.OPEN:
-                taken = self.columns.take((self,), data, (at,), (min(at + ahead, end),))
-                ahead = min(max(2 * (taken.ends[0] - at), LOOK_AHEAD[0]), LOOK_AHEAD[1])
+                limit = min(at + ahead, end)
+                taken = self.columns.take((self,), data, (at,), (limit,))
+                got = taken.ends[0] - at
                 at, most = taken.ends[0], BY_FRAME
+                ahead = min(max(2 * got, LOOK_AHEAD[0]), LOOK_AHEAD[1])
                 if taken.batch is not None:
                     yield taken.batch
+                if got and limit < end and not taken.odd[0]:
+                    continue  # it stopped at a frame that goes on where it does not look
             batch, at = by_frame(data, at, most)
             if batch is not None:
                 yield batch
