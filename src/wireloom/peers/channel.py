@@ -191,7 +191,10 @@ class Channel:
     def _take_event(self, message: Message) -> bool:
         if self.replays and self.replays.take(message):
             return True
-        takers = self._subscriptions.lookup(message.topic or "")
+        if message.topic is None and self._driver is not None and not self._driver.session.names_topics:
+            takers = tuple(self._subscriptions.subscribers())
+        else:
+            takers = self._subscriptions.lookup(message.topic or "")
         for taker in takers:
             taker.put(message)
         if self._answers.wants_events:

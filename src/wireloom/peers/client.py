@@ -183,6 +183,7 @@ class Client(Peer):
 
     async def _open(self) -> None:
         """Connect, following redirects; the conversation is open when this returns."""
+        learnt = False
         while True:
             self._redirect = None
             try:
@@ -190,12 +191,15 @@ class Client(Peer):
                 return
             except WireloomError as error:
                 self._let_go(error)
+                if not learnt and self._sessions.learn(self._current().session, self._place.url):
+                    learnt = True
+                    continue
                 if not self._follow():
                     self._place = self._home
                     raise
 
     async def _open_at(self, place: Endpoint) -> None:
-        session = self._sessions.new(Role.CLIENT, unique=secrets.randbits(64))
+        session = self._sessions.new(Role.CLIENT, unique=secrets.randbits(64), url=place.url)
         self._opening = opening = asyncio.get_running_loop().create_future()
         driver = PortionDriver(session, on_batch=self.take, on_open=self._on_open, on_end=self._on_end)
         self.attach(driver)

@@ -336,7 +336,7 @@ class Driver(Outlet):
         if self._holds:
             self._holds = _NO_HOLDS
             self.pipe.resume_reading()
-        if self._input_over:
+        if self._input_over or self.session.is_misled:
             self.pipe.close()
         else:
             # Closing with unread input would reset the connection and destroy what was just written.

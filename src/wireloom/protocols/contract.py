@@ -130,9 +130,13 @@ class Sessions:
         self.settings = settings
         self.topics = topics
 
-    def new(self, role: Role, *, unique: int = 0) -> Session:
-        """A session at the start of its life."""
+    def new(self, role: Role, *, unique: int = 0, url: str = "") -> Session:
+        """A session at the start of its life; `url` is where a client will connect to."""
         return self.protocol.session(role, self.settings, unique=unique, topics=self.topics)
+
+    def learn(self, session: Session, url: str) -> bool:
+        """Whether a client's session failed and showed how to talk to the server: then it is worth another try."""
+        return False
 
     def renew(self, settings: Settings) -> None:
         """Other sizes from now on, for sessions that are not there yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tracemalloc
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.protocols.emp.strategies import any_frame
-from wireloom.model import LimitExceeded, ProtocolViolation
+from wireloom.model import Kind, LimitExceeded, Message, ProtocolViolation
 from wireloom.protocols.emp import EMP, frames
 from wireloom.protocols.emp.frames import Block, Error, ErrorCode, Frame, Hello, SizeMode, Type
 
@@ -88,9 +89,9 @@ def test_a_message_larger_than_the_size_field_can_say_is_not_encoded() -> None:
 )
 def test_every_message_type_of_the_specification_is_supported(identifier: int, type_: Type) -> None:
     assert type_ == identifier
-    data = bytes.fromhex("0000000b") + bytes((identifier,)) + bytes.fromhex("000000616263")
-    assert decode_all(data) == Frame(type_, b"abc")
-    assert frames.encode(Frame(type_, b"abc")) == data
+    data = bytes.fromhex("0000000c") + bytes((identifier,)) + bytes.fromhex("00000061626364")
+    assert decode_all(data) == Frame(type_, b"abcd")
+    assert frames.encode(Frame(type_, b"abcd")) == data
 
 
 @pytest.mark.parametrize("type_", [6, 7, 64, 127])
@@ -178,7 +179,9 @@ def test_exclusive_sizes_leave_out_the_size_field_in_envelope_and_block() -> Non
 
 
 def test_inclusive_sizes_are_the_default() -> None:
-    assert EMP.settings() == EMP.settings({"size_mode": "inclusive"})
+    hello = Message(Kind.OPEN)
+    assert EMP.encode(hello, EMP.settings()) == EMP.encode(hello, EMP.settings({"size_mode": "inclusive"}))
+    assert EMP.lenient() == dataclasses.replace(EMP.lenient(), size_mode=SizeMode.INCLUSIVE)  # type: ignore[call-arg]
 
 
 def test_hello_carries_the_version_and_the_current_one_is_1() -> None:

@@ -15,6 +15,7 @@ from wireloom.protocols.contract import Decoded
 from wireloom.protocols.emp import EMP, EmpSettings, extensions, frames
 from wireloom.protocols.emp.frames import Block, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import to_frame, to_message
+from wireloom.protocols.emp.settings import Profile
 from wireloom.protocols.registry import protocol, scheme
 
 OPTIONS = EmpSettings()
@@ -328,7 +329,8 @@ def test_the_defaults_are_those_of_the_decisions() -> None:
             handshake_timeout=5,
             ping_interval=10,
             pong_timeout=5,
-            size_mode=SizeMode.INCLUSIVE,
+            size_mode=SizeMode.AUTO,
+            profile=Profile.AUTO,
             compress_above=None,
         )
         == OPTIONS

@@ -28,7 +28,7 @@ PACKED = frames.encode(Frame(Type.DATA, extensions.gzip(NOISE * 9), (GZIP,)))
 
 
 def working(role: Role = Role.SERVER, **values: object) -> EmpSession:
-    session = EMP.session(role, EMP.settings(values))
+    session = EMP.session(role, EMP.settings({"profile": "on", **values}))
     session.enable_work()
     session.connected(0.0)
     session.receive(frames.encode(Frame(Type.HELLO, frames.encode_hello(frames.Hello()))), 0.0)

@@ -37,7 +37,8 @@ SAMPLES = {
 
 
 def fresh(role: Role = Role.SERVER, **values: object) -> EmpSession:
-    session = EmpSession(role, EmpSettings.parse(values))
+    """A session with nothing left open; `test_auto.py` is about the rest."""
+    session = EmpSession(role, EmpSettings.parse({"size_mode": "inclusive", "profile": "on", **values}))
     session.connected(0.0)
     return session
 

@@ -10,6 +10,7 @@ from tests.protocols.reading import messages_of
 from wireloom.model import Kind
 from wireloom.protocols.contract import Role, SessionState
 from wireloom.protocols.emp import EmpSettings, frames
+from wireloom.protocols.emp.frames import SizeMode
 from wireloom.protocols.emp.session import EmpSession
 
 HOUR = 3600.0
@@ -108,7 +109,7 @@ def test_a_peer_that_falls_silent_is_noticed_within_interval_and_timeout(silent:
 
 
 def test_a_peer_that_never_says_hello_is_left_after_the_handshake_timeout() -> None:
-    session = EmpSession(Role.SERVER, EmpSettings(handshake_timeout=2.5))
+    session = EmpSession(Role.SERVER, EmpSettings(handshake_timeout=2.5, size_mode=SizeMode.INCLUSIVE))
     session.connected(100.0)
     session.outgoing()
     assert session.deadline() == 102.5

@@ -39,12 +39,14 @@ from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.extensions import Hub, RequestResponse, encode_hub, encode_request_response
 from wireloom.protocols.emp.frames import Block, Extension, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import DONE, to_message
-from wireloom.protocols.emp.settings import EmpSettings, for_numbers
+from wireloom.protocols.emp.settings import EmpSettings, for_numbers, settled
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_BYE, _PING, _PONG, _DATA = int(Type.BYE), int(Type.PING), int(Type.PONG), int(Type.DATA)
+_HELLO, _BYE, _PING, _PONG, _DATA = (
+    int(each) for each in (Type.HELLO, Type.BYE, Type.PING, Type.PONG, Type.DATA)
+)  # fmt: skip
 _FIRST_APPLICATION_TYPE = frames.FIRST_APPLICATION_TYPE
 _REQUEST_RESPONSE, _HUB = int(Extension.REQUEST_RESPONSE), int(Extension.HUB)
 _EVENT, _REQUEST, _RESPONSE = (KIND_CODES[kind] for kind in (Kind.EVENT, Kind.REQUEST, Kind.RESPONSE))
@@ -71,6 +73,8 @@ def _message_size(
     if left < 8:
         return 0
     if _DATA < data[at + 4] < _FIRST_APPLICATION_TYPE:
+        return -1
+    if data[at + 4] == _HELLO and data[at + 5] < 0x80 and size != 12:
         return -1
     return size if left >= size else 0
 
@@ -210,6 +214,8 @@ def _open_hubs(data: NDArray[np.uint8], hubs: NDArray[np.int64], words: NDArray[
                 place += 2 + size
 
 
+_TELLING = 4096
+"""Bytes of a stream that mostly show its size mode."""
 _GUESS = 64
 """Bytes of a message, as a first guess. Rows that stay empty take no memory."""
 
@@ -237,16 +243,48 @@ class EmpColumns(ColumnDecoder):
         request = Block(Extension.REQUEST_RESPONSE, encode_request_response(RequestResponse(True, 1)))
         hub = Block(Extension.HUB, encode_hub(Hub("a", "b")))
         sample = frames.encode(Frame(Type.DATA, b"", (request, hub))) + frames.encode(Frame(Type.PING))
-        self.decode(Spans.whole(sample, Stream(Direction.C2S)), EmpSettings())
+        self.decode(Spans.whole(sample, Stream(Direction.C2S)), EmpSettings(size_mode=SizeMode.INCLUSIVE))
 
     def decode(self, spans: Spans, settings: Settings) -> Columns:
-        """All messages of all spans, whatever the size mode of their connections.
+        """All messages of all spans, whatever the size mode of their connections. The state of a stream is its mode.
 
         Number 0 of a stream's topics is its size mode, in journals of format 1.
         """
         found = settings_of(spans.streams, cast(EmpSettings, settings))
         own = [for_numbers(each, stream.topics) for each, stream in zip(found, spans.streams, strict=True)]
-        return by_settings(_decode, spans, own, cast(EmpSettings, settings))
+        if all(each.size_mode is not SizeMode.AUTO for each in own):
+            return by_settings(_decode, spans, own, cast(EmpSettings, settings))
+        told = _told_modes(spans, own)
+        known = [
+            each if mode is None else settled(each, mode, each.profile) for each, mode in zip(own, told, strict=True)
+        ]
+        columns = by_settings(_decode, spans, known, cast(EmpSettings, settings))
+        columns.state = [b"" if mode is None else mode.encode() for mode in told]
+        return columns
+
+
+def _told_modes(spans: Spans, own: Sequence[EmpSettings]) -> list[SizeMode | None]:
+    """The size mode of each stream: stated, known from earlier spans, or shown by its first; None: not known yet."""
+    told: list[SizeMode | None] = [
+        each.size_mode
+        if each.size_mode is not SizeMode.AUTO
+        else SizeMode(stream.state.decode())
+        if stream.state
+        else None
+        for each, stream in zip(own, spans.streams, strict=True)
+    ]
+    seen: set[int] = set()
+    for span, stream in enumerate(spans.stream.tolist()):
+        if told[stream] is None and stream not in seen:
+            seen.add(stream)
+            start, end = int(spans.start[span]), int(spans.end[span])
+            most = own[stream].max_message
+            first = spans.data[start : min(start + _TELLING, end)].tobytes()
+            # Most begin with a small frame.
+            told[stream] = frames.told_mode(first, 0, most)
+            if told[stream] is None and end - start > _TELLING:
+                told[stream] = frames.told_mode(spans.data[start:end].tobytes(), 0, most)
+    return told
 
 
 def _decode(spans: Spans, settings: EmpSettings) -> Columns:

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from wireloom.model import LimitExceeded, NotSupported
-from wireloom.protocols.emp.frames import Block, Extension, violation
+from wireloom.protocols.emp.frames import Block, Extension, size_hint, violation
 
 MAX_DECOMPRESSED_DEFAULT = 16 * 1024 * 1024
 MAX_ID = 2**64 - 1
@@ -118,7 +118,8 @@ def encode_request_response(value: RequestResponse) -> bytes:
 def decode_request_response(content: bytes) -> RequestResponse:
     """The inverse of `encode_request_response`."""
     if len(content) != _REQUEST_RESPONSE.size:
-        raise violation("emp.request-response.size", f"{len(content)} bytes instead of {_REQUEST_RESPONSE.size}")
+        hint = size_hint(len(content) - _REQUEST_RESPONSE.size)
+        raise violation("emp.request-response.size", f"{len(content)} bytes instead of {_REQUEST_RESPONSE.size}{hint}")
     flags, identifier = _REQUEST_RESPONSE.unpack(content)
     if identifier == 0:
         raise violation("emp.request-response.zero-id", "request identifier 0")
@@ -133,7 +134,8 @@ def encode_compression(scheme: Scheme) -> bytes:
 def decode_compression(content: bytes) -> Scheme:
     """The inverse of `encode_compression`."""
     if len(content) != _COMPRESSION.size:
-        raise violation("emp.compression.size", f"{len(content)} bytes instead of {_COMPRESSION.size}")
+        hint = size_hint(len(content) - _COMPRESSION.size)
+        raise violation("emp.compression.size", f"{len(content)} bytes instead of {_COMPRESSION.size}{hint}")
     try:
         return Scheme(content[0])
     except ValueError:

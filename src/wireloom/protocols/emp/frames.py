@@ -4,7 +4,7 @@ Implements the sections "Encoding" and "Messages" of the emp specification: what
 and the bodies of `hello` and `error`. What the blocks of the known extensions hold is in `extensions.py`.
 
 Sizes include their own four bytes, as the specification says. Peers that leave them out, in envelopes and in
-blocks alike, are spoken to with `SizeMode.EXCLUSIVE`.
+blocks alike, are spoken to with `SizeMode.EXCLUSIVE`. `told_mode` tells from the first frame which of the two it is.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class SizeMode(StrEnum):
 
     INCLUSIVE = "inclusive"
     EXCLUSIVE = "exclusive"
+    AUTO = "auto"
+    """As the first frame shows; see `told_mode`. What is written before that is inclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,15 @@ _ERROR = struct.Struct(">BBBxH")
 _MORE = 0x80
 _LAST_TYPE = int(max(Type))
 _EXCLUSIVE = SizeMode.EXCLUSIVE
+_TELLING = 3
+"""So many frames in a row show the size mode of a stream that does not begin with a `hello`."""
+_HELLO_SIZE = 12
+"""Bytes of a `hello` without blocks."""
+_HINTS = {
+    SizeMode.INCLUSIVE: '; its sizes seem to count their own four bytes: set size_mode = "inclusive", or "auto"',
+    SizeMode.EXCLUSIVE: '; its sizes seem to leave out their own four bytes: set size_mode = "exclusive", or "auto"',
+}
+"""What is said about a frame that makes sense in the other size mode only."""
 _pack_head, _unpack_head = _HEAD.pack, _HEAD.unpack_from
 
 
@@ -243,19 +254,107 @@ def decode(
         _check_size(size, left_out, max_message)
     if _LAST_TYPE < type_ < FIRST_APPLICATION_TYPE:
         raise violation("emp.type.reserved", f"type {type_}")
+    if not type_ and size != _HELLO_SIZE and not flags & _MORE:
+        hint = size_hint(size - _HELLO_SIZE)
+        raise violation("emp.hello.body", f"{size - 8} bytes instead of {_HELLO_SIZE - 8}{hint}")
     if available < size:
         return None
     end = start + size
     if flags & _MORE:
-        blocks, position = _decode_blocks(buffer, start + 8, end, left_out)
+        try:
+            blocks, position = _decode_blocks(buffer, start + 8, end, left_out)
+        except ProtocolViolation as found:
+            other = SizeMode.INCLUSIVE if left_out else SizeMode.EXCLUSIVE
+            if not _have_blocks_room(buffer, start + 8, end, left_out):
+                raise
+            raise violation(found.clause, found.detail + _HINTS[other], extension=found.reply[9]) from None
     else:
         blocks, position = (), start + 8
     return Frame(type_, bytes(buffer[position:end]), blocks), end
 
 
+def size_hint(excess: int) -> str:
+    """What is said about a part that has so many bytes too many: four mean that the other size mode is right."""
+    mode = {4: SizeMode.INCLUSIVE, -4: SizeMode.EXCLUSIVE}.get(excess)
+    return "" if mode is None else _HINTS[mode]
+
+
+def _have_blocks_room(buffer: bytes | bytearray, position: int, end: int, left_out: int) -> bool:
+    """Whether blocks that do not fit into their message would fit in the other size mode.
+
+    No more is looked at than the message in its own mode: what follows it may not be there yet.
+    """
+    other_left_out = 4 - left_out
+    other_end = end + other_left_out - left_out
+    more = _MORE
+    while more:
+        if min(end, other_end) - position < 8:
+            return False
+        size, _, flags = _unpack_head(buffer, position)
+        size += other_left_out
+        if not 8 <= size <= other_end - position:
+            return False
+        more = flags & _MORE
+        position += size
+    return True
+
+
+def told_mode(buffer: bytes | bytearray, start: int = 0, max_message: int = MAX_MESSAGE_DEFAULT) -> SizeMode | None:
+    """The size mode that the beginning of a stream shows; None while too little of the first frame is there.
+
+    A `hello`, which every stream begins with, has the size 12 or 8. Where a stream is seen from its middle on, the
+    mode is told in which frames follow each other. What makes no sense in either mode counts as inclusive.
+
+    >>> told_mode(bytes.fromhex("0000000c0000000001000000")), told_mode(bytes.fromhex("000000080000000001000000"))
+    (<SizeMode.INCLUSIVE: 'inclusive'>, <SizeMode.EXCLUSIVE: 'exclusive'>)
+    >>> told_mode(bytes.fromhex("0000000905000000") + b"hello")
+    <SizeMode.EXCLUSIVE: 'exclusive'>
+    """
+    available = len(buffer) - start
+    if available < 4:
+        return None
+    size: int = _SIZE.unpack_from(buffer, start)[0]
+    if size < 8:
+        return SizeMode.EXCLUSIVE if size >= 4 else SizeMode.INCLUSIVE
+    if size > max_message:
+        return SizeMode.INCLUSIVE
+    if available < 8:
+        return None
+    _, type_, flags = _unpack_head(buffer, start)
+    if type_ == Type.HELLO:
+        return SizeMode.EXCLUSIVE if size == _HELLO_SIZE - 4 and not flags & _MORE else SizeMode.INCLUSIVE
+    if _LAST_TYPE < type_ < FIRST_APPLICATION_TYPE:
+        return SizeMode.INCLUSIVE
+    if available < size:
+        return None
+    return max(_HINTS, key=lambda mode: _frames_in_a_row(buffer, start, max_message, mode))
+
+
+def _frames_in_a_row(buffer: bytes | bytearray, start: int, max_message: int, size_mode: SizeMode) -> float:
+    """How well some frames follow each other; -1 if what is said to be a frame is none."""
+    left_out = 4 if size_mode is _EXCLUSIVE else 0
+    at, end = start, len(buffer)
+    for count in range(_TELLING):
+        if at >= end:
+            # Whatever was sent together mostly ends with a frame.
+            return count + (0.5 if at == end else -1)
+        head = bytes(buffer[at : at + 8])
+        least = int.from_bytes(head[:4].ljust(4, b"\0")) + left_out
+        if least > max_message or (len(head) >= 4 and least < 8):
+            return -1
+        # Peers send unused bits as zero.
+        if len(head) == 8 and (_LAST_TYPE < head[4] < FIRST_APPLICATION_TYPE or head[5] & 0x7F or head[6] or head[7]):
+            return -1
+        if len(head) < 8:
+            return count
+        at += least
+    return _TELLING
+
+
 def _check_size(size: int, left_out: int, max_message: int) -> None:
     if size < 8:
-        raise violation("emp.envelope.size", f"size {size - left_out} leaves no room for the header")
+        hint = _HINTS[SizeMode.EXCLUSIVE] if size >= 4 and not left_out else ""
+        raise violation("emp.envelope.size", f"size {size - left_out} leaves no room for the header{hint}")
     if size > max_message:
         raise violation("emp.envelope.too-large", f"message of {size} bytes; max_message is {max_message}")
 
@@ -325,7 +424,8 @@ def decode_error(body: bytes) -> Error:
     code, extension, extension_error, length = _ERROR.unpack_from(body)
     text = body[_ERROR.size :]
     if len(text) != length:
-        raise violation("emp.error.body", f"error message of {len(text)} bytes whose length says {length}")
+        hint = size_hint(len(text) - length)
+        raise violation("emp.error.body", f"error message of {len(text)} bytes whose length says {length}{hint}")
     try:
         return Error(code, text.decode(), extension, extension_error)
     except UnicodeDecodeError:

@@ -10,6 +10,8 @@
 | the latter with the hub's error flag | `error` with a `correlation_id` |
 | types 128 to 255 | `other`; attribute `type` |
 
+Attribute `size_mode` of a `hello` is `exclusive` where sizes leave out their own four bytes.
+
 Attribute `compression` names the scheme of a body that came with one; the body is decompressed. Blocks of unknown
 extensions are attributes `extension.<id>`: content in hex, blocks of the same id separated by commas. The hub's
 block gives data and application messages their topic, content type and status; on other messages it
@@ -34,11 +36,11 @@ from wireloom.model import (
     ProtocolViolation,
     message_of,
 )
-from wireloom.protocols.contract import Decoder
+from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Decoder
 from wireloom.protocols.emp import context, extensions, frames
 from wireloom.protocols.emp.extensions import Hub, Known, RequestResponse, Scheme
-from wireloom.protocols.emp.frames import Block, Extension, Frame, Type
-from wireloom.protocols.emp.settings import EmpSettings
+from wireloom.protocols.emp.frames import Block, Extension, Frame, SizeMode, Type
+from wireloom.protocols.emp.settings import EmpSettings, Profile, settled
 
 BLOCK = "extension."
 """Attributes with this prefix are blocks: `extension.200`."""
@@ -55,6 +57,10 @@ _EVENT, _REQUEST, _RESPONSE, _ERROR, _OTHER = Kind.EVENT, Kind.REQUEST, Kind.RES
 _DATA, _FIRST_APPLICATION_TYPE = int(Type.DATA), frames.FIRST_APPLICATION_TYPE
 _REQUEST_RESPONSE, _HUB, _GZIP = Extension.REQUEST_RESPONSE, Extension.HUB, Scheme.GZIP
 _UNPROVEN = Authenticity.NONE
+_OFF = Profile.OFF
+HUB_EXTENSIONS = (int(Extension.HUB), context.EXTENSION)
+"""Those that only peers with the hub profile know."""
+_UNAWARE = "an emp peer that does not know the hub's extension (setting profile)"
 
 
 def to_message(
@@ -76,6 +82,8 @@ def to_message(
     if type_ == Type.HELLO:
         kind = Kind.OPEN
         attributes["version"] = str(frames.decode_hello(_plain_body(frame, known, settings, unpacked)).version)
+        if settings.size_mode is SizeMode.EXCLUSIVE:
+            attributes["size_mode"] = str(SizeMode.EXCLUSIVE)
     elif type_ == Type.ERROR:
         kind = Kind.ERROR
         error = frames.decode_error(_plain_body(frame, known, settings, unpacked))
@@ -165,6 +173,9 @@ def to_frame(message: Message, settings: EmpSettings) -> Frame:
     '000000000000000000000001'
     """
     type_, body, blocks = _content(message)
+    is_profiled = settings.profile is not _OFF
+    if not is_profiled:
+        _check_unprofiled(message)
     attributes = message.attributes
     scheme = _scheme(message, body, settings) if attributes else None
     if scheme is not None:
@@ -176,11 +187,11 @@ def to_frame(message: Message, settings: EmpSettings) -> Frame:
         if len(packed) + 12 < len(body):
             blocks.append(Block(Extension.COMPRESSION, extensions.encode_compression(Scheme.GZIP)))
             body = packed
-    if type_ >= _DATA:
+    if type_ >= _DATA and is_profiled:
         hub = _hub(message)
         if hub is not None:
             blocks.append(hub)
-    if attributes and (kept := list(_kept_blocks(message))):
+    if attributes and (kept := list(_kept_blocks(message, is_profiled))):
         blocks += kept
         try:
             extensions.read(tuple(blocks))
@@ -192,6 +203,15 @@ def to_frame(message: Message, settings: EmpSettings) -> Frame:
     if size > settings.max_message:
         raise LimitExceeded(f"message of {size} bytes; max_message is {settings.max_message}")
     return Frame(type_, body, tuple(blocks))
+
+
+def _check_unprofiled(message: Message) -> None:
+    """Refuse what cannot be said without the hub's extension. Topics are left out: the peer has none."""
+    if message.kind is _ERROR and message.correlation_id is not None:
+        raise NotSupported(f"the failure of a request cannot be told to {_UNAWARE}")
+    topic = message.topic
+    if topic is not None and topic.startswith(HUB_PREFIX) and not topic.startswith(PUBLISH):
+        raise NotSupported(f"{topic} cannot be said to {_UNAWARE}")
 
 
 def _attributes(message: Message) -> Mapping[str, str]:
@@ -295,12 +315,14 @@ def _hub_block(topic: str | None, content_type: str | None, status: str | None, 
 _remembered_hub_block = lru_cache(maxsize=1024)(_hub_block)
 
 
-def _kept_blocks(message: Message) -> Iterator[Block]:
+def _kept_blocks(message: Message, is_profiled: bool) -> Iterator[Block]:
     for name, contents in _attributes(message).items():
         tail = name.removeprefix(BLOCK)
         if tail == name:
             continue
         extension = _number(tail, f"attribute {name!r}", 0, 255)
+        if not is_profiled and extension in HUB_EXTENSIONS:
+            continue
         try:
             blocks = [Block(extension, bytes.fromhex(content)) for content in contents.split(",")]
         except ValueError:
@@ -308,7 +330,7 @@ def _kept_blocks(message: Message) -> Iterator[Block]:
         if extension == context.EXTENSION and len(blocks) == 1:
             blocks = [Block(extension, context.with_trace(blocks[0].content, message.attributes))]
         yield from blocks
-    if message.attributes and f"{BLOCK}{context.EXTENSION}" not in _attributes(message):
+    if is_profiled and message.attributes and f"{BLOCK}{context.EXTENSION}" not in _attributes(message):
         content = context.with_trace(b"", message.attributes)
         if content:
             yield Block(context.EXTENSION, content)
@@ -332,6 +354,11 @@ class EmpDecoder(Decoder):
 
     def decode_one(self, buffer: bytearray, start: int) -> tuple[object, int] | None:
         """The next frame, by `frames.decode`."""
+        if self._settings.size_mode is SizeMode.AUTO:
+            mode = frames.told_mode(buffer, start, self._settings.max_message)
+            if mode is None:
+                return None
+            self._settings = settled(self._settings, mode, self._settings.profile)
         return frames.decode(buffer, start, self._settings.max_message, self._settings.size_mode)
 
     def to_message(self, frame: object) -> Message:

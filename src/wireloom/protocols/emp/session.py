@@ -25,13 +25,23 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
-from wireloom.protocols.contract import LOGIN, NOTHING, NOTHING_AGREED, Batch, EventHead, Role, Session, is_control
+from wireloom.protocols.contract import (
+    LOGIN,
+    NOTHING,
+    NOTHING_AGREED,
+    Batch,
+    EventHead,
+    Publishes,
+    Role,
+    Session,
+    is_control,
+)
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
-from wireloom.protocols.emp.messages import encode, is_reserved, to_message
+from wireloom.protocols.emp.messages import HUB_EXTENSIONS, encode, is_reserved, to_message
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.pending import Pending
-from wireloom.protocols.emp.settings import EmpSettings
+from wireloom.protocols.emp.settings import EmpSettings, Profile, settled
 from wireloom.protocols.emp.states import (
     ANSWERS,
     APPLICATION,
@@ -57,6 +67,12 @@ _EVENT, _REQUEST, _ERROR, _PING, _CLOSE, _OTHER = (
     Kind.EVENT, Kind.REQUEST, Kind.ERROR, Kind.PING, Kind.CLOSE, Kind.OTHER,
 )  # fmt: skip
 _DATA = int(Type.DATA)
+_AUTO, _INCLUSIVE, _EXCLUSIVE_MODE = SizeMode.AUTO, SizeMode.INCLUSIVE, SizeMode.EXCLUSIVE
+
+_MOST_TOLD = 500
+"""Characters of a peer's last words that are told to those who wait for it."""
+SILENCE = 1.0
+"""Seconds that a listener waits for the `hello` that shows how sizes are meant, before it speaks first."""
 
 
 class EmpSession(Session):
@@ -64,14 +80,30 @@ class EmpSession(Session):
 
     steady = True
 
-    def __init__(self, role: Role, settings: EmpSettings) -> None:
+    def __init__(self, role: Role, settings: EmpSettings, first_mode: SizeMode = _INCLUSIVE) -> None:
+        """`first_mode` is the size mode in which a client speaks where the settings leave it open."""
         super().__init__(role)
-        self.settings = settings
-        self._inclusive = settings.size_mode is SizeMode.INCLUSIVE
+        self._asked = settings
+        """The settings as they were given; `settings` are those in force: what `auto` means is known by and by."""
+        mode, profile = settings.size_mode, settings.profile
+        if mode is _AUTO and role is Role.CLIENT:
+            mode = first_mode
+        if profile is Profile.AUTO:
+            # Who needs exclusive sizes is known to die of an extension that it does not know.
+            profile = Profile.ON if role is Role.CLIENT and mode is not _EXCLUSIVE_MODE else Profile.OFF
+        self.settings = settled(settings, mode, profile)
+        self.names_topics = profile is Profile.ON
+        self._hub_seen = False
+        """Whether the peer has sent a block of the hub's extensions."""
+        self._hello_due: float | None = None
+        """When to say `hello` first, in the usual size mode."""
+        self._wants_columns = False
+        self.other_mode: SizeMode | None = None
+        """The size mode that the server turned out to have, where this is not the one in which it was spoken to."""
         self._receives = role.sends.opposite
         self._buffer = Kept()
         self._out: list[bytes] = []
-        self._held: list[bytes] = []
+        self._held: list[Message] = []
         """Messages of the application that wait for the handshake to end."""
         self._held_size = 0
         self._pending = Pending(settings.max_requests)
@@ -86,8 +118,11 @@ class EmpSession(Session):
     # The transport's side
 
     def connected(self, now: float) -> None:
-        """The transport is up: say `hello`, and wait for the peer's."""
-        self._write(_HELLO_FRAME)
+        """The transport is up: say `hello`, and wait for the peer's. Who does not know how, waits for it first."""
+        if self.settings.size_mode is _AUTO:
+            self._hello_due = now + SILENCE
+        else:
+            self._write(_HELLO_FRAME)
         self._deadline = now + self.settings.handshake_timeout
 
     def receive(self, data: bytes, now: float) -> Sequence[Batch]:
@@ -106,7 +141,30 @@ class EmpSession(Session):
             if kept.takes(data):
                 return NOTHING
             data = kept.joined(data)
-        return self._decode(data, partial(self._read_frames, now))
+        found = self._decode(data, partial(self._read_frames, now))
+        return found if self._hub_seen or self.columns is None else self._looking_for_hub(found)
+
+    def _looking_for_hub(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """Batches in columns hold nothing but messages with the hub's block."""
+        for batch in batches:
+            if isinstance(batch, Publishes):
+                self._see_hub()
+            yield batch
+
+    def _see_hub(self) -> None:
+        """The peer knows the hub's extension: from now on it is sent topics, unless the settings say no."""
+        self._hub_seen = True
+        if self._asked.profile is Profile.AUTO and self.settings.profile is not Profile.ON:
+            self.settings = settled(self._asked, self.settings.size_mode, Profile.ON)
+            self.names_topics = True
+
+    def _set_mode(self, mode: SizeMode) -> None:
+        """It is known how sizes are meant: say `hello` that way."""
+        self.settings = settled(self._asked, mode, self.settings.profile)
+        self._hello_due = None
+        self._write(_HELLO_FRAME)
+        if self._wants_columns:
+            self.enable_columns()
 
     def _read_frames(self, now: float, data: bytes, start: int, most: int) -> tuple[Batch | None, int]:
         """Decode up to so many frames, to the first control message; returns them and where the next one begins.
@@ -114,8 +172,10 @@ class EmpSession(Session):
         That is the end of the data where nothing more can be taken now: what is incomplete, or waits for slow work, is
         kept.
         """
-        settings, size = self.settings, len(data)
-        max_message, size_mode = settings.max_message, settings.size_mode
+        size = len(data)
+        if self.state is OPENING and not self._read_mode(data, start):
+            return None, size
+        max_message, size_mode = self.settings.max_message, self.settings.size_mode
         messages: list[Message] = []
         position, login = start, None
         is_over = False
@@ -151,14 +211,31 @@ class EmpSession(Session):
         batch = Batch(accepted, messages) if accepted else None
         return batch, size if is_over else position
 
+    def _read_mode(self, data: bytes, start: int) -> bool:
+        """Find out how the peer means sizes, where the settings leave it open; False if there is nothing more to do."""
+        if self._asked.size_mode is not _AUTO:
+            return True
+        told = frames.told_mode(data, start, self.settings.max_message)
+        if told is None:
+            self.keep(data[start:])
+            return False
+        if self.settings.size_mode is _AUTO:
+            self._set_mode(told)
+        elif told is not self.settings.size_mode and self.role is Role.CLIENT:
+            self.other_mode, self.is_misled = told, True
+            self.violation = frames.violation("emp.envelope.size", f"the server's sizes are {told}, ours are not")
+            self._leave("error")
+            return False
+        return True
+
     def _blanked(self, login: Message) -> bytes:
         """The frame of a login with stars for its body; what was compressed is not any more."""
         attributes = {name: value for name, value in login.attributes.items() if name != "compression"}
         return encode(login.with_(body=b"*" * len(login.body), attributes=attributes), self.settings)
 
     def batch_key(self, now: float) -> Hashable | None:
-        """Messages mean the same on every emp connection, if sizes are inclusive."""
-        if self._buffer or self.state is not OPEN or not self._inclusive or self._slow.reading is not None:
+        """Messages mean the same on every emp connection in columns: its sizes are inclusive."""
+        if self._buffer or self.state is not OPEN or not self._hub_seen or self._slow.reading is not None:
             return None
         return "emp"
 
@@ -176,6 +253,8 @@ class EmpSession(Session):
         if isinstance(unpacked, ProtocolViolation):
             raise unpacked
         message = to_message(frame, self.settings, self._receives, unpacked)
+        if frame.blocks and not self._hub_seen and any(each.extension in HUB_EXTENSIONS for each in frame.blocks):
+            self._see_hub()
         if type_ >= _DATA:
             if message.id is not None:
                 self._pending.owe(message.id)
@@ -187,8 +266,11 @@ class EmpSession(Session):
             self._pong(now)
         elif type_ == Type.HELLO:
             self._greet(message, now)
+        elif type_ == Type.BYE:
+            self._leave("close")
         else:
-            self._leave("close" if type_ == Type.BYE else "error")
+            self.close_detail = _told(message)
+            self._leave("error")
         self.state = then
         return message
 
@@ -199,8 +281,8 @@ class EmpSession(Session):
             raise frames.violation("emp.hello.version", f"version {version}; version {frames.VERSION} is supported")
         self._deadline = None
         self._ping_due = now + self.settings.ping_interval
-        for data in self._held:
-            self._queue(data)
+        for held in self._held:
+            self._queue(encode(held, self.settings))
         self._held.clear()
 
     def _answer_ping(self) -> None:
@@ -243,7 +325,7 @@ class EmpSession(Session):
 
     def agreed(self) -> Mapping[str, str | bool]:
         """The size mode where it is not the usual one: later readers do not know the settings."""
-        return NOTHING_AGREED if self._inclusive else _EXCLUSIVE
+        return _EXCLUSIVE if self.settings.size_mode is _EXCLUSIVE_MODE else NOTHING_AGREED
 
     def outgoing(self) -> bytes:
         """Bytes to write now."""
@@ -258,6 +340,8 @@ class EmpSession(Session):
     def deadline(self) -> float | None:
         """When the handshake, a pong or the last answers are overdue, or the next ping is due."""
         if self.state is not OPEN:
+            if self._hello_due is not None and self._deadline is not None:
+                return min(self._hello_due, self._deadline)
             return self._deadline
         if self._ping_sent is not None:
             return self._ping_sent + self.settings.pong_timeout
@@ -268,7 +352,9 @@ class EmpSession(Session):
         due = self.deadline()
         if due is None or now < due:
             return NOTHING
-        if self.state is OPENING:
+        if self.state is OPENING and self._hello_due is not None and now >= self._hello_due:
+            self._set_mode(_INCLUSIVE)
+        elif self.state is OPENING:
             self.violation = frames.violation(
                 "emp.handshake.timeout", f"no hello within handshake_timeout, {self.settings.handshake_timeout} s"
             )
@@ -312,6 +398,9 @@ class EmpSession(Session):
             return message
         if answer is not None and answer not in pending.owed:
             raise NotSupported(f"no request {answer} waits for a response")
+        if kind is _ERROR and answer is not None and self.settings.profile is Profile.OFF:
+            # There is no way to say it. The peer will wait in vain, and the id must not be taken for ever.
+            del pending.owed[answer]
         if kind is _ERROR and answer is None and is_reserved(message.status):
             message = message.with_(status=str(int(ErrorCode.UNSPECIFIED)))
         # Only requests have an id.
@@ -324,7 +413,7 @@ class EmpSession(Session):
         else:
             data = encode(message, self.settings)
             if held:
-                self._hold(data)
+                self._hold(message, len(data))
             else:
                 self._queue(data)
         if kind is _REQUEST:
@@ -354,12 +443,12 @@ class EmpSession(Session):
 
     @property
     def event_style(self) -> object:
-        """Events are written alike under the same settings, unless something large is still being packed."""
-        # Sessions of one listener have the same object; its number is a quicker key than its values.
+        """Events are written alike under the same settings in force, unless something large is still being packed."""
+        # Sessions with equal ones have the same object; its number is a quicker key than its values.
         return id(self.settings) if self.state is OPEN and not self._slow.behind else None
 
     def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
-        """`data` with the hub's block; its size counts all of it, or all but itself."""
+        """`data`, mostly with the hub's block; its size counts all of it, or all but itself."""
         plain = _plain_event(topic, content_type, self.settings)
         settings = self.settings
         largest = settings.max_message - len(plain)
@@ -367,11 +456,11 @@ class EmpSession(Session):
             largest = min(largest, settings.compress_above)
         return EventHead(bytes(4) + plain[4:], 0, int.from_bytes(plain[:4]), largest)
 
-    def _hold(self, data: bytes) -> None:
-        if self._held_size + len(data) > self.settings.max_message:
+    def _hold(self, message: Message, size: int) -> None:
+        if self._held_size + size > self.settings.max_message:
             raise LimitExceeded("the handshake is not over and messages of max_message bytes wait for its end")
-        self._held_size += len(data)
-        self._held.append(data)
+        self._held_size += size
+        self._held.append(message)
 
     def _ping(self, now: float) -> None:
         self._ping_sent = now
@@ -419,9 +508,10 @@ class EmpSession(Session):
     # Batches in columns
 
     def enable_columns(self) -> bool:
-        """Let `receive` use the kernel for long reads, if sizes are inclusive."""
-        if not self._inclusive:
-            return False
+        """Let `receive` use the kernel for long reads, as soon as sizes are known to be inclusive."""
+        self._wants_columns = True
+        if self.settings.size_mode is not _INCLUSIVE:
+            return self.settings.size_mode is _AUTO
         from wireloom.protocols.emp.publish_columns import EmpPublishes, warm
 
         warm()
@@ -514,6 +604,17 @@ class EmpSession(Session):
             self.sent -= 1
             self.count("emp.message.unsent")
         return NOTHING
+
+
+def _told(error: Message) -> str:
+    """What the peer said when it gave up."""
+    about = error.attributes.get("extension")
+    text = f"the peer's error {error.status}" + (f" about extension {about}" if about is not None else "")
+    if error.body:
+        text += f": {error.body.decode()[:_MOST_TOLD]}"
+    if about is not None and int(about) in HUB_EXTENSIONS:
+        text += '; it does not know the extension that carries topics: set profile = "off"'
+    return text
 
 
 @lru_cache(maxsize=1024)

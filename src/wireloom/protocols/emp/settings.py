@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
 from typing import ClassVar
 
 from wireloom.model import ConfigError
@@ -18,6 +20,23 @@ SMALLEST_MAX_MESSAGE = 1024
 
 SIZE_MODE = 0
 """In topic maps of journals of format 1 only: the number under which they state the size mode of a connection."""
+
+
+class Profile(StrEnum):
+    """Whether the hub's extension blocks (128 and 129) are sent. They are always understood.
+
+    >>> Profile(True), Profile("auto")
+    (<Profile.ON: 'on'>, <Profile.AUTO: 'auto'>)
+    """
+
+    AUTO = "auto"
+    """To peers that sent one themselves. A client sends them first, except to a server whose sizes are exclusive."""
+    ON = "on"
+    OFF = "off"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Profile | None:
+        return (cls.ON if value else cls.OFF) if isinstance(value, bool) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +64,10 @@ class EmpSettings(Settings):
     pong_timeout: float = 5.0
     close_timeout: float = 5.0
     """How long `bye` waits for answers that are still owed."""
-    size_mode: SizeMode = SizeMode.INCLUSIVE
-    """`exclusive` for peers whose sizes leave out their own four bytes."""
+    size_mode: SizeMode = SizeMode.AUTO
+    """Whether sizes count their own four bytes: `inclusive` or `exclusive`; `auto`: as the peer's `hello` shows."""
+    profile: Profile = Profile.AUTO
+    """Whether topics are sent, in the hub's extension: `on` or `off`; `auto`: to peers that sent one themselves."""
     compress_above: int | None = None
     """Bodies larger than this are sent as GZIP if that is shorter; None for never."""
 
@@ -79,3 +100,9 @@ def for_numbers(settings: EmpSettings, numbers: Mapping[int, str] | None) -> Emp
     if mode is None or mode == settings.size_mode:
         return settings
     return apply_agreed(settings, {"size_mode": mode})
+
+
+@lru_cache(maxsize=1024)
+def settled(settings: EmpSettings, size_mode: SizeMode, profile: Profile) -> EmpSettings:
+    """The settings in force on a connection, once it is known what `auto` means there; one object for equal ones."""
+    return replace(settings, size_mode=size_mode, profile=profile)

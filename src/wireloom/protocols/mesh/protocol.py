@@ -105,7 +105,7 @@ class MeshSessions(Sessions):
         self.gate, self.author = make_node(settings)
         self._limits = settings.limits
 
-    def new(self, role: Role, *, unique: int = 0) -> MeshSession:
+    def new(self, role: Role, *, unique: int = 0, url: str = "") -> MeshSession:
         """A session with one more address."""
         from wireloom.protocols.mesh.session import MeshSession
 
