@@ -51,7 +51,7 @@ def test_a_whole_file_is_understood(tmp_path: Path) -> None:
     assert (first.address.port, first.topics, first.settings.max_payload) == (6000, {7: "sensors/kitchen"}, 100)  # type: ignore[attr-defined]
     assert first.settings.profile  # type: ignore[attr-defined]
     assert (second.address.host, second.address.port) == ("::1", 5042)
-    assert not second.settings.profile  # type: ignore[attr-defined]
+    assert second.settings.profile, "it is on unless it is turned off"  # type: ignore[attr-defined]
     assert not config.journal.sync
     assert config.limits.slow_consumer is SlowConsumer.DISCONNECT
     assert config.http is None
@@ -63,7 +63,14 @@ def test_a_whole_file_is_understood(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("data = 5\n", "hub.toml:1: data must be the path of a folder, not 5"),
-        ('[[listener]]\nurl = "emp://h"\nprofile = "yes"\n', "hub.toml:3: listener: profile must be true or false"),
+        ('[[listener]]\nurl = "emp://h"\nprofile = "yes"\n', "hub.toml:3: listener: setting 'profile' is 'yes'; it must be one of auto, on, off"),
+        ('[[listener]]\nurl = "yamp://h"\nprofile = "yes"\n', "hub.toml:3: listener: profile must be true or false"),
+        ('[[listener]]\nurl = "hsp://h"\nprofile = "auto"\n', "hub.toml:3: listener: setting 'profile' is 'auto'"),
+        ('[[listener]]\nurl = "hsp://h"\nsubscribe = "a"\n', "hub.toml:3: listener: subscribe must be a list"),
+        ('[[listener]]\nurl = "hsp://h"\nsubscribe = ["a/#/b"]\n', "hub.toml:3: listener: subscribe: "),
+        ('[[listener]]\nurl = "mesh://h"\nsubscribe = ["a"]\n', "hub.toml:3: listener: listeners of mesh have no"),
+        ('[[listener]]\nurl = "hsp://h?max=1"\n', "unknown setting 'max'; known: max_payload, "),
+        ('[[listener]]\nurl = "hsp://h?max_payload=x"\n', "setting 'max_payload' is 'x'"),
         ("[limits]\nqueue_bytes = -5\n", "hub.toml:2: limits: setting 'queue_bytes' is -5; it must be more than 0"),
         ('[http]\nport = 1\n', "hub.toml:2: http: unknown key 'port'; known: url"),
         ("colour = 1\n", "hub.toml:1: unknown key 'colour'; known: data, id, listener"),

@@ -25,6 +25,8 @@ TOPICS = {7: "sensors/kitchen", 300: "$hub/map"}
 def talking(name: str, role: Role = Role.SERVER, *, unique: int = 1, **values: object) -> Session:
     """A session whose handshake is done."""
     own = protocol(name)
+    if name == "emp":
+        values = {"profile": "on", **values}
     session = own.session(role, own.settings(values), unique=unique, topics=TOPICS if name == "hsp" else None)
     session.connected(0.0)
     session.receive(GREETINGS.get(name, b""), 0.0)

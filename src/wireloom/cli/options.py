@@ -8,6 +8,7 @@ from pathlib import Path
 
 from wireloom.model import ConfigError
 from wireloom.protocols.contract import Protocol
+from wireloom.protocols.settings import Written
 from wireloom.topics import read_topic_map
 from wireloom.transports import TLS
 
@@ -20,7 +21,7 @@ def add_settings(parser: argparse.ArgumentParser, *, topics: bool = True) -> Non
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of the protocol, such as max_payload=65536; may be repeated",
+        help="a setting of the protocol in the syntax of TOML, such as max_payload=65536; may be repeated",
     )
     if topics:
         parser.add_argument(
@@ -47,15 +48,15 @@ def add_tls(parser: argparse.ArgumentParser, *, server: bool, token: bool = True
 def settings(arguments: argparse.Namespace) -> dict[str, object]:
     """The values of `--set`.
 
-    >>> settings(argparse.Namespace(settings=["max_payload=10"]))
-    {'max_payload': '10'}
+    >>> settings(argparse.Namespace(settings=["max_payload=10"]))["max_payload"].value
+    10
     """
     values: dict[str, object] = {}
     for text in arguments.settings:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f"--set {text}: write it as --set NAME=VALUE")
-        values[name] = value.split(",") if "," in value else value
+        values[name.strip()] = Written(value.strip())
     return values
 
 

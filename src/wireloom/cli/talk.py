@@ -128,12 +128,20 @@ def _peer(arguments: argparse.Namespace) -> Client:
     )
 
 
+def _warn_topicless(peer: Peer, topic: str) -> None:
+    """Say it where the other end has no topics: what was typed is not sent."""
+    if not peer.session.sends_topics:
+        text = f"{peer.name} does not know the hub's extension that carries topics: the topic is not sent: {topic}"
+        print(f"wireloom: {text}", file=sys.stderr)
+
+
 async def publish(arguments: argparse.Namespace) -> int:
     """Publish one body, or each line of standard input."""
     if any(level in ("+", "#") for level in arguments.topic.split("/")):
         raise ConfigError(f"{arguments.topic!r} is a pattern, which is for `wireloom sub`: publish to one topic")
     body = _body(arguments)
     async with _peer(arguments) as peer:
+        _warn_topicless(peer, arguments.topic)
         if arguments.lines:
             async for line in _lines():
                 await _publish(peer, arguments, line)
@@ -156,6 +164,7 @@ async def request(arguments: argparse.Namespace) -> int:
     show = _show if arguments.json else _show_body
     message = _message(Kind.REQUEST, arguments.topic, _body(arguments))
     async with _peer(arguments) as peer:
+        _warn_topicless(peer, arguments.topic)
         if arguments.lines:
             requests = (_message(Kind.REQUEST, arguments.topic, line) async for line in _lines())
             async for answer in peer.ask_many(requests, timeout=arguments.timeout):

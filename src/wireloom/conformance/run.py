@@ -114,7 +114,7 @@ async def check_server(
     """
     place = endpoint(url)
     cases = choose(place.protocol, Role.SERVER, only)
-    own = settings_for(place.protocol, settings)
+    own = settings_for(place.protocol, place.settings_with(settings))
     context = client_context(tls) if place.secure else None
     options = Options(tls=context, certificates=tls, server_hostname=tls.server_hostname if tls is not None else None)
     results: list[Result] = []
@@ -158,7 +158,8 @@ async def check_clients(
     """
     place = endpoint(url)
     cases = choose(place.protocol, Role.CLIENT, only)
-    door = _Door(place.protocol, cases, settings_for(place.protocol, settings), patience, tell)
+    own = settings_for(place.protocol, place.settings_with(settings))
+    door = _Door(place.protocol, cases, own, patience, tell)
     context = None
     if place.secure:
         context = client_context(tls) if place.transport.listens_as_client else server_context(tls)

@@ -4,7 +4,7 @@ data = "wireloom-data"
 
 [[listener]]
 url = "hsp://127.0.0.1:5042"
-profile = true
+subscribe = ["alerts/#"]
 settings = { max_payload = 65536 }
 topics = { 7 = "sensors/kitchen" }
 
@@ -44,10 +44,11 @@ from wireloom.hub.routes import Route, parse_route
 from wireloom.hub.webhooks import WebhookConfig, parse_webhook
 from wireloom.hub.wrong import WrongKey
 from wireloom.model import ConfigError
-from wireloom.protocols.contract import Protocol, Scheme, Settings
+from wireloom.peers.endpoint import split_settings
+from wireloom.protocols.contract import Framing, Protocol, Scheme, Settings
 from wireloom.protocols.registry import protocols
 from wireloom.protocols.registry import scheme as find_scheme
-from wireloom.topics import validate_topic
+from wireloom.topics import validate_pattern, validate_topic
 from wireloom.transports.address import Address, is_loopback, parse_url
 from wireloom.transports.registry import transport
 from wireloom.transports.tls import TLS
@@ -124,6 +125,8 @@ class ListenerConfig:
     """Whom this listener gets in touch with by itself."""
     origins: tuple[str, ...] = ()
     """Origins of web pages that may connect."""
+    subscribe: tuple[str, ...] = ()
+    """Topics and patterns whose events every peer gets unasked, as far as the rules let it subscribe to them."""
     internal: bool = False
     """Whether only the hub itself connects here; it has asked for rights before."""
 
@@ -185,7 +188,6 @@ def default_config(data: Path) -> HubConfig:
         make_listener(
             {
                 "url": f"{scheme.name}://{_LOOPBACK}:{scheme.port}",
-                "profile": True,
                 "settings": dict(protocol.loopback_settings),
             }
         )
@@ -198,7 +200,7 @@ def default_config(data: Path) -> HubConfig:
 
 def make_listener(table: Mapping[str, object]) -> ListenerConfig:
     """A listener from its table."""
-    known = ("url", "profile", "settings", "tls", "topics", "origins")
+    known = ("url", "profile", "settings", "tls", "topics", "subscribe", "origins")
     for key in table:
         if key not in known:
             raise WrongKey(key, f"unknown key {key!r}; known: {', '.join(known)}")
@@ -208,18 +210,14 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
     try:
         url = parse_url(text)
         protocol, scheme = find_scheme(url.scheme)
+        url, named = split_settings(url, protocol, scheme.transport)
         address = url.address(scheme.port, local=scheme.local)
     except ConfigError as error:
         raise WrongKey("url", str(error)) from None
     values = table.get("settings", {})
     if not isinstance(values, dict):
         raise WrongKey("settings", "settings must be a table, such as { max_payload = 65536 }")
-    profile = table.get("profile", False)
-    if not isinstance(profile, bool):
-        raise WrongKey("profile", f"profile must be true or false, not {profile!r}")
-    if "profile" in protocol.settings_type.__dataclass_fields__:
-        values = {"profile": profile, **values}
-    values = {**protocol.hub_settings, **values}
+    values = {**protocol.hub_settings, **_profile(table, protocol), **named, **values}
     try:
         settings = protocol.settings(values)
     except ConfigError as error:
@@ -237,7 +235,34 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
         TLS(**certificates) if isinstance(certificates, dict) else None,
         tuple(_contact(each, scheme) for each in settings.contacts),
         _origins(table.get("origins"), address.host),
+        _subscribe(table.get("subscribe", []), protocol),
     )
+
+
+def _profile(table: Mapping[str, object], protocol: Protocol) -> Mapping[str, object]:
+    """The setting `profile`, of which a listener may also have a key; protocols without it are always with topics."""
+    values = {"profile": table["profile"]} if "profile" in table else {}
+    if "profile" not in protocol.settings_type.__dataclass_fields__:
+        if not isinstance(values.get("profile", True), bool):
+            raise WrongKey("profile", f"profile must be true or false, not {values['profile']!r}")
+        return {}
+    try:
+        protocol.settings(values)
+    except ConfigError as error:
+        raise WrongKey("profile", str(error)) from None
+    return values
+
+
+def _subscribe(values: object, protocol: Protocol) -> tuple[str, ...]:
+    """What peers of a listener get unasked."""
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        raise WrongKey("subscribe", 'subscribe must be a list of topics and patterns, such as ["alerts/#"]')
+    if values and protocol.framing is Framing.DATAGRAM:
+        raise WrongKey("subscribe", f"listeners of {protocol.name} have no connections to subscribe; use its settings")
+    try:
+        return tuple(validate_pattern(each) for each in values)
+    except ConfigError as error:
+        raise WrongKey("subscribe", f"subscribe: {error}") from None
 
 
 def _contact(text: str, scheme: Scheme) -> Address:

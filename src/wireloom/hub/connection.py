@@ -95,7 +95,13 @@ class Connection(Outbox):
         unique = self.id & 0xFFFFFFFF
         self.session = sessions.contact(unique=unique) if contacted else sessions.new(Role.SERVER, unique=unique)
         self.session.enable_columns()
-        self.driver = Driver(self.session, on_batch=self.on_batch, on_read=self._after_read, on_end=self._on_end)
+        self.driver = Driver(
+            self.session,
+            on_batch=self.on_batch,
+            on_read=self._after_read,
+            on_open=self._subscribe_unasked,
+            on_end=self._on_end,
+        )
         self.contacted = contacted
         """Whether we spoke first."""
         self.over: asyncio.Event | None = None
@@ -226,6 +232,19 @@ class Connection(Outbox):
             self._bucket = hub.doorkeeper.bucket(payer, self.address, stranger=self.is_stranger)
         self._guarded = not self.grants.everything or self._bucket is not None
         self._denied = None
+        if self.driver.is_open:
+            self._subscribe_unasked()
+
+    def _subscribe_unasked(self) -> None:
+        """Let the peer have what its listener sends everybody, as far as it may subscribe to that."""
+        for pattern in self.listener.subscribe:
+            if self.grants.may(Right.SUBSCRIBE, pattern):
+                self.hub.router.subscriptions.add(pattern, self)
+            else:
+                extra = about("access.denied", self)
+                log.info(
+                    "%r, %s, may not subscribe %r: it is not sent that", self, self.principal, pattern, extra=extra
+                )
 
     def grants_of(self, *authors: str) -> Grants:
         """What the peer, and whoever wrote what it passes on, may do."""
@@ -280,6 +299,8 @@ class Connection(Outbox):
         denied: Sequence[str | None] = ()
         if self._guarded:
             batch, denied = self._guard(batch)
+        if batch.denied:
+            denied = (*denied, *batch.denied)
         if self.protocol.request_is_publish:
             self.taken = _NOTHING
             if hub.router.providers or hub.router.routes:
@@ -345,7 +366,7 @@ class Connection(Outbox):
             rest = [each for each in batch.messages if each.kind is not Kind.REQUEST]
             added = len(batch.messages) - batch.count
             kept = Batch(batch.data, rest, ignored=max(-added, 0) + len(requests), added=max(added, 0))
-            kept.numbers, kept.refused = batch.numbers, batch.refused
+            kept.numbers, kept.refused, kept.denied = batch.numbers, batch.refused, batch.denied
             batch = kept
         return batch, [each.id for each in requests if published(each) is not None]
 

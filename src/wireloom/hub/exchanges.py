@@ -110,6 +110,9 @@ class Exchanges:
                 NO_ATTRIBUTES, "", None, None, None, _NOBODY,
             )))  # fmt: skip
         except (NotSupported, LimitExceeded) as error:
+            if message.kind is Kind.ERROR and isinstance(error, NotSupported):
+                self._untold(requester, request, error)
+                return
             self._hub.metrics.undeliverable.add(1, requester.name)
             # hsp and emp have no word for progress: the requester just waits. An answer must not get lost that way.
             if message.kind is not _PROGRESS:
@@ -157,14 +160,19 @@ class Exchanges:
             status=status,
             content_type="text/plain",
         )
-        self._send(requester, error)
-
-    def _send(self, connection: Connection, message: Message) -> None:
         try:
-            connection.send(message)
-        except WireloomError as error:
-            extra = about("answer.unsent", connection)
-            log.info("%r: an answer could not be sent: %s", connection, error, extra=extra)
+            requester.send(error)
+        except NotSupported as unsaid:
+            self._untold(requester, request, unsaid)
+        except WireloomError as unsent:
+            extra = about("answer.unsent", requester)
+            log.info("%r: an answer could not be sent: %s", requester, unsent, extra=extra)
+
+    def _untold(self, requester: Connection, request: Message, why: NotSupported) -> None:
+        """A request failed, and the peer cannot be told: others are."""
+        extra = about("answer.unsaid", requester)
+        log.info("%r: request %s failed, and %s", requester, request.id, why, extra=extra)
+        self._hub.router.undeliverable(requester, request, f"a request failed, and {why}")
 
     def _forget(self, exchange: Exchange) -> None:
         self._by_provider.get(exchange.provider, {}).pop(exchange.provider_id, None)

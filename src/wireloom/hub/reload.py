@@ -80,4 +80,5 @@ def reload(hub: Hub, config: HubConfig) -> list[str]:
 
 
 def _differ(old: ListenerConfig, new: ListenerConfig) -> bool:
-    return (old.settings, old.topics, old.origins) != (new.settings, new.topics, new.origins)
+    names = ("settings", "topics", "subscribe", "origins")
+    return any(getattr(old, name) != getattr(new, name) for name in names)

@@ -61,7 +61,7 @@ def screen(connection: Connection, batch: Batch, verdict: Verdict) -> Screened:
     kept = [message for message in batch.messages if message.kind is not Kind.EVENT or allowed(message)]
     added = len(batch.messages) - batch.count
     found.batch = Batch(b"".join(parts), kept, ignored=max(-added, 0), added=max(added, 0), refused=batch.refused)
-    found.batch.numbers = batch.numbers
+    found.batch.numbers, found.batch.denied = batch.numbers, batch.denied
     return found
 
 
@@ -73,7 +73,8 @@ def _count(rest: Batch, refused: Sequence[tuple[str, bytes]]) -> Screened:
 def _frames(connection: Connection, data: bytes, batch: Batch) -> list[tuple[int, int, Message | None]]:
     """Where each message of a batch is; pieces of a larger one belong to the message that they become."""
     session = connection.session
-    settings = apply_agreed(connection.listener.settings, session.agreed())
+    # What was agreed is told by how it differs from these.
+    settings = apply_agreed(connection.protocol.lenient(), session.agreed())
     if session.secrets:
         settings = dataclasses.replace(settings, **session.secrets)
     numbers = session.topic_numbers() if batch.numbers is None else batch.numbers

@@ -361,7 +361,8 @@ class Answers:
         try:
             driver.send(answer)
         except WireloomError as error:
-            LOG.debug("an answer could not be sent: %s", error)
+            level = logging.WARNING if isinstance(error, NotSupported) else logging.DEBUG
+            LOG.log(level, "an answer could not be sent: %s", error)
 
 
 def _is_stopped(error: BaseException) -> bool:

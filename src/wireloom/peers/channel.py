@@ -191,7 +191,7 @@ class Channel:
     def _take_event(self, message: Message) -> bool:
         if self.replays and self.replays.take(message):
             return True
-        if message.topic is None and self._driver is not None and not self._driver.session.names_topics:
+        if message.topic is None and self._driver is not None and not self._driver.session.hears_topics:
             takers = tuple(self._subscriptions.subscribers())
         else:
             takers = self._subscriptions.lookup(message.topic or "")

@@ -114,7 +114,7 @@ class Client(Peer):
     ) -> None:
         super().__init__(place.protocol, handler=handler, queue=queue, concurrency=concurrency)
         self._home = self._place = place
-        self._settings = place.protocol.settings(settings)
+        self._settings = place.protocol.settings(place.settings_with(settings))
         self._sessions = place.protocol.sessions(self._settings, topics)
         if token is not None and not place.protocol.takes_tokens:
             raise ConfigError(f"{place.protocol.name} has no way to show a token")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 from wireloom.model import ConfigError
 from wireloom.protocols import registry
 from wireloom.protocols.contract import Protocol
-from wireloom.transports import Address, Transport, parse_url, transport
+from wireloom.protocols.settings import Written
+from wireloom.transports import URL, Address, Transport, parse_url, transport
 
 MEMORY = "memory"
+_HTTP = ("ws", "wss")
+"""Transports whose URLs have a query of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,8 @@ class Endpoint:
     transport: Transport
     address: Address
     secure: bool = False
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Settings of the protocol that the URL names in its query."""
 
     @property
     def url(self) -> str:
@@ -31,7 +37,33 @@ class Endpoint:
 
     def at(self, address: Address) -> Endpoint:
         """The same way to talk, at another address."""
-        return Endpoint(self.protocol, self.scheme, self.transport, address, self.secure)
+        return Endpoint(self.protocol, self.scheme, self.transport, address, self.secure, self.settings)
+
+    def settings_with(self, values: Mapping[str, object] | None) -> Mapping[str, object]:
+        """The settings in the URL, and others that go before them."""
+        return {**self.settings, **(values or {})}
+
+
+def split_settings(url: URL, protocol: Protocol, carrier: str) -> tuple[URL, Mapping[str, object]]:
+    """A URL without the settings in its query, and these. Of WebSocket, what is no setting stays: it is for the server.
+
+    >>> rest, settings = split_settings(parse_url("hsp://127.0.0.1?max_payload=10"), registry.protocol("hsp"), "tcp")
+    >>> rest.text, settings
+    ('hsp://127.0.0.1', {'max_payload': '10'})
+    >>> split_settings(parse_url("hsp://127.0.0.1?maximum=10"), registry.protocol("hsp"), "tcp")
+    Traceback (most recent call last):
+    wireloom.model.ConfigError: URL 'hsp://127.0.0.1?maximum=10': unknown setting 'maximum'; known: max_payload, ...
+    """
+    known = sorted(each.name for each in fields(protocol.settings_type))
+    settings: dict[str, object] = {}
+    for name, value in url.query:
+        if name in known:
+            if name in settings:
+                raise ConfigError(f"URL {url.text!r}: setting {name!r} is given twice")
+            settings[name] = Written(value)
+        elif carrier not in _HTTP:
+            raise ConfigError(f"URL {url.text!r}: unknown setting {name!r}; known: {', '.join(known)}")
+    return (url.without(settings) if url.query else url), settings
 
 
 def endpoint(url: str) -> Endpoint:
@@ -49,13 +81,16 @@ def endpoint(url: str) -> Endpoint:
     """
     parts = parse_url(url)
     if parts.scheme == MEMORY:
+        protocol = registry.protocol(parts.host)
+        parts, settings = split_settings(parts, protocol, MEMORY)
         name = parts.path.strip("/")
         if not name:
             raise ConfigError(f"URL {url!r}: write it as memory://<protocol>/<name>")
-        return Endpoint(registry.protocol(parts.host), MEMORY, transport(MEMORY), Address(parts.host, 0, name))
+        return Endpoint(protocol, MEMORY, transport(MEMORY), Address(parts.host, 0, name), settings=settings)
     try:
         protocol, scheme = registry.scheme(parts.scheme)
     except ConfigError as error:
         raise ConfigError(f"{error}, {MEMORY}") from None
+    parts, settings = split_settings(parts, protocol, scheme.transport)
     address = parts.address(scheme.port, local=scheme.local)
-    return Endpoint(protocol, scheme.name, transport(scheme.transport), address, scheme.secure)
+    return Endpoint(protocol, scheme.name, transport(scheme.transport), address, scheme.secure, settings)

@@ -67,9 +67,10 @@ class Node:
         self._place = endpoint(url)
         if self._place.protocol.name != "mesh":
             raise ConfigError(f"URL {url!r}: a mesh node needs mesh:// or mesh+quic://")
-        if trust is None and require is None and not (settings or {}).get("require"):
+        settings = self._place.settings_with(settings)
+        if trust is None and require is None and not settings.get("require"):
             raise ConfigError("a mesh node needs trust=..., or require='any' to accept whatever comes")
-        values: dict[str, object] = dict(settings or {})
+        values: dict[str, object] = dict(settings)
         values.setdefault("require", require or Require.TRUSTED)
         if isinstance(key, str):
             values["key"] = key

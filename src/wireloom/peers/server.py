@@ -71,7 +71,7 @@ def serve(
     WebSocket; `drain` is how long leaving waits for what is in flight; `busy_poll` is as with `connect`.
     """
     place = endpoint(url)
-    own = place.protocol.settings(settings)
+    own = place.protocol.settings(place.settings_with(settings))
     return Server(
         place,
         handler,

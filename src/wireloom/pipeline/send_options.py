@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from wireloom.model import ConfigError
 from wireloom.peers import Client, connect, endpoint
+from wireloom.protocols.settings import Written
 from wireloom.transports import TLS
 
 SETTINGS = "settings."
@@ -60,8 +61,9 @@ class SendOptions:
             )
         if not (math.isfinite(self.timeout) and self.timeout > 0):
             raise ConfigError(f"the timeout is {self.timeout:g}; it must be a number of seconds such as 30")
-        protocol = endpoint(self.url).protocol
-        protocol.settings(self.settings)
+        place = endpoint(self.url)
+        protocol = place.protocol
+        protocol.settings(place.settings_with(self.settings))
         if self.token is not None and not protocol.takes_tokens:
             raise ConfigError(f"{protocol.name} has no way to show a token")
 
@@ -76,7 +78,7 @@ class SendOptions:
         values, settings = dict(DEFAULTS), dict[str, object]()
         for name, value in given.items():
             if name.lower().startswith(SETTINGS):
-                settings[name[len(SETTINGS) :]] = value.split(",") if "," in value else value
+                settings[name[len(SETTINGS) :]] = Written(value)
             elif name.lower() in known:
                 values[known[name.lower()]] = value
             else:

@@ -97,8 +97,10 @@ class Session(abc.ABC):
     """What bodies are on this connection, where the protocol agrees on that; see `Protocol.format_for`."""
     epoch: float = 0.0
     """What to add to `now` to get seconds since 1970; the owner sets it, for ids that tell the time."""
-    names_topics: bool = True
-    """Whether messages name their topic on this connection. Where they do not, every subscription gets all events."""
+    sends_topics: bool = True
+    """Whether what is sent names its topic."""
+    hears_topics: bool = True
+    """Whether what is received may name its topic. Where it does not, every subscription gets all events."""
     is_misled: bool = False
     """Whether the peer showed that it has to be talked to in another way: a new session can, this one cannot any more.
     See `Sessions.learn`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -75,11 +76,36 @@ def apply_agreed(settings: _AnySettings, agreed: Mapping[str, type_of_json]) -> 
     return dataclasses.replace(settings, **values)
 
 
+class Written(str):
+    """A value as somebody wrote it on a command line or in a URL: in the syntax of TOML, where bare words are texts.
+
+    >>> Written("[1, 2]").value, Written("abc").value, Written("a,b").value
+    ([1, 2], 'abc', ['a', 'b'])
+    """
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> object:
+        """What it means; bare words with commas between them are a list."""
+        try:
+            found: object = tomllib.loads(f"value = {self}")["value"]
+        except (tomllib.TOMLDecodeError, RecursionError):
+            found = str(self).split(",") if "," in self else str(self)
+        return found
+
+
 _BOOLEANS = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}
 
 
 def _coerce(name: str, value: object, hint: object) -> object:
     """`value` as the type the settings field asks for, or a ConfigError that says what is wanted."""
+    if isinstance(value, Written):
+        try:
+            return _coerce(name, value.value, hint)
+        except ConfigError:
+            # It may be a text that looks like something else: a key of digits alone, or a date.
+            return _coerce(name, str(value), hint)
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         origin = typing.get_origin(option) or option

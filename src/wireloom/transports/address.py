@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Container
 from dataclasses import dataclass, replace
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from wireloom.model import ConfigError
 
@@ -50,6 +51,18 @@ class URL:
     query: tuple[tuple[str, str], ...] = ()
     user: str | None = None
     password: str | None = None
+
+    def without(self, names: Container[str]) -> URL:
+        """The same URL without some names of its query.
+
+        >>> url = parse_url("yamp+ws://127.0.0.1/chat?max_body=10&room=7").without({"max_body"})
+        >>> url.text, url.path
+        ('yamp+ws://127.0.0.1/chat?room=7', '/chat?room=7')
+        """
+        query = tuple(each for each in self.query if each[0] not in names)
+        tail = f"?{urlencode(query)}" if query else ""
+        text, path = (part.partition("?")[0] + tail for part in (self.text, self.path))
+        return replace(self, text=text, path=path, query=query)
 
     def address(self, default_port: int, *, local: bool = False) -> Address:
         """Where this points; a password in it is a mistake, because others can read the command line.

@@ -248,7 +248,8 @@ def test_a_listener_sends_the_blocks_to_nobody_who_has_not_sent_one() -> None:
     session.receive(frames.encode(Frame(Type.DATA, b"?", (Block(200, b"other"),))), 0.0)
     session.send(TRACED, 0.0)
     assert sent(session) == [Frame(Type.DATA, b"!")]
-    assert not session.names_topics
+    assert not session.sends_topics
+    assert not session.hears_topics
 
 
 @pytest.mark.parametrize("extension", [128, 129])
@@ -258,7 +259,8 @@ def test_a_peer_that_sends_a_block_gets_blocks(extension: int) -> None:
     session.receive(frames.encode(Frame(Type.DATA, b"?", (Block(extension, content),))), 0.0)
     session.send(TRACED, 0.0)
     assert extensions_of(sent(session)) == [[128, 129]]
-    assert session.names_topics
+    assert session.sends_topics
+    assert session.hears_topics
 
 
 def test_a_first_long_read_after_the_handshake_is_in_columns_and_counts() -> None:

@@ -92,9 +92,7 @@ class EmpSession(Session):
             # Who needs exclusive sizes is known to die of an extension that it does not know.
             profile = Profile.ON if role is Role.CLIENT and mode is not _EXCLUSIVE_MODE else Profile.OFF
         self.settings = settled(settings, mode, profile)
-        self.names_topics = profile is Profile.ON
-        self._hub_seen = False
-        """Whether the peer has sent a block of the hub's extensions."""
+        self.sends_topics, self.hears_topics = profile is Profile.ON, False
         self._hello_due: float | None = None
         """When to say `hello` first, in the usual size mode."""
         self._wants_columns = False
@@ -142,7 +140,7 @@ class EmpSession(Session):
                 return NOTHING
             data = kept.joined(data)
         found = self._decode(data, partial(self._read_frames, now))
-        return found if self._hub_seen or self.columns is None else self._looking_for_hub(found)
+        return found if self.hears_topics or self.columns is None else self._looking_for_hub(found)
 
     def _looking_for_hub(self, batches: Iterable[Batch]) -> Iterable[Batch]:
         """Batches in columns hold nothing but messages with the hub's block."""
@@ -153,10 +151,10 @@ class EmpSession(Session):
 
     def _see_hub(self) -> None:
         """The peer knows the hub's extension: from now on it is sent topics, unless the settings say no."""
-        self._hub_seen = True
+        self.hears_topics = True
         if self._asked.profile is Profile.AUTO and self.settings.profile is not Profile.ON:
             self.settings = settled(self._asked, self.settings.size_mode, Profile.ON)
-            self.names_topics = True
+            self.sends_topics = True
 
     def _set_mode(self, mode: SizeMode) -> None:
         """It is known how sizes are meant: say `hello` that way."""
@@ -235,7 +233,7 @@ class EmpSession(Session):
 
     def batch_key(self, now: float) -> Hashable | None:
         """Messages mean the same on every emp connection in columns: its sizes are inclusive."""
-        if self._buffer or self.state is not OPEN or not self._hub_seen or self._slow.reading is not None:
+        if self._buffer or self.state is not OPEN or not self.hears_topics or self._slow.reading is not None:
             return None
         return "emp"
 
@@ -253,7 +251,7 @@ class EmpSession(Session):
         if isinstance(unpacked, ProtocolViolation):
             raise unpacked
         message = to_message(frame, self.settings, self._receives, unpacked)
-        if frame.blocks and not self._hub_seen and any(each.extension in HUB_EXTENSIONS for each in frame.blocks):
+        if frame.blocks and not self.hears_topics and any(each.extension in HUB_EXTENSIONS for each in frame.blocks):
             self._see_hub()
         if type_ >= _DATA:
             if message.id is not None:

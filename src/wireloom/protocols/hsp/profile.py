@@ -33,6 +33,8 @@ OPERATIONS = {
     0xFD06: LOGIN,
 }
 FIRST_RESERVED, LAST_RESERVED = 0xFD00, 0xFD0F
+NOT_SUPPORTED = 501
+"""The type of the `ERROR` that answers an operation where the profile is off."""
 _OPERATION_TYPES = {topic: number for number, topic in OPERATIONS.items()}
 UNNAMED = "hsp/"
 """Topics of types that no map names: `hsp/7`."""
@@ -64,6 +66,14 @@ class Names:
         if named is None and self.profile:
             named = OPERATIONS.get(number)
         return named if named is not None else f"{UNNAMED}{number}"
+
+    def is_kept_for_hub(self, number: int) -> bool:
+        """Whether a type is one of the reserved, and stands for nothing else by a map.
+
+        >>> Names().is_kept_for_hub(0xFD01), Names({0xFD01: "a"}).is_kept_for_hub(0xFD01)
+        (True, False)
+        """
+        return FIRST_RESERVED <= number <= LAST_RESERVED and number not in self.topics
 
     def read(self, number: int, payload: bytes) -> tuple[str, bytes, str | None]:
         """Topic, body and content type of a typed payload."""

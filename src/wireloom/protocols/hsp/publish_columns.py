@@ -73,9 +73,11 @@ def _scan(
             if end - body < length:
                 break
             topic, topic_size, body_size = at + head - 6, np.int64(2), length
-            if profile:
+            kind = np.int64(0)
+            if profile or asks:
                 kind = (np.int64(data[np.uint64(topic)]) << 8) | np.int64(data[np.uint64(topic + 1)])
-                if kind == ENVELOPE:
+            if FIRST_RESERVED <= kind <= LAST_RESERVED:
+                if profile and kind == ENVELOPE:
                     topic = body
                     topic_size = length + 1
                     if length > 2:
@@ -87,7 +89,7 @@ def _scan(
                         break
                     body += topic_size
                     body_size -= topic_size
-                elif FIRST_RESERVED <= kind <= LAST_RESERVED:
+                else:
                     odd[read] = True
                     break
             columns[READ, row], columns[OFFSET, row], columns[SIZE, row] = read, at, head + length

@@ -25,7 +25,7 @@ from wireloom.protocols.contract import (
     is_control,
 )
 from wireloom.protocols.hsp import frames
-from wireloom.protocols.hsp.profile import Names, parse_map
+from wireloom.protocols.hsp.profile import NOT_SUPPORTED, Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
 from wireloom.protocols.kept import Kept
 from wireloom.protocols.owing import Owed, OwedBatches
@@ -125,6 +125,7 @@ class HspSession(Session):
         numbers = self.names.topics
         credentials = 0
         """How many bytes at the end of what was accepted are credentials."""
+        denied: list[str] = []
         over = False
         try:
             for _ in range(most):
@@ -136,6 +137,8 @@ class HspSession(Session):
                 position = found[1]
                 if message is None:
                     ignored += 1
+                    if isinstance(found[0], frames.DataAck):
+                        denied.append(str(found[0].message_id))
                     continue
                 messages.append(message)
                 if is_control(message):
@@ -149,6 +152,8 @@ class HspSession(Session):
         if credentials:
             data = data[:-credentials] + b"*" * credentials
         batch = Batch(data, messages, ignored=ignored) if data else None
+        if batch is not None and denied:
+            batch.denied = denied
         if batch is not None and self.names.topics is not numbers:
             batch.numbers = numbers
         if not over:
@@ -162,6 +167,9 @@ class HspSession(Session):
         if isinstance(frame, frames.DataAck):
             if self.owes(frame.message_id):
                 raise reused(frame.message_id)
+            if not self.names.profile and self.names.is_kept_for_hub(frame.type):
+                self._refuse_operation(frame)
+                return None
             self._owed[frame.message_id] = None
         elif isinstance(frame, frames.Ping):
             self._queue(frames.encode(frames.PONG))
@@ -173,6 +181,12 @@ class HspSession(Session):
         if is_map(message):
             self._learn(message.body)
         return message
+
+    def _refuse_operation(self, frame: frames.DataAck) -> None:
+        """Where the hub profile is off, nobody acts on its operations: an `ACK` would say that somebody did."""
+        self.count("hsp.profile.off")
+        text = f"type {frame.type} is kept for the hub profile, which is off here (profile): name the type in `topics`"
+        self._queue(frames.encode(frames.Error(frame.message_id, NOT_SUPPORTED, text.encode())))
 
     def settle(self, message_id: int) -> bool:
         """An answer arrived: the request no longer waits. Answers to nothing are counted, and ignored."""
