@@ -155,13 +155,11 @@ def erlang_server(*unasked: bytes) -> Iterator[Server]:
                 line.close()
 
 
-@contextlib.contextmanager
-def erlang_client(port: int) -> Iterator[Line]:
+def erlang_client(port: int) -> Line:
     """A client whose handshake is over."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-        line = Line(connection)
-        line.say(frame(HELLO, b"\1\0\0\0"))
-        hello = line.read()
-        assert hello is not None
-        assert (hello.type, hello.body) == (HELLO, b"\1\0\0\0")
-        yield line
+    line = Line(socket.create_connection(("127.0.0.1", port), timeout=20))
+    line.say(frame(HELLO, b"\1\0\0\0"))
+    hello = line.read()
+    assert hello is not None
+    assert (hello.type, hello.body) == (HELLO, b"\1\0\0\0")
+    return line
