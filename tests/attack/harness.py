@@ -4,7 +4,7 @@ How to add one
 --------------
 Write a function in any module of this folder (except `test_*.py`) and register it:
 
-    @attack("a topic of wildcards", limits=("topic_levels",), small=True, config='[limits]\ntopic_levels = 8')
+    @attack("a topic of wildcards", limits={"topic_levels": "wireloom_refused_total"}, small=True)
     async def wildcards(target: Target) -> None:
         reader, writer = await target.open("yamp")
         ...
@@ -17,11 +17,12 @@ every attack:
 - the well-behaved client waited less than a second for each acknowledgement; less than 250 ms if the attack is `small`
   (sends less than 100 KB). Time in which the machine was busy with other processes does not count;
 - memory grew by at most 128 MB beyond `budget`, the bytes that the configuration allows to what is attacked;
+- every metric that `limits` names has grown: the limit was reached, and an operator sees it;
 - the hub lives, and ends in order;
 - the journal verifies, and holds exactly what was delivered: to the client, and to what `Target.watch` subscribed to.
 
-`test_attacks.py` runs every registered attack. `limits` names the settings of `[limits]` that the attack runs against;
-`test_limits_attacked.py` fails for a setting that no attack names.
+`test_attacks.py` runs every registered attack. `limits` names the settings of `[limits]` that the attack runs against,
+each with the metric that shows it, with or without labels. `test_limits.py` fails for a setting that no attack names.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,8 +80,8 @@ class Attack:
 
     name: str
     run: Callable[[Target], Awaitable[None]]
-    limits: tuple[str, ...] = ()
-    """Settings of `[limits]` that end it."""
+    limits: Mapping[str, str] = field(default_factory=dict)
+    """Settings of `[limits]` that end it, each with the metric that must have grown: its name, or with labels."""
     config: str = ""
     """Added to the configuration. The well-behaved client must be allowed to publish and to subscribe."""
     small: bool = False
@@ -98,7 +99,7 @@ ATTACKS: dict[str, Attack] = {}
 def attack(
     name: str,
     *,
-    limits: tuple[str, ...] = (),
+    limits: Mapping[str, str] | None = None,
     config: str = "",
     small: bool = False,
     budget: int = 0,
@@ -108,7 +109,7 @@ def attack(
 
     def register(function: Callable[[Target], Awaitable[None]]) -> Callable[[Target], Awaitable[None]]:
         assert name not in ATTACKS, f"there are two attacks named {name!r}"
-        ATTACKS[name] = Attack(name, function, limits, config, small, budget, prepare)
+        ATTACKS[name] = Attack(name, function, limits or {}, config, small, budget, prepare)
         return function
 
     return register
@@ -236,6 +237,8 @@ class Report:
     """The hub's log."""
     differences: list[str] = field(default_factory=list)
     """Where journal and deliveries differ."""
+    unreached: list[str] = field(default_factory=list)
+    """Metrics that should have grown."""
 
     def percentile(self, part: float) -> float:
         """Of what was felt: 0.5 for the median, 1 for the worst."""
@@ -254,6 +257,7 @@ class Report:
         assert self.exit_code == 0, self.said[-3000:]
         assert "Traceback" not in self.said, self.said[-3000:]
         assert not self.differences, self.differences
+        assert not self.unreached, f"these have not grown: {self.unreached}"
         assert max(self.own) < most, self.row()
         assert self.grown <= self.attack.budget + ROOM, self.row()
 
@@ -268,6 +272,7 @@ async def run(what: Attack, folder: Path) -> Report:
         target = Target(hub)
         async with _well_behaved(target) as felt:
             await asyncio.sleep(0.5)
+            counted = await target.metrics()
             before, began = _reset_peak(hub.process), time.monotonic()
             try:
                 await what.run(target)
@@ -275,6 +280,7 @@ async def run(what: Attack, folder: Path) -> Report:
                 # What the attack has set off and is still under way counts, too.
                 await asyncio.sleep(0.5)
                 grown = _peak(hub.process) - before
+                counts = await target.metrics()
             finally:
                 await target.finish()
         assert hub.process.poll() is None, "the hub is gone"
@@ -294,8 +300,15 @@ async def run(what: Attack, folder: Path) -> Report:
         said,
     )
     report.differences = list(_differences(data, [(TOPIC, felt.delivered), *target.delivered()]))
+    shown = what.limits.values()
+    report.unreached = [each for each in shown if _total(counts, each) <= _total(counted, each)]
     print(report.row())
     return report
+
+
+def _total(counts: Mapping[str, float], metric: str) -> float:
+    """A metric with these labels, or with any."""
+    return sum(value for name, value in counts.items() if metric in (name, name.partition("{")[0]))
 
 
 @dataclass

@@ -68,3 +68,10 @@ async def test_memory_is_measured_at_its_peak(tmp_path: Path) -> None:
     assert report.grown > 100_000_000
     with pytest.raises(AssertionError, match="MB"):
         Report(report.attack, [0.0], [0.0], 200_000_000, 1.0, 0, "").check()
+
+
+async def test_a_limit_that_was_not_reached_is_told(tmp_path: Path) -> None:
+    shown = {"a": "wireloom_publishes_acknowledged_total", "b": "wireloom_replays"}
+    report = await run(Attack("a publish", publish, limits=shown), tmp_path)
+    with pytest.raises(AssertionError, match="these have not grown"):
+        report.check()
