@@ -24,7 +24,6 @@ from wireloom.hub.limits import OverRate
 from wireloom.hub.logs import about
 from wireloom.model import ConfigError, Kind, LimitExceeded, Message, RequestFailed, RequestTimeout, WireloomError
 from wireloom.protocols.contract import PUBLISH
-from wireloom.topics import validate_topic
 from wireloom.transports.address import Address
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class HttpServer:
             events = from_http(request.headers, body)
             if topic is not None and len(events) != 1:
                 raise NoCloudEvent("a batch is posted to /events: each event names its topic as its subject")
-            wanted = [(validate_topic(topic or each.topic or ""), each) for each in events]
+            wanted = [(self._hub.topic_limits.check(topic or each.topic or ""), each) for each in events]
         except (NoCloudEvent, ConfigError) as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         await self._pay(request, identities, grants, len(wanted))

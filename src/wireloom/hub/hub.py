@@ -18,7 +18,7 @@ from wireloom.hub.config import HttpConfig, HubConfig, ListenerConfig
 from wireloom.hub.connection import Connection
 from wireloom.hub.contacts import keep_in_touch
 from wireloom.hub.http import HttpServer, Page
-from wireloom.hub.limits import Doorkeeper
+from wireloom.hub.limits import Doorkeeper, TopicLimits
 from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
 from wireloom.hub.replay import Replays
@@ -53,6 +53,10 @@ _AROUND = 64 * 1024
 """Bytes that may stand around a body in a message of a WebSocket; the body itself is looked at by its protocol."""
 _GRACE = 0.5
 """Seconds that what is left may take when the time is up; for the journal as long as a sync, if that is more."""
+_FULL = {"connections": "max_connections", "address": "max_connections_per_address"}
+"""The limit behind each reason to turn a connection away."""
+_TOO_LARGE = (".too-large", ".too-long")
+"""What clauses about the size of messages end with, in every protocol."""
 _REFUSALS = 100
 """Refused frames recorded a second; datagrams can be refused by the million."""
 
@@ -74,6 +78,7 @@ class Hub:
         self.router = self._router()
         self.access = Access(config.access)
         self.doorkeeper = Doorkeeper(config.limits, config.access.attempts_per_minute)
+        self.topic_limits = TopicLimits(config.limits)
         self.watch = Watch(self)
         self.connections: dict[int, Connection] = {}
         self.queued_bytes = 0
@@ -260,6 +265,8 @@ class Hub:
             sessions.renew(self._held_down(listener))
         self.commit.high_water = self._high_water
         self.router.exchanges.timeout = self.config.limits.request_timeout
+        self.topic_limits = TopicLimits(self.config.limits)
+        self.last_values.latest.most = self.config.limits.last_values_bytes
 
     def _listener_counts(self) -> dict[tuple[str, ...], float]:
         """What listeners count, by protocol and name."""
@@ -270,8 +277,24 @@ class Hub:
                 found[key] = found.get(key, 0) + count
         return found
 
+    def _limits_used(self) -> dict[tuple[str, ...], float]:
+        """How much is used of each limit on all connections together."""
+        used = {
+            "max_connections": len(self.connections),
+            "memory_bytes": self.watch.memory(),
+            "pending_bytes": self.journal.pending_bytes,
+            "subscriptions": self.router.patterns,
+            "wildcard_shapes": self.router.shapes,
+            "last_values_bytes": self.last_values.latest.memory,
+            "replays": len(self.replays),
+            "requests": len(self.router.exchanges),
+        }
+        return {(name,): amount for name, amount in used.items()}
+
     def _gauges(self) -> None:
         self.metrics.listeners.read = self._listener_counts
+        self.metrics.limits.read = lambda: {(name,): most for name, most in self.config.limits.amounts().items()}
+        self.metrics.limits_used.read = self._limits_used
         gauge = self.metrics.gauge
         gauge("wireloom_connections", "Connections open now.", lambda: len(self.connections))
         gauge("wireloom_subscriptions", "Subscriptions in force.", lambda: len(self.router.subscriptions))
@@ -315,6 +338,7 @@ class Hub:
         refusal = "draining" if self._draining else self.doorkeeper.refusal(connection.address)
         if refusal is not None:
             self.metrics.turned_away.add(1, refusal)
+            self.reached(_FULL.get(refusal))
             return False
         self.doorkeeper.enter(connection.address)
         self.connections[connection.id] = connection
@@ -337,6 +361,8 @@ class Hub:
     ) -> None:
         """Bytes were not accepted: counted always, recorded as often as the disk should bear it."""
         self.metrics.refused.add(1, protocol, clause)
+        if clause.endswith(_TOO_LARGE):
+            self.reached("decompressed_bytes" if ".compression." in clause else "message_bytes")
         now = self.now()
         then, left = self._refusals
         left = min(float(_REFUSALS), left + (now - then) * _REFUSALS)
@@ -352,6 +378,11 @@ class Hub:
                 source=source or None,
                 destination=destination or None,
             )
+
+    def reached(self, setting: str | None, count: int = 1) -> None:
+        """Something was refused, cut or delayed because of a setting of `[limits]`; None: of no such setting."""
+        if setting is not None:
+            self.metrics.limits_reached.add(count, setting)
 
     def forget(self, connection: Connection) -> None:
         """A peer is gone."""
@@ -387,6 +418,7 @@ class Hub:
         """Stop reading while more waits for the disk than memory should hold."""
         if self.journal.pending_bytes >= self.commit.high_water and not self._paused:
             self._paused = True
+            self.reached("pending_bytes")
             for connection in self.connections.values():
                 connection.driver.hold("journal")
             self.commit.when_room(self._resume)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -43,7 +44,7 @@ class Counter:
         lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.type}"]
         for values, amount in self.samples().items():
             labels = ",".join(f'{k}="{_escape(v)}"' for k, v in zip(self.labels, values, strict=True))
-            lines.append(f"{self.name}{'{' + labels + '}' if labels else ''} {amount:.15g}")
+            lines.append(f"{self.name}{'{' + labels + '}' if labels else ''} {_number(amount)}")
         return "\n".join(lines)
 
 
@@ -64,13 +65,18 @@ class Gauge(Counter):
 class Listened(Counter):
     """Numbers that others count, asked for when they are read."""
 
-    def __init__(self, name: str, help_text: str, *labels: str) -> None:
+    def __init__(self, name: str, help_text: str, *labels: str, kind: str = "counter") -> None:
         super().__init__(name, help_text, *labels)
-        self.read: Callable[[], dict[tuple[str, ...], float]] = dict
+        self.type = kind
+        self.read: Callable[[], Mapping[tuple[str, ...], float]] = dict
 
     def samples(self) -> dict[tuple[str, ...], float]:
         """The values now."""
-        return self.read()
+        return dict(self.read())
+
+
+def _number(amount: float) -> str:
+    return "+Inf" if amount == math.inf else f"{amount:.15g}"
 
 
 def _escape(text: str) -> str:
@@ -99,6 +105,11 @@ class Metrics:
         self.turned_away = Counter("wireloom_connections_refused_total", "Connections turned away.", "reason")
         self.cut_off = Counter(
             "wireloom_connections_limited_total", "Connections closed by a limit.", "protocol", "limit"
+        )
+        self.limits = Listened("wireloom_limit", "The limits in force.", "setting", kind="gauge")
+        self.limits_used = Listened("wireloom_limit_used", "How much of a limit is used now.", "setting", kind="gauge")
+        self.limits_reached = Counter(
+            "wireloom_limits_reached_total", "Times that something was refused, cut or delayed by a limit.", "setting"
         )
         self.reloads = Counter("wireloom_reloads_total", "Configurations read anew, by what came of it.", "outcome")
         self.denied = Counter("wireloom_access_denied_total", "What no rule allows.", "protocol", "right")
