@@ -83,6 +83,8 @@ class Hub:
         self.connections: dict[int, Connection] = {}
         self.queued_bytes = 0
         """Of all queues."""
+        self.posted_bytes = 0
+        """Of bodies that are being posted over HTTP."""
         self.unwritten: dict[Connection, None] = {}
         """Whose sessions have something to say that `write_out` writes, at the end of a read or of a commit."""
         self.packing: set[asyncio.Future[object]] = set()
@@ -176,8 +178,9 @@ class Hub:
             )
             await self._listen(inside)
             connect = functools.partial(peers.connect, inside.url)
-        self._http = HttpServer(self, self._page_table(), connect, local=config.local)
-        port = await self._http.start(config.address, config.tls)
+        server = HttpServer(self, config, self._page_table(), connect)
+        port = await server.start()
+        self._http = server
         self.urls["http"] = f"{'https' if config.tls else 'http'}://{config.address.with_port(port)}"
 
     async def _listen(self, listener: ListenerConfig) -> None:
@@ -313,6 +316,8 @@ class Hub:
             "Bytes of events that wait for slow subscribers.",
             lambda: self.queued_bytes,
         )
+        gauge("wireloom_http_connections", "Connections to the pages.", lambda: len(self._http or ()))
+        gauge("wireloom_http_body_bytes", "Bytes of bodies that are being posted.", lambda: self.posted_bytes)
         gauge("wireloom_memory_bytes", "Bytes that count for `memory_bytes`.", self.watch.memory)
 
     def _page_table(self) -> dict[str, Callable[[], Page]]:

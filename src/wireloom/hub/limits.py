@@ -104,12 +104,22 @@ class Limits(Settings):
     request_timeout: float = 30.0
     """Seconds a provider has to answer a request."""
 
+    http_connections: int = 1000
+    """To the pages, in all."""
+    http_connections_per_address: int = 100
+    http_body_bytes: int = 64 * 1024 * 1024
+    """Of all bodies that are being posted."""
+    http_body_seconds: float = 30.0
+    """For the body of one request to arrive."""
+    http_json_bytes: int = 128 * 1024
+    """Of one CloudEvent in JSON; in binary mode it may be as large as a message."""
+
     busy_poll_seconds: float = BUSY_POLL
     """How long the hub stays awake after a read, on streams, to take the next without delay; 0: it sleeps."""
 
     def __post_init__(self) -> None:
         check_positive(self, "busy_poll_seconds")
-        for name in ("message_bytes", "decompressed_bytes"):
+        for name in ("message_bytes", "decompressed_bytes", "http_body_bytes", "http_json_bytes"):
             if getattr(self, name) < LEAST_MESSAGE:
                 raise ConfigError(f"setting {name!r} is {getattr(self, name)}; it must be {LEAST_MESSAGE} or more")
 

@@ -60,12 +60,12 @@ class Watch:
     # Memory
 
     def memory(self) -> int:
-        """Bytes in all queues, before the journal's sync, of incomplete messages, of patterns and of last values."""
+        """Bytes in all queues, before the journal's sync, of incomplete messages, of posted bodies, of patterns and of last values."""
         hub = self._hub
         held = sum(connection.session.buffered + connection.unsent for connection in hub.connections.values())
         router = hub.router
         known = router.subscriptions.memory + router.providers.memory + hub.last_values.latest.memory
-        return hub.queued_bytes + hub.journal.pending_bytes + held + known
+        return hub.queued_bytes + hub.journal.pending_bytes + hub.posted_bytes + held + known
 
     def shed(self) -> None:
         """Shorten the longest queue until all together are well below the limit."""
