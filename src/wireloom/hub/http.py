@@ -16,14 +16,14 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from wireloom.hub.access import ANONYMOUS, Grants, Right
-from wireloom.hub.cloudevents import CloudEvent, NoCloudEvent, TooLarge, from_http, topic_in
+from wireloom.hub.cloudevents import STRUCTURED, CloudEvent, NoCloudEvent, TooLarge, from_http, topic_in
 from wireloom.hub.limits import OverRate
 from wireloom.hub.logs import about
 from wireloom.model import ConfigError, Kind, LimitExceeded, Message, RequestFailed, RequestTimeout, WireloomError
@@ -71,6 +71,9 @@ class HttpServer:
         self._connect = connect
         self._peer: Client | None = None
         self._connecting = asyncio.Lock()
+        self._turn = asyncio.Lock()
+        """Whoever waits for it gets it in a later turn of the loop: however many ask for pages or post batches, there
+        is one page, or one portion of a batch, in each turn."""
         application = web.Application(middlewares=[self._plainly])
         for path in pages:
             application.router.add_get(path, self._page)
@@ -135,7 +138,7 @@ class HttpServer:
     async def _plainly(self, request: web.Request, handler: Callable[..., object]) -> web.StreamResponse:
         """What goes wrong is said in one line."""
         try:
-            with answering(request.transport):
+            with answering(request.transport, request.content.is_eof):
                 self._check_host(request)
                 response: web.StreamResponse = await handler(request)  # type: ignore[misc]
         except web.HTTPNotFound:
@@ -148,6 +151,8 @@ class HttpServer:
             if "Retry-After" in error.headers:
                 response.headers["Retry-After"] = error.headers["Retry-After"]
         response.headers.update(_HEADERS)
+        if not request.content.is_eof():
+            response.force_close()
         return response
 
     def _check_host(self, request: web.Request) -> None:
@@ -159,7 +164,8 @@ class HttpServer:
                 )
 
     async def _page(self, request: web.Request) -> web.Response:
-        page = self._pages[request.path]()
+        async with self._turn:
+            page = self._pages[request.path]()
         content_type = f"{page.content_type}{page.version}; charset=utf-8"
         return web.Response(body=page.body.encode(), status=page.status, headers={"Content-Type": content_type})
 
@@ -208,8 +214,11 @@ class HttpServer:
     async def _read(self, poster: _Poster) -> bytes:
         """The body, within the limits of size and time; `poster.held` counts it."""
         hub, request, limits = self._hub, poster.request, self._hub.config.limits
-        if (request.content_length or 0) > self._most:
+        size = request.content_length or 0
+        if size > self._most:
             raise self._too_large()
+        if size > limits.http_json_bytes and request.content_type == STRUCTURED:
+            raise TooLarge(limits.http_json_bytes)
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(_CONTINUE)
             request.writer.output_size = 0
@@ -237,13 +246,16 @@ class HttpServer:
         return b"".join(pieces)
 
     async def _events(self, poster: _Poster, topic: str | None, body: bytes) -> AsyncIterator[tuple[str, CloudEvent]]:
-        """The events of a body with their topics; others get a turn after a while."""
-        until = time.monotonic() + LONG
-        for event in from_http(poster.request.headers, body, self._hub.config.limits.http_json_bytes):
-            yield self._hub.topic_limits.check(topic or event.topic or ""), event
-            if time.monotonic() > until:
-                await asyncio.sleep(0)
-                until = time.monotonic() + LONG
+        """The events of a body with their topics. They are read in portions, one portion in each turn of the loop."""
+        events = from_http(poster.request.headers, body, self._hub.config.limits.http_json_bytes)
+        while True:
+            async with self._turn:
+                portion = list(_portion(events))
+            if not portion:
+                return
+            for event in portion:
+                yield self._hub.topic_limits.check(topic or event.topic or ""), event
+            await asyncio.sleep(0)
 
     async def _publish(self, poster: _Poster, topic: str | None, body: bytes) -> None:
         """Publish the events of a body, in order; answers come once all of them are on disk."""
@@ -323,6 +335,15 @@ class _Poster:
     identities: tuple[str, ...]
     grants: Grants
     held: int = 0
+
+
+def _portion(events: Iterator[CloudEvent]) -> Iterator[CloudEvent]:
+    """As many events as can be read in a moment, and at least one."""
+    until = time.monotonic() + LONG
+    for event in events:
+        yield event
+        if time.monotonic() > until:
+            return
 
 
 async def _not_yet(request: web.Request) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import re
 import socket
 import ssl
 from collections import Counter
@@ -23,7 +24,10 @@ HEAD_BYTES = 64 * 1024
 """Of the first line and all headers of one request."""
 KEEP_ALIVE = 75.0
 """Seconds that a connection may be silent between two requests."""
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+?)\.?)(?::[0-9]*)?")
+"""An address in brackets, or a name or an address without; then maybe a port."""
 _ACCEPTED_AT_ONCE = 100
+_HEAD_END = b"\r\n\r\n"
 _NO_SOCKETS = 1.0
 """Seconds until the next attempt, when the system has no socket left."""
 _TOO_MANY = "too many connections ({setting} in [limits])"
@@ -156,15 +160,17 @@ class Guard(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_here = True
         self._busy = False
-        """Whether a request is being answered: its head was complete."""
+        """Whether the head of a request is complete, and its answer is not."""
         self._head = 0
-        """Bytes that came while none was."""
+        """Bytes of a head that is not complete."""
+        self._last = b""
+        """The last few of them."""
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
         """The head of a request is complete."""
-        self._busy, self._head = True, 0
+        self._busy, self._head, self._last = True, 0, b""
         self._stop_waiting()
 
     def end(self) -> None:
@@ -186,15 +192,22 @@ class Guard(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes arrived."""
-        if not self._busy:
-            self._head += len(data)
-            if self._head > HEAD_BYTES + len(data):
-                # What came before this read was too much already: a body in the same read is no head.
-                self._close("head-size")
-                return
-            if self._deadline is None:
-                self._deadline = self._in_time("head")
+        if not self._busy and not self._take_head(data):
+            self._close("head-size")
+            return
         self._server.data_received(data)
+
+    def _take_head(self, data: bytes) -> bool:
+        """Look for the end of a request's head; False if there is none and too much has come."""
+        if self._deadline is None:
+            self._deadline = self._in_time("head")
+        if _HEAD_END in self._last + data:
+            # What follows is the body: the server will say so, but may have been given more by then.
+            self._busy = True
+            return True
+        self._head += len(data)
+        self._last = data[1 - len(_HEAD_END) :]
+        return self._head <= HEAD_BYTES
 
     def eof_received(self) -> bool | None:
         """asyncio: the peer says no more."""
@@ -235,8 +248,11 @@ class Guard(asyncio.Protocol):
 
 
 @contextlib.contextmanager
-def answering(transport: asyncio.BaseTransport | None) -> Iterator[None]:
-    """Around the handling of one request: its head is complete, so its connection's guard waits for it no longer."""
+def answering(transport: asyncio.BaseTransport | None, is_complete: Callable[[], bool]) -> Iterator[None]:
+    """Around the handling of one request: its head is complete, so its connection's guard waits for it no longer.
+
+    Where a request is answered before its body is complete, the server must close the connection.
+    """
     guard = None if transport is None else cast(asyncio.Transport, transport).get_protocol()
     if not isinstance(guard, Guard):
         yield
@@ -245,7 +261,8 @@ def answering(transport: asyncio.BaseTransport | None) -> Iterator[None]:
     try:
         yield
     finally:
-        guard.end()
+        if is_complete():
+            guard.end()
 
 
 def _answer(status: str, text: str) -> bytes:
@@ -261,11 +278,13 @@ def is_for(host: str, names: Collection[str]) -> bool:
 
     >>> is_for("127.0.0.1:5046", ()), is_for("[::1]", ()), is_for("hub.example.org:80", ["hub.example.org"])
     (True, True, True)
-    >>> is_for("page.example.net", ["hub.example.org"]), is_for("", [])
-    (False, False)
+    >>> is_for("page.example.net", ["hub.example.org"]), is_for("[::1].example.net", ()), is_for("", ())
+    (False, False, False)
     """
-    inside, bracket, _ = host.removeprefix("[").partition("]") if host.startswith("[") else ("", "", "")
-    name = inside if bracket else host.partition(":")[0].rstrip(".").lower()
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = (found[1] or found[2]).lower()
     if name in names:
         return True
     try:
