@@ -25,6 +25,7 @@ from wireloom.hub.replay import Replays
 from wireloom.hub.retained import LastValues
 from wireloom.hub.retention import DiskWatch, Retention
 from wireloom.hub.router import Router
+from wireloom.hub.stalls import LoopStalls
 from wireloom.hub.status import status
 from wireloom.hub.turn import Turn
 from wireloom.hub.watch import Watch
@@ -106,6 +107,7 @@ class Hub:
         self._draining = False
         self._empty = asyncio.Event()
         self._disk = DiskWatch()
+        self._stalls = LoopStalls(self.metrics.stalls)
 
     def _router(self) -> Router:
         timeout = self.config.limits.request_timeout
@@ -165,6 +167,7 @@ class Hub:
             raise
         self.webhooks.start()
         self._ticker = self._loop.create_task(self._tick())
+        self._stalls.start(self._loop)
 
     async def _serve_http(self, config: HttpConfig) -> None:
         connect = None
@@ -316,6 +319,11 @@ class Hub:
             "Bytes of events that wait for slow subscribers.",
             lambda: self.queued_bytes,
         )
+        gauge(
+            "wireloom_loop_stall_worst_seconds",
+            "The longest that the event loop was held since the start.",
+            lambda: self._stalls.worst,
+        )
         gauge("wireloom_http_connections", "Connections to the pages.", lambda: len(self._http or ()))
         gauge("wireloom_http_body_bytes", "Bytes of bodies that are being posted.", lambda: self.posted_bytes)
         gauge("wireloom_memory_bytes", "Bytes that count for `memory_bytes`.", self.watch.memory)
@@ -464,6 +472,7 @@ class Hub:
             return
         self._draining = True
         deadline = self.now() + self.config.limits.drain_seconds
+        self._stalls.stop()
         log.info("draining: %d connections", len(self.connections), extra=about("hub.draining"))
         for task in self._contacts:
             task.cancel()

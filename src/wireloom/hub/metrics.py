@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Mapping
 
@@ -60,6 +61,45 @@ class Gauge(Counter):
     def samples(self) -> dict[tuple[str, ...], float]:
         """The value now."""
         return {(): self._read()}
+
+
+class Histogram(Counter):
+    """How often a number was how large: counts of those that are at most each bound.
+
+    >>> waits = Histogram("wait_seconds", "Waits.", (0.1, 1.0))
+    >>> waits.add(0.05); waits.add(0.5); waits.add(7)
+    >>> print(waits.text())
+    # HELP wait_seconds Waits.
+    # TYPE wait_seconds histogram
+    wait_seconds_bucket{le="0.1"} 1
+    wait_seconds_bucket{le="1"} 2
+    wait_seconds_bucket{le="+Inf"} 3
+    wait_seconds_sum 7.55
+    wait_seconds_count 3
+    """
+
+    type = "histogram"
+
+    def __init__(self, name: str, help_text: str, bounds: tuple[float, ...]) -> None:
+        super().__init__(name, help_text)
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        """Of those above the bound before, and at most this one; the last above all."""
+        self._sum = 0.0
+
+    def add(self, amount: float, *labels: str) -> None:
+        """Note one number."""
+        self._counts[bisect.bisect_left(self._bounds, amount)] += 1
+        self._sum += amount
+
+    def text(self) -> str:
+        """The metric in Prometheus' exposition format."""
+        lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.type}"]
+        count = 0
+        for bound, more in zip((*self._bounds, math.inf), self._counts, strict=True):
+            count += more
+            lines.append(f'{self.name}_bucket{{le="{"+Inf" if bound == math.inf else f"{bound:g}"}"}} {count}')
+        return "\n".join([*lines, f"{self.name}_sum {self._sum:.15g}", f"{self.name}_count {count}"])
 
 
 class Listened(Counter):
@@ -130,6 +170,11 @@ class Metrics:
             "what",
         )
         self.webhooks = Counter("wireloom_webhooks_total", "Events posted to webhooks.", "webhook", "outcome")
+        self.stalls = Histogram(
+            "wireloom_loop_stall_seconds",
+            "How long the event loop was held, looked at every 10 ms.",
+            (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+        )
         self._gauges: list[Gauge] = []
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
