@@ -21,8 +21,9 @@ from typing import Self, TypeVar
 from aiohttp import web
 
 import wireloom
-from wireloom.console.lately import shown
+from wireloom.console.lately import showable, shown
 from wireloom.console.watch import Cursor, Watch
+from wireloom.escaping import visible
 from wireloom.model import ConfigError, Kind, Message, WireloomError
 from wireloom.protocols.contract import HUB_PREFIX
 from wireloom.protocols.registry import scheme as find_scheme
@@ -215,7 +216,7 @@ class Console:
 
     async def _request(self, request: web.Request) -> web.Response:
         answer = await self._ask(await _sent(request))
-        return web.json_response(shown(answer.body))
+        return web.json_response(showable(shown(answer.body)))
 
     async def _ask(self, message: Message) -> Message:
         """Ask the hub something on a connection of its own; what goes wrong is told to the person at the page."""
@@ -226,7 +227,7 @@ class Console:
             async with wireloom.connect(url, reconnect=False) as peer:
                 return await peer.ask(message, timeout=REQUEST_TIMEOUT)
         except (WireloomError, OSError, TimeoutError) as error:
-            raise web.HTTPBadGateway(text=str(error)) from None
+            raise web.HTTPBadGateway(text=visible(str(error))) from None
 
 
 async def _in_time(reading: Awaitable[T]) -> T:

@@ -6,7 +6,9 @@ import bisect
 import math
 from collections.abc import Callable, Mapping
 
-Labels = tuple[tuple[str, str], ...]
+MOST = 1000
+"""Sets of labels of one metric."""
+OTHER = "other"
 
 
 class Counter:
@@ -29,7 +31,9 @@ class Counter:
             self._values[()] = 0
 
     def add(self, amount: float, *labels: str) -> None:
-        """Count."""
+        """Count; beyond `MOST` sets of labels under `other`: peers write some, such as the status of an answer."""
+        if labels not in self._values and len(self._values) >= MOST:
+            labels = (OTHER,) * len(self.labels)
         self._values[labels] = self._values.get(labels, 0) + amount
 
     def value(self, *labels: str) -> float:
