@@ -18,6 +18,13 @@ publish = ["well-behaved"]
 subscribe = ["well-behaved"]
 """
 MESSAGE = 16 * 1024 * 1024
+
+
+def reached(*settings: str) -> dict[str, str]:
+    """The metric that shows each limit."""
+    return {name: f'wireloom_limits_reached_total{{setting="{name}"}}' for name in settings}
+
+
 EVENT = {"specversion": "1.0", "id": "1", "source": "s", "type": "t"}
 CONTEXT = "".join(f"ce-{name}: {value}\r\n" for name, value in EVENT.items())
 
@@ -75,7 +82,7 @@ async def unfinished(target: Target, path: str, kind: str, count: int = 60) -> l
     return await asyncio.gather(*(one() for _ in range(count)))
 
 
-@attack("http: unfinished posts of strangers", limits=("message_bytes",), config=STRANGERS)
+@attack("http: unfinished posts of strangers", config=STRANGERS)
 async def strangers(target: Target) -> None:
     told = await unfinished(target, "/events/secret", "text/plain")
     # Whoever sends on after the answer may have it overtaken by the end of the connection.
@@ -85,7 +92,7 @@ async def strangers(target: Target) -> None:
 
 @attack(
     "http: unfinished posts of those who may",
-    limits=("http_body_bytes", "http_body_seconds"),
+    limits=reached("http_body_bytes", "http_body_seconds"),
     config=STRANGERS + "[limits]\nhttp_body_seconds = 5\n",
     budget=64 * MB,
 )
@@ -94,12 +101,12 @@ async def guests(target: Target) -> None:
     assert {status for status, _ in told} <= {503, 408, 0}, told
     found = await target.metrics()
     assert found['wireloom_connections_limited_total{protocol="http",limit="bodies"}'] > 0
-    assert found["wireloom_http_body_bytes"] == 0
+    assert found['wireloom_limit_used{setting="http_body_bytes"}'] == 0
 
 
 @attack(
     "http: heads that do not end",
-    limits=("http_connections", "http_connections_per_address", "handshake_seconds"),
+    limits=reached("http_connections", "http_connections_per_address", "handshake_seconds"),
     config="[limits]\nhandshake_seconds = 2\nhttp_connections = 300\nhttp_connections_per_address = 100\n",
 )
 async def half_open(target: Target) -> None:
@@ -119,7 +126,7 @@ async def half_open(target: Target) -> None:
     assert numbers['wireloom_connections_refused_total{reason="http-address"}'] > 0
     assert numbers['wireloom_connections_refused_total{reason="http-connections"}'] > 0
     assert numbers['wireloom_connections_limited_total{protocol="http",limit="head"}'] >= 100
-    assert numbers["wireloom_http_connections"] == 1
+    assert numbers['wireloom_limit_used{setting="http_connections"}'] == 1
     for _, writer in found:
         writer.close()
 
@@ -143,7 +150,9 @@ async def headers(target: Target) -> None:
     assert max(sent) < 8 * MB, sent
 
 
-@attack("http: answers that nobody reads", limits=("handshake_seconds",), config="[limits]\nhandshake_seconds = 2\n")
+@attack(
+    "http: answers that nobody reads", limits=reached("handshake_seconds"), config="[limits]\nhandshake_seconds = 2\n"
+)
 async def unread(target: Target) -> None:
     """Pipelined requests for the largest pages, and their answers stay where they are."""
 
@@ -171,7 +180,9 @@ async def batch(target: Target) -> None:
     assert await target.settle(lambda: len(found) == count, 60), len(found)
 
 
-@attack("http: large batches with a fault at the end", limits=("http_json_bytes", "message_bytes"), budget=64 * MB)
+@attack(
+    "http: large batches with a fault at the end", limits=reached("http_json_bytes", "message_bytes"), budget=64 * MB
+)
 async def faults(target: Target) -> None:
     """Nothing of a batch is published that is wrong somewhere; reading 16 MB of it takes long, and nobody waits."""
     one = json.dumps(EVENT | {"subject": "tiny"}, separators=(",", ":")).encode()
@@ -181,7 +192,10 @@ async def faults(target: Target) -> None:
         (b"[" + many, 400),
         (b"[" + b'"x",' * (MESSAGE // 5) + b"1]", 400),
         (b"[" + b"[" * (MESSAGE - 100), 413),
-        (b" " * (MESSAGE - 2) + b"[]", 204),
+        (b" " * (MESSAGE - 2) + b"[]", 413),
+        (b"[" + b" " * (MESSAGE - 2) + b"]", 413),
+        (b" " * 10_000 + b"[ ]", 204),
+        (b" " * MESSAGE + b"[]", 413),
         (b"[" + b"1" * (MESSAGE - 2) + b"]", 413),
         (b'[{"a":' + b"[1],".join([b""] * (MESSAGE // 5)) + b"}]", 413),
         (b'["' + "\U0001f600".encode() * (MESSAGE // 5) + b'"]', 413),
@@ -194,7 +208,9 @@ async def faults(target: Target) -> None:
     assert 'wireloom_publishes_acknowledged_total{protocol="emp"}' not in await target.metrics()
 
 
-@attack("http: a body in drops", limits=("http_body_seconds",), small=True, config="[limits]\nhttp_body_seconds = 2\n")
+@attack(
+    "http: a body in drops", limits=reached("http_body_seconds"), small=True, config="[limits]\nhttp_body_seconds = 2\n"
+)
 async def drops(target: Target) -> None:
     async def one() -> tuple[int, str]:
         reader, writer = await connect(target)

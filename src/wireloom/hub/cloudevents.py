@@ -193,12 +193,13 @@ def _elements(body: bytes, most: int) -> Iterator[object]:
         return True
 
     def mark() -> str:
-        """The next character that is not white space; none at the end."""
+        """The next character that is not white space, of which there may be as much as of an event; none at the end."""
         nonlocal at
-        while True:
+        for _ in range(3):
             at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
             if at < len(text) or not read_on():
                 return text[at : at + 1]
+        raise TooLarge(most)
 
     try:
         if mark() != "[":

@@ -42,6 +42,15 @@ _NAME = "http"
 """Of this way in, where metrics have the name of a protocol."""
 _LINGERING = 2.0
 """Seconds that are left to whoever was refused amid a body to read why."""
+_LIMITS = {
+    "connections": "http_connections",
+    "address": "http_connections_per_address",
+    "head": "handshake_seconds",
+    "unread": "handshake_seconds",
+    "body": "http_body_seconds",
+    "bodies": "http_body_bytes",
+}
+"""The limit behind each reason to close or to refuse."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
@@ -119,6 +128,7 @@ class HttpServer:
 
     def _closed(self, why: str) -> None:
         metrics = self._hub.metrics
+        self._hub.reached(_LIMITS.get(why))
         if why in ("connections", "address", "sockets"):
             metrics.turned_away.add(1, f"{_NAME}-{why}")
         else:
@@ -190,6 +200,7 @@ class HttpServer:
             await self._pay(poster, count)
             await self._publish(poster, topic, body)
         except TooLarge as error:
+            self._hub.reached("http_json_bytes")
             raise web.HTTPRequestEntityTooLarge(0, text=str(error)) from None
         except (NoCloudEvent, ConfigError) as error:
             raise web.HTTPBadRequest(text=str(error)) from None
@@ -198,6 +209,7 @@ class HttpServer:
         return web.Response(status=204)
 
     def _too_large(self) -> web.HTTPException:
+        self._hub.reached("message_bytes")
         text = f"the body is larger than {self._most} bytes (message_bytes in [limits])"
         return web.HTTPRequestEntityTooLarge(self._most, text=text)
 

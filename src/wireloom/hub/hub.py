@@ -294,6 +294,8 @@ class Hub:
             "last_values_bytes": self.last_values.latest.memory,
             "replays": len(self.replays),
             "requests": len(self.router.exchanges),
+            "http_connections": len(self._http or ()),
+            "http_body_bytes": self.posted_bytes,
         }
         return {(name,): amount for name, amount in used.items()}
 
@@ -324,8 +326,6 @@ class Hub:
             "The longest that the event loop was held since the start.",
             lambda: self._stalls.worst,
         )
-        gauge("wireloom_http_connections", "Connections to the pages.", lambda: len(self._http or ()))
-        gauge("wireloom_http_body_bytes", "Bytes of bodies that are being posted.", lambda: self.posted_bytes)
         gauge("wireloom_memory_bytes", "Bytes that count for `memory_bytes`.", self.watch.memory)
 
     def _page_table(self) -> dict[str, Callable[[], Page]]:

@@ -60,7 +60,7 @@ class Watch:
     # Memory
 
     def memory(self) -> int:
-        """Bytes in all queues, before the journal's sync, of incomplete messages, of posted bodies, of patterns and of last values."""
+        """Bytes in queues, before the sync, of incomplete messages, posted bodies, patterns and last values."""
         hub = self._hub
         held = sum(connection.session.buffered + connection.unsent for connection in hub.connections.values())
         router = hub.router
