@@ -7,15 +7,20 @@ begin with `$`: those belong to the hub, and whoever wants them names them.
 from __future__ import annotations
 
 import json
+import re
+import sys
 import tomllib
 from collections.abc import Hashable, Iterable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from wireloom.model import ConfigError
 
 MAX_TOPIC = 65535
 """Longest topic or pattern in bytes of UTF-8."""
+_REMEMBERED_TOPIC, _REMEMBERED = 1024, 1_000_000
+"""The longest topic whose subscribers are remembered, and how many subscribers of all topics together."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 S = TypeVar("S", bound=Hashable)
 
@@ -31,7 +36,7 @@ def validate_topic(topic: str) -> str:
     """
     _check_text("topic", topic)
     if "+" in topic or "#" in topic:
-        raise ConfigError(f"topic {topic!r} holds a wildcard; '+' and '#' are for patterns only")
+        raise ConfigError(f"topic {shortened(topic)} holds a wildcard; '+' and '#' are for patterns only")
     return topic
 
 
@@ -48,9 +53,9 @@ def validate_pattern(pattern: str) -> str:
     levels = pattern.split("/")
     for index, level in enumerate(levels):
         if level == "#" and index < len(levels) - 1:
-            raise ConfigError(f"pattern {pattern!r}: '#' must be the last level")
+            raise ConfigError(f"pattern {shortened(pattern)}: '#' must be the last level")
         if len(level) > 1 and ("+" in level or "#" in level):
-            raise ConfigError(f"pattern {pattern!r}: '+' and '#' must fill a level, not be part of one")
+            raise ConfigError(f"pattern {shortened(pattern)}: '+' and '#' must fill a level, not be part of one")
     return pattern
 
 
@@ -106,24 +111,62 @@ def _same(wanted: Iterable[str], levels: Iterable[str]) -> bool:
 def _check_text(what: str, text: str) -> None:
     if not text:
         raise ConfigError(f"a {what} must not be empty")
-    if "\0" in text:
-        raise ConfigError(f"{what} {text!r} holds a NUL character")
-    if len(text.encode()) > MAX_TOPIC:
+    if len(text) > MAX_TOPIC or size_of(text) > MAX_TOPIC:
         raise ConfigError(f"{what} {text[:40]!r}… is longer than {MAX_TOPIC} bytes")
+    if control := _CONTROL.search(text):
+        raise ConfigError(f"{what} {shortened(text)} holds the control character U+{ord(control[0]):04X}")
 
 
-class _Node(Generic[S]):
-    """One level of the tree: where its patterns end, and the levels below."""
+def size_of(text: str) -> int:
+    """Bytes of a topic or pattern in UTF-8; a ConfigError for text that has no such form."""
+    try:
+        return len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"{shortened(text)} is no text: it holds half of a surrogate pair") from None
 
-    __slots__ = ("children", "subscribers")
 
-    def __init__(self) -> None:
-        self.children: dict[str, _Node[S]] = {}
-        self.subscribers: dict[S, None] = {}
+def shortened(text: str) -> str:
+    """A topic as it stands in an error: quoted, and not longer than people read.
+
+    >>> shortened("a/b"), shortened("x" * 100) == repr("x" * 80) + "…"
+    ("'a/b'", True)
+    """
+    return repr(text) if len(text) <= 80 else f"{text[:80]!r}…"
+
+
+class Shape(NamedTuple):
+    """Where a pattern has its wildcards: patterns of one shape that match a topic are one and the same text."""
+
+    levels: int
+    """How many there are, without a `#`."""
+    any_levels: tuple[int, ...]
+    """Which of them are `+`."""
+    has_rest: bool
+    """Whether a `#` follows."""
+
+
+def shape_of(pattern: str) -> Shape | None:
+    """The shape of a valid pattern; None for one without wildcards.
+
+    >>> shape_of("a/+/c/#"), shape_of("a/b")
+    (Shape(levels=3, any_levels=(1,), has_rest=True), None)
+    """
+    if not is_pattern(pattern):
+        return None
+    levels = pattern.split("/")
+    has_rest = levels[-1] == "#"
+    return Shape(len(levels) - has_rest, tuple(i for i, level in enumerate(levels) if level == "+"), has_rest)
 
 
 class Subscriptions(Generic[S]):
     """Who wants what: an index from patterns to subscribers, with lookups remembered until it changes.
+
+    Theory of operation
+    -------------------
+    Patterns are kept by their text. A topic is looked up as it is, for patterns without wildcards, and once for each
+    shape in use: its levels with `+` where the shape has them, and `#` for the rest, are the only pattern of this shape
+    that can match. So a lookup takes as many steps as there are shapes, however many patterns there are and whatever
+    they and the topic say. People use few shapes; `shapes` tells how many, so that their number can be limited.
 
     >>> index = Subscriptions[str]()
     >>> index.add("sensors/#", "ann"), index.add("sensors/+", "bob"), index.add("sensors/#", "ann")
@@ -135,16 +178,33 @@ class Subscriptions(Generic[S]):
     """
 
     def __init__(self, remember: int = 4096) -> None:
-        self._root: _Node[S] = _Node()
+        self._subscribers: dict[str, dict[S, None]] = {}
         self._patterns: dict[S, dict[str, None]] = {}
+        self._shapes: dict[Shape, int] = {}
+        """How many patterns have each."""
         self._found: dict[str, tuple[S, ...]] = {}
         self._remember = remember
+        self._remembered = 0
+        """Subscribers in `_found`."""
+        self._count = 0
+        self.memory = 0
+        """Bytes that all patterns take, about."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._patterns.values()))
+        return self._count
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
+
+    @property
+    def shapes(self) -> int:
+        """How many different shapes the patterns have."""
+        return len(self._shapes)
+
+    def has_shape(self, pattern: str) -> bool:
+        """Whether a valid pattern needs no shape that is not there yet."""
+        shape = shape_of(pattern)
+        return shape is None or shape in self._shapes
 
     def add(self, pattern: str, subscriber: S) -> bool:
         """Enter a subscription; False when it was there already."""
@@ -152,11 +212,16 @@ class Subscriptions(Generic[S]):
         if validate_pattern(pattern) in own:
             return False
         self._patterns.setdefault(subscriber, own)[pattern] = None
-        node = self._root
-        for level in pattern.split("/"):
-            node = node.children.setdefault(level, _Node())
-        node.subscribers[subscriber] = None
-        self._found.clear()
+        subscribers = self._subscribers.get(pattern)
+        if subscribers is None:
+            subscribers = self._subscribers[pattern] = {}
+            shape = shape_of(pattern)
+            if shape is not None:
+                self._shapes[shape] = self._shapes.get(shape, 0) + 1
+        subscribers[subscriber] = None
+        self._count += 1
+        self.memory += _memory_of(pattern)
+        self._forget()
         return True
 
     def remove(self, pattern: str, subscriber: S) -> bool:
@@ -167,26 +232,36 @@ class Subscriptions(Generic[S]):
         del own[pattern]
         if not own:
             del self._patterns[subscriber]
-        path = [self._root]
-        levels = pattern.split("/")
-        for level in levels:
-            path.append(path[-1].children[level])
-        del path[-1].subscribers[subscriber]
-        for parent, level, node in zip(path[-2::-1], levels[::-1], path[:0:-1], strict=True):
-            if node.subscribers or node.children:
-                break
-            del parent.children[level]
-        self._found.clear()
+        subscribers = self._subscribers[pattern]
+        del subscribers[subscriber]
+        if not subscribers:
+            del self._subscribers[pattern]
+            shape = shape_of(pattern)
+            if shape is not None:
+                self._shapes[shape] -= 1
+                if not self._shapes[shape]:
+                    del self._shapes[shape]
+        self._count -= 1
+        self.memory -= _memory_of(pattern)
+        self._forget()
         return True
 
     def drop(self, subscriber: S) -> None:
         """Take out everything one subscriber wanted."""
-        for pattern in tuple(self._patterns.get(subscriber, ())):
+        for pattern in self.patterns(subscriber):
             self.remove(pattern, subscriber)
 
     def patterns(self, subscriber: S) -> tuple[str, ...]:
         """What one subscriber wants, in the order it asked."""
         return tuple(self._patterns.get(subscriber, ()))
+
+    def count(self, subscriber: S) -> int:
+        """How many patterns one subscriber has."""
+        return len(self._patterns.get(subscriber, ()))
+
+    def has(self, pattern: str, subscriber: S) -> bool:
+        """Whether a subscriber has a pattern."""
+        return pattern in self._patterns.get(subscriber, ())
 
     def subscribers(self) -> tuple[S, ...]:
         """Everybody who wants anything."""
@@ -196,32 +271,41 @@ class Subscriptions(Generic[S]):
         """Everybody who wants this topic, each once."""
         found = self._found.get(topic)
         if found is None:
-            if len(self._found) >= self._remember:
-                self._found.clear()
-            found = self._found[topic] = tuple(self._search(topic))
+            found = tuple(self._search(topic))
+            if len(topic) <= _REMEMBERED_TOPIC:
+                if len(self._found) >= self._remember or self._remembered > _REMEMBERED:
+                    self._forget()
+                self._found[topic] = found
+                self._remembered += len(found)
         return found
 
+    def _forget(self) -> None:
+        self._found.clear()
+        self._remembered = 0
+
     def _search(self, topic: str) -> dict[S, None]:
-        found: dict[S, None] = {}
+        found = dict(self._subscribers.get(topic, ())) if not is_pattern(topic) else {}
         levels = topic.split("/")
-        reached = [self._root]
-        reserved = topic[:1] == "$"
-        for index, level in enumerate(levels):
-            below: list[_Node[S]] = []
-            for node in reached:
-                if not (reserved and index == 0):
-                    if rest := node.children.get("#"):
-                        found.update(rest.subscribers)
-                    if any_level := node.children.get("+"):
-                        below.append(any_level)
-                if exact := node.children.get(level):
-                    below.append(exact)
-            reached = below
-        for node in reached:
-            found.update(node.subscribers)
-            if rest := node.children.get("#"):
-                found.update(rest.subscribers)
+        count, is_reserved = len(levels), topic[:1] == "$"
+        for size, any_levels, has_rest in self._shapes:
+            if size > count or (size < count and not has_rest):
+                continue
+            if is_reserved and (not size or (any_levels and not any_levels[0])):
+                continue
+            wanted = levels[:size]
+            for level in any_levels:
+                wanted[level] = "+"
+            if has_rest:
+                wanted.append("#")
+            subscribers = self._subscribers.get("/".join(wanted))
+            if subscribers is not None:
+                found.update(subscribers)
         return found
+
+
+def _memory_of(pattern: str) -> int:
+    """Bytes that a subscription takes: its text, and its places in dictionaries."""
+    return sys.getsizeof(pattern) + 512
 
 
 def read_topic_map(path: Path) -> dict[int, str]:

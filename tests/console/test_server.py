@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
@@ -14,11 +15,12 @@ import pytest
 
 import wireloom
 from tests.certificates import Authority
-from tests.hub.running import hub_on, stream_to, url_of
+from tests.hub.running import hub_on, open_to, stream_to, url_of
 from wireloom.console import Console, Settings
 from wireloom.console.server import HEADERS
 from wireloom.hub import Hub
 from wireloom.model import ConfigError
+from wireloom.transports.http import HttpLimits
 
 HUB = """
 [[listener]]
@@ -152,6 +154,29 @@ async def test_every_answer_has_the_protecting_headers(tmp_path: Path) -> None:
                 assert {name: answer.headers[name] for name in HEADERS} == HEADERS, path
         async with session.get(console.url, headers={"Host": "evil.example"}) as answer:
             assert answer.status == 403
+
+
+async def test_whoever_takes_too_long_or_too_many_connections_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wireloom.console.server.HttpLimits", lambda: HttpLimits(per_address=10, seconds=1.0))
+    monkeypatch.setattr("wireloom.console.server.BODY_TIMEOUT", 1.0)
+    async with hub_on(tmp_path, HUB) as hub, console_on(hub) as console:
+        slow = [await open_to(console.url) for _ in range(12)]
+        for _, writer in slow:
+            writer.write(b"GET / HTTP/1.1\r\nHost: ")
+        async with asyncio.timeout(20):
+            for reader, writer in slow:
+                with contextlib.suppress(OSError):
+                    assert b"200" not in await reader.read()
+                writer.close()
+            reader, writer = await open_to(console.url)
+            writer.write(b"POST /api/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+            writer.write(b"Content-Length: 100\r\n\r\n{")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+            writer.close()
+        async with aiohttp.ClientSession() as session, session.get(console.url) as answer:
+            assert answer.status == 200
 
 
 async def test_from_elsewhere_only_with_token_and_tls(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_what_is_sent_comes_back(context: dict[str, str], data: bytes, mode: Mod
 def test_garbage_is_refused_in_words(headers: dict[str, str], body: bytes) -> None:
     for kind in ("application/cloudevents+json", BATCH, "application/cloudevents+avro", "text/plain"):
         try:
-            from_http(headers | {"Content-Type": kind}, body)
+            list(from_http(headers | {"Content-Type": kind}, body))
         except NoCloudEvent as error:
             assert str(error)
 
@@ -73,7 +73,7 @@ def test_garbage_is_refused_in_words(headers: dict[str, str], body: bytes) -> No
 )
 def test_what_is_no_event_says_why(event: object, said: str) -> None:
     with pytest.raises(NoCloudEvent, match=said):
-        from_http({"content-type": "application/cloudevents+json"}, json.dumps(event).encode())
+        list(from_http({"content-type": "application/cloudevents+json"}, json.dumps(event).encode()))
 
 
 def test_structured_data_by_its_type() -> None:
@@ -122,7 +122,7 @@ async def test_a_topic_in_a_path_is_decoded_once(tmp_path: Path) -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
         head = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
         for path in ("rooms/50%25", "rooms/a%2541", "rooms/k%C3%BCche"):
-            writer.write(f"POST /events/{path} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n{head}\r\n".encode())
+            writer.write(f"POST /events/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n{head}\r\n".encode())
             assert b" 204 " in (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0]
         writer.close()
         kept = [e.message.topic for e in read_messages(tmp_path / "journal") if e.message.kind is Kind.REQUEST]

@@ -11,7 +11,7 @@ import pytest
 import wireloom
 from tests.hub.running import data, eventually, hub_on, stream_to, url_of
 from tests.hub.test_replay import HUB, SCHEMES, SMALL
-from wireloom.hub import retained
+from wireloom.hub.latest import FILE, memory_of
 from wireloom.journal import segments
 from wireloom.model import Message
 
@@ -56,7 +56,7 @@ async def test_last_values_survive_a_restart_with_and_without_their_file(tmp_pat
                 expected[f"t/{number % 50}"] = b"%d" % number
             await peer.publish("t/large", b"x" * 300_000, ack=True)
             expected["t/large"] = b"x" * 300_000
-    file = tmp_path / "journal" / retained.FILE
+    file = tmp_path / "journal" / FILE
     assert file.stat().st_mode & 0o777 == 0o600
     for spoil in (lambda: None, file.unlink, lambda: file.write_text("{")):
         spoil()
@@ -92,14 +92,13 @@ async def test_events_published_meanwhile_come_after_the_last_values(tmp_path: P
         writer.close()
 
 
-async def test_topics_beyond_the_limit_are_forgotten_the_silent_ones_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retained, "MAX_TOPICS", 100)
-    async with hub_on(tmp_path, HUB) as hub, wireloom.connect(url_of(hub, "emp")) as peer:
+async def test_topics_beyond_the_limit_are_forgotten_the_silent_ones_first(tmp_path: Path) -> None:
+    limited = f"{HUB}[limits]\nlast_values_bytes = {100 * memory_of('t/999')}\n"
+    async with hub_on(tmp_path, limited) as hub, wireloom.connect(url_of(hub, "emp")) as peer:
         for number in range(150):
             await peer.publish(f"t/{number}", b"%d" % number, ack=True)
-        await eventually(lambda: len(hub.last_values.tickets) <= 100)
+        assert len(hub.last_values.tickets) == 100
+        await eventually(lambda: hub.metrics.limits_reached.value("last_values_bytes") == 50)
         async with peer.subscribe("t/+", retained=True) as events:
             kept = len(hub.last_values.tickets)
             assert set((await take(events, kept)).values()) == {b"%d" % number for number in range(150 - kept, 150)}

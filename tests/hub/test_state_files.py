@@ -17,9 +17,9 @@ import pytest
 import wireloom
 from tests.hub.running import eventually, get, hub_on, records, url_of
 from tests.hub.test_cloudevents import HUB, Receiver, receiver, with_webhook
-from wireloom.hub import Hub, retained, webhooks
+from wireloom.hub import Hub, latest, webhooks
 from wireloom.journal import segments
-from wireloom.journal.state import load_state, save_state
+from wireloom.journal.state import encode_state, load_state, save_state
 
 DAMAGE = {
     "empty": lambda text: b"",
@@ -76,9 +76,13 @@ async def test_a_cursor_is_synced_beside_the_loop_and_saved_at_the_end(
             threads.add(threading.get_ident())
         save_state(path, value)  # type: ignore[arg-type]
 
+    def encoding(value: dict[str, object]) -> bytes:
+        threads.add(threading.get_ident())
+        return encode_state(value)  # type: ignore[arg-type]
+
     started = False
     monkeypatch.setattr(webhooks, "save_state", saving)
-    monkeypatch.setattr(retained, "save_state", saving)
+    monkeypatch.setattr(latest, "encode_state", encoding)
     monkeypatch.setattr(webhooks, "SAVE_EVERY", 3600)
     async with receiver() as hook:
         async with hub_on(tmp_path, with_webhook(hook.url)) as hub:
@@ -91,7 +95,8 @@ async def test_a_cursor_is_synced_beside_the_loop_and_saved_at_the_end(
         assert saved["offset"] is not None
         assert saved["epoch"] == epoch
         assert "crc32" in json.loads(cursor(tmp_path).read_text())
-        assert "crc32" in json.loads((tmp_path / "journal" / retained.FILE).read_text())
+        lines = (tmp_path / "journal" / latest.FILE).read_text().splitlines()
+        assert all("crc32" in json.loads(line) for line in lines)
         assert threads
         assert loop not in threads
         async with hub_on(tmp_path, with_webhook(hook.url)) as hub:
@@ -112,7 +117,7 @@ async def test_a_quiet_webhook_saves_how_far_it_is(tmp_path: Path, monkeypatch: 
 async def test_damaged_last_values_are_found_again_in_the_journal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "journal" / retained.FILE
+    file = tmp_path / "journal" / latest.FILE
     async with hub_on(tmp_path, HUB) as hub:
         await publish(hub, range(3))
     file.write_bytes(file.read_bytes().replace(b'"upto":', b'"upto":9'))

@@ -134,7 +134,7 @@ async def test_a_call_is_not_the_last_value_of_its_topic(tmp_path: Path) -> None
             assert await last_value(hub) == b"value"
     async with hub_on(tmp_path, ALL) as hub:
         assert await last_value(hub) == b"value"
-    (tmp_path / "journal" / "last-values.json").unlink()
+    (tmp_path / "journal" / "last-values.jsonl").unlink()
     async with hub_on(tmp_path, ALL) as hub:
         assert await last_value(hub) == b"value"
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from wireloom.escaping import visible
 from wireloom.model import ConfigError
 from wireloom.protocols.registry import protocols
 
@@ -107,9 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(finding: Finding) -> None:
-    print(f"{finding.verdict:8} {finding.what}: {finding.seen}", flush=True)
+    print(visible(f"{finding.verdict:8} {finding.what}: {finding.seen}"), flush=True)
     if finding.mend:
-        print(f"         → {finding.mend}", flush=True)
+        print(visible(f"         → {finding.mend}"), flush=True)
 
 
 def check_python() -> Iterator[Finding]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from wireloom.cli.jsonlines import message_to_json
+from wireloom.cli.jsonlines import json_line, message_to_json
+from wireloom.escaping import visible
 from wireloom.journal.blocks import Block
 from wireloom.journal.identity import load_identity
 from wireloom.journal.reader import Entry, Record, Unreadable, read_all, read_blocks
@@ -167,9 +167,9 @@ class _Shown:
         if isinstance(found, Entry):
             self.messages += 1
         if not self._json:
-            sys.stdout.write(_readable(found) + "\n")
+            sys.stdout.write(visible(_readable(found)) + "\n")
         elif not isinstance(found, Record):
-            sys.stdout.write(json.dumps(_line(found), ensure_ascii=False) + "\n")
+            sys.stdout.write(json_line(_line(found)))
 
 
 def _is_about(found: Found, pattern: str) -> bool:
@@ -245,7 +245,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
     seen = Verified()
     faults = 0
     for fault in verify(arguments.folder, seen):
-        print(fault, file=sys.stderr)
+        print(visible(str(fault)), file=sys.stderr)
         faults += 1
     verdict = "no fault" if not faults else f"{faults} fault{'s' if faults > 1 else ''}"
     segments = f"{seen.segments} segment{'s' if seen.segments != 1 else ''}"

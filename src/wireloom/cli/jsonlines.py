@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 
+from wireloom.escaping import visible
 from wireloom.model import (
     Authenticity,
     ConfigError,
@@ -24,6 +26,15 @@ from wireloom.model import (
 
 _TEXTS = ("topic", "id", "correlation_id", "status")
 _OPTIONAL_TEXTS = ("content_type", "protocol", "connection")
+
+
+def json_line(value: object, default: Callable[[object], str] | None = None) -> str:
+    r"""A value as one line of JSON that any terminal can show; what it stands for is not changed by that.
+
+    >>> print(json_line({"topic": "k\u00fcche\x9b"}), end="")
+    {"topic": "k\u00fcche\u009b"}
+    """
+    return visible(json.dumps(value, ensure_ascii=False, default=default)) + "\n"
 
 
 def message_to_json(message: Message, offset: int | None = None, size: int | None = None) -> dict[str, type_of_json]:

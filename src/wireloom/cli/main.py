@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from wireloom.escaping import visible
 from wireloom.model import WireloomError
 
 COMMANDS = {
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def fail(text: str) -> int:
     """Say what went wrong, in one line."""
-    print("wireloom:", " ".join(text.split()), file=sys.stderr)
+    print("wireloom:", visible(" ".join(text.split())), file=sys.stderr)
     return FAILED
 
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from wireloom.cli.jsonlines import json_line
+from wireloom.escaping import visible
 from wireloom.model import ConfigError
 
 if TYPE_CHECKING:
@@ -190,7 +192,7 @@ def run_sql(arguments: argparse.Namespace) -> int:
     answer = _answer(arguments)
     if arguments.json:
         for row in answer.rows:
-            print(json.dumps(dict(zip(answer.columns, row, strict=True)), default=_plain, ensure_ascii=False))
+            sys.stdout.write(json_line(dict(zip(answer.columns, row, strict=True)), _plain))
     elif arguments.csv:
         writer = csv.writer(sys.stdout)
         writer.writerow(answer.columns)
@@ -270,7 +272,7 @@ def _text(value: object, missing: str) -> str:
         value = value.decode(errors="backslashreplace")
     text = value if isinstance(value, str) else json.dumps(value, default=_plain, ensure_ascii=False)
     text = text[1:-1] if not isinstance(value, str) and text.startswith('"') else text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return visible(text)
 
 
 def _plain(value: object) -> str:

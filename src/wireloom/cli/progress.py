@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from wireloom.escaping import visible
+
 if TYPE_CHECKING:
     from wireloom.pipeline.run import MicroBatch, Summary
 
@@ -26,7 +28,7 @@ class Progress:
     def note(self, text: str) -> None:
         """One line with the time since the start."""
         self._wipe()
-        print(f"[{time.monotonic() - self.began:6.1f} s] {text}", file=self.out, flush=True)
+        print(f"[{time.monotonic() - self.began:6.1f} s] {visible(text)}", file=self.out, flush=True)
 
     def batch(self, batch: MicroBatch) -> None:
         """What a batch brought, how fast it was, and how long the rest will take."""

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TypeAlias
 
 from wireloom.cli import options
-from wireloom.cli.jsonlines import message_to_json
+from wireloom.cli.jsonlines import json_line, message_to_json
+from wireloom.escaping import visible
 from wireloom.model import ConfigError, HandshakeFailed, Kind, Message, PeerClosed
 from wireloom.peers import Client, Peer, connect, serve
 from wireloom.protocols.contract import HUB_PREFIX
@@ -275,13 +276,19 @@ async def _lines() -> AsyncIterator[bytes]:
 
 
 def _show(message: Message) -> None:
-    sys.stdout.write(json.dumps(message_to_json(message), ensure_ascii=False) + "\n")
+    sys.stdout.write(json_line(message_to_json(message)))
 
 
 def _show_body(message: Message) -> None:
-    """The body as it is; with a line end where it is text without one."""
+    """The body as it is, for programs; on a terminal, what a terminal would obey is shown as an escape.
+
+    With a line end where it is text without one.
+    """
     sys.stdout.flush()
-    sys.stdout.buffer.write(message.body)
+    if sys.stdout.isatty():
+        sys.stdout.buffer.write(visible(message.body.decode(errors="backslashreplace"), keep="\n\t").encode())
+    else:
+        sys.stdout.buffer.write(message.body)
     if message.body and not message.body.endswith(b"\n") and _content_type(message.body) is not None:
         sys.stdout.buffer.write(b"\n")
     sys.stdout.buffer.flush()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from wireloom.cli import options
-from wireloom.cli.jsonlines import message_from_json, message_to_json
+from wireloom.cli.jsonlines import json_line, message_from_json, message_to_json
 from wireloom.model import ConfigError, Direction, ProtocolViolation, WireloomError, type_of_json
 from wireloom.protocols import registry
 from wireloom.protocols.contract import CUT, Decoded, Decoder, Framing, Protocol, Rejected, Settings
@@ -94,7 +94,7 @@ def run_decode(arguments: argparse.Namespace) -> int:
                 line = _line(found)
                 if arguments.raw:
                     line[RAW] = base64.b64encode(raw).decode()
-                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+                lines.append(json_line(line))
             sys.stdout.write("".join(lines))
             sys.stdout.flush()
     return 1 if rejected else 0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 
 from wireloom.conformance.run import Outcome, Result, Verdict
+from wireloom.escaping import visible, visible_html
 from wireloom.model import type_of_json
 from wireloom.protocols.cases import Level
 
@@ -29,7 +29,7 @@ def line(result: Result) -> str:
     failed   must    a PING is answered with a PONG: the peer closed
     """
     why = f": {result.detail}" if result.detail else ""
-    return f"{result.verdict:8} {result.case.level:7} {result.case.name}{why}"
+    return visible(f"{result.verdict:8} {result.case.level:7} {result.case.name}{why}")
 
 
 def summary(outcome: Outcome) -> str:
@@ -67,7 +67,7 @@ def to_json(outcome: Outcome) -> Mapping[str, type_of_json]:
 
 def to_html(outcome: Outcome) -> str:
     """A page that needs no other file and runs no script; what the peer said is text and nothing else."""
-    title = html.escape(f"{outcome.protocol.title}: conformance of a {outcome.role}")
+    title = visible_html(f"{outcome.protocol.title}: conformance of a {outcome.role}")
     rows = "\n".join(map(_row, outcome.results))
     return f"""<!doctype html>
 <html lang="en">
@@ -80,8 +80,8 @@ def to_html(outcome: Outcome) -> str:
 </head>
 <body>
 <h1>{title}</h1>
-<p><code>{html.escape(outcome.url)}</code></p>
-<p class="{"passed" if outcome.conforms else "failed"}">{html.escape(summary(outcome))}</p>
+<p><code>{visible_html(outcome.url)}</code></p>
+<p class="{"passed" if outcome.conforms else "failed"}">{visible_html(summary(outcome))}</p>
 <table>
 <thead><tr><th>Verdict</th><th>Level</th><th>Case</th><th>Seconds</th></tr></thead>
 <tbody>
@@ -94,10 +94,10 @@ def to_html(outcome: Outcome) -> str:
 
 
 def _row(result: Result) -> str:
-    case, verdict = result.case, html.escape(result.verdict)
-    why = f"<small>{html.escape(result.detail)}</small>" if result.detail else ""
+    case, verdict = result.case, visible_html(result.verdict)
+    why = f"<small>{visible_html(result.detail)}</small>" if result.detail else ""
     return (
-        f'<tr><td class="{verdict}">{verdict}</td><td>{html.escape(case.level)}</td>'
-        f"<td>{html.escape(case.name)}<small>{html.escape(case.clause)}</small>{why}</td>"
+        f'<tr><td class="{verdict}">{verdict}</td><td>{visible_html(case.level)}</td>'
+        f"<td>{visible_html(case.name)}<small>{visible_html(case.clause)}</small>{why}</td>"
         f"<td>{result.seconds:.3f}</td></tr>"
     )

@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from wireloom.escaping import visible
 from wireloom.journal import Block, Entry, Record, Tail
 from wireloom.journal.segment import REFUSED
 from wireloom.model import Kind, Message, WireloomError, iso_time, type_of_json
@@ -45,8 +46,8 @@ class Ring:
         self.newest = 0
 
     def add(self, line: Line) -> None:
-        """Append a line."""
-        self._lines.append(line)
+        """Append a line; what peers wrote in it can be shown as it is."""
+        self._lines.append(showable(line))
         self.newest += 1
 
     def since(self, number: int) -> list[Line]:
@@ -108,7 +109,7 @@ class Lately:
         """The topics seen, the latest first."""
         return [
             {
-                "topic": name,
+                "topic": visible(name),
                 "protocols": [*sorted(seen.protocols)],
                 "messages": seen.messages,
                 "bytes": seen.bytes,
@@ -152,6 +153,27 @@ class Lately:
         connection = f"{block.connection or 0:016x}"
         for key in [key for key in self._asked if key[0] == connection]:
             self.exchanges.add(_exchange(self._asked.pop(key), None, "unanswered", None))
+
+
+def showable(line: Line) -> Line:
+    """A line for a page: every text in it has escapes for what is not shown as itself; `text` keeps its line ends.
+
+    >>> showable({"topic": "a\\n\\u202eb", "text": "two\\nlines", "attributes": {"x": ["\\x9b"]}})
+    {'topic': 'a\\\\n\\\\u202eb', 'text': 'two\\nlines', 'attributes': {'x': ['\\\\u009b']}}
+    """
+
+    def escaped(value: type_of_json, keep: str = "") -> type_of_json:
+        match value:
+            case str():
+                return visible(value, keep)
+            case list():
+                return [escaped(each) for each in value]
+            case dict():
+                return showable(value)
+            case _:
+                return value
+
+    return {visible(name): escaped(value, "\n\r\t" if name == "text" else "") for name, value in line.items()}
 
 
 def shown(body: bytes) -> Line:

@@ -16,17 +16,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from aiohttp import web
 
 import wireloom
-from wireloom.console.lately import shown
+from wireloom.console.lately import showable, shown
 from wireloom.console.watch import Cursor, Watch
+from wireloom.escaping import visible
 from wireloom.model import ConfigError, Kind, Message, WireloomError
 from wireloom.protocols.contract import HUB_PREFIX
 from wireloom.protocols.registry import scheme as find_scheme
 from wireloom.transports.address import is_loopback, parse_url
+from wireloom.transports.http import KEEP_ALIVE, HttpLimits, HttpListener, answering, is_for
 from wireloom.transports.tls import TLS
 
 log = logging.getLogger("wireloom.console")
@@ -36,6 +38,7 @@ COOKIE = "wireloom-console"
 STREAM_EVERY = 1.0
 MAX_BODY = 1024 * 1024
 REQUEST_TIMEOUT = 30.0
+BODY_TIMEOUT = 10.0
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -55,6 +58,7 @@ FILES = {
 }
 PUBLIC = ("/console.css", "/icon.svg")
 """What the page that asks for the token needs."""
+T = TypeVar("T")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -117,13 +121,14 @@ class Console:
         application.router.add_post("/api/request", self._request)
         for path in FILES:
             application.router.add_get(path, self._file)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0, keepalive_timeout=KEEP_ALIVE)
         await self._runner.setup()
         address = parse_url(self.settings.url).address(PORT)
         context = None if self.settings.tls is None else self.settings.tls.server_context()
-        site = web.TCPSite(self._runner, address.host, address.port, ssl_context=context)
+        assert self._runner.server is not None
+        self._listener = HttpListener(self._runner.server, HttpLimits, _closed)
         try:
-            await site.start()
+            port = await self._listener.start(address, context)
             await self._watch.__aenter__()
         except OSError as error:
             await self._runner.cleanup()
@@ -131,13 +136,13 @@ class Console:
                 f"the console cannot listen on {self.settings.url}: {error.strerror or error}; "
                 "stop whoever uses that port, or choose another with --url"
             ) from None
-        port = self._runner.addresses[0][1]
-        self._names = {f"{name}:{port}" for name in _names(address.host)}
+        self._names = ("localhost", address.host)
         self.url = f"{'https' if context else 'http'}://{address.with_port(port)}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._closing.set()
+        self._listener.close()
         await self._watch.__aexit__()
         await self._runner.cleanup()
 
@@ -146,17 +151,20 @@ class Console:
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         try:
-            self._check(request)
-            response: web.StreamResponse = await self._sign_in(request) or await handler(request)
+            with answering(request.transport, request.content.is_eof):
+                self._check(request)
+                response: web.StreamResponse = await self._sign_in(request) or await handler(request)
         except web.HTTPException as refused:
             response = web.json_response({"error": refused.text}, status=refused.status)
         if not response.prepared:
             response.headers.update(HEADERS)
+            if not request.content.is_eof():
+                response.force_close()
         return response
 
     def _check(self, request: web.Request) -> None:
-        if is_loopback(parse_url(self.settings.url).host) and request.host not in self._names:
-            # A page elsewhere may have pointed its own name at this machine.
+        if is_loopback(parse_url(self.settings.url).host) and not is_for(request.host, self._names):
+            # A page elsewhere may have pointed its own name at this machine. Others find out by the certificate.
             raise web.HTTPForbidden(text=f"this console is at {self.url}, not at {request.host}")
         if request.method == "POST":
             if request.path != SIGN_IN and request.content_type != "application/json":
@@ -170,7 +178,7 @@ class Console:
         token = self.settings.token
         if token is None or request.path in PUBLIC:
             return None
-        given = (await request.post()).get("token") if request.path == SIGN_IN else request.query.get("token")
+        given = (await _in_time(request.post())).get("token") if request.path == SIGN_IN else request.query.get("token")
         if _equal(str(given or ""), token):
             redirect = web.Response(status=303, headers={"Location": "/"})
             redirect.set_cookie(COOKIE, token, httponly=True, samesite="Strict", secure=self.settings.tls is not None)
@@ -208,7 +216,7 @@ class Console:
 
     async def _request(self, request: web.Request) -> web.Response:
         answer = await self._ask(await _sent(request))
-        return web.json_response(shown(answer.body))
+        return web.json_response(showable(shown(answer.body)))
 
     async def _ask(self, message: Message) -> Message:
         """Ask the hub something on a connection of its own; what goes wrong is told to the person at the page."""
@@ -219,7 +227,20 @@ class Console:
             async with wireloom.connect(url, reconnect=False) as peer:
                 return await peer.ask(message, timeout=REQUEST_TIMEOUT)
         except (WireloomError, OSError, TimeoutError) as error:
-            raise web.HTTPBadGateway(text=str(error)) from None
+            raise web.HTTPBadGateway(text=visible(str(error))) from None
+
+
+async def _in_time(reading: Awaitable[T]) -> T:
+    """A body, which has to arrive within a while."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            return await reading
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not arrive within {BODY_TIMEOUT:g} s") from None
+
+
+def _closed(why: str) -> None:
+    log.debug("a connection was closed: %s", why)
 
 
 def _can_ask(url: str) -> bool:
@@ -229,7 +250,7 @@ def _can_ask(url: str) -> bool:
 
 async def _sent(request: web.Request) -> Message:
     try:
-        sent = await request.json()
+        sent = await _in_time(request.json())
         topic, body, content_type = sent["topic"], sent.get("body", ""), sent.get("content_type") or None
         if not (isinstance(topic, str) and topic and isinstance(body, str)):
             raise ValueError
@@ -240,7 +261,3 @@ async def _sent(request: web.Request) -> Message:
 
 def _equal(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode(), other.encode())
-
-
-def _names(host: str) -> set[str]:
-    return {f"[{host}]" if ":" in host else host, "localhost", "127.0.0.1", "[::1]"}

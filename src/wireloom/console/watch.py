@@ -14,7 +14,7 @@ from typing import cast
 
 import aiohttp
 
-from wireloom.console.lately import Lately, Line
+from wireloom.console.lately import Lately, Line, showable
 from wireloom.journal.retention import cursors
 from wireloom.journal.segment import bytes_after
 from wireloom.model import JournalError, WireloomError, iso_time, type_of_json
@@ -109,7 +109,7 @@ class Watch:
             self._hub = {"up": False, "why": f"{self.hub_url} does not answer ({why}); start it with `wireloom hub`"}
             self._remember({name: dict.fromkeys(rates, 0.0) for name, rates in self._rates.items()})
             return
-        self._hub = status | {"up": True}
+        self._hub = showable(status) | {"up": True}
         self._measure(cast("dict[str, dict[str, int]]", status["protocols"]))
         if self._lately is None and isinstance(folder := status.get("journal"), str):
             self._lately = Lately(folder)
@@ -179,7 +179,7 @@ class Watch:
         findings: Line = {"total": 0, "critical": 0, "rows": []}
         if "findings" in tables and tables["findings"].rows:
             found = ask(folder, _FINDINGS)
-            findings["rows"] = [dict(zip(found.columns, map(_plain, row), strict=True)) for row in found.rows]
+            findings["rows"] = [showable(dict(zip(found.columns, map(_plain, row), strict=True))) for row in found.rows]
             counted = ask(folder, "select count(*), count(*) filter (severity = 'critical') from findings")
             findings |= dict(zip(("total", "critical"), map(_plain, counted.rows[0]), strict=True))
         return pipeline, findings

@@ -232,6 +232,10 @@ class Grants:
         """Whether this is a stranger."""
         return not self.everything and not any(self._rights.values())
 
+    def may_at_all(self, right: Right) -> bool:
+        """Whether there is any topic for which something is allowed."""
+        return self.everything or bool(self._rights.get(right))
+
     def may(self, right: Right, topic: str) -> bool:
         """Whether something is allowed; what was asked before is remembered."""
         if self.everything:

@@ -54,6 +54,7 @@ from wireloom.transports.registry import transport
 from wireloom.transports.tls import TLS
 
 DEFAULT_HTTP = "http://127.0.0.1:5046"
+_HOST = re.compile(r"[A-Za-z0-9_.-]+")
 _LOOPBACK = "127.0.0.1"
 T = TypeVar("T")
 
@@ -147,11 +148,18 @@ class HttpConfig:
     tls: ssl.SSLContext | None = field(default=None, compare=False)
     certificates: TLS | None = None
     """What `tls` is made from."""
+    hosts: tuple[str, ...] = ()
+    """Names that a request may have been sent to, beside the one in `address`."""
 
     @property
     def local(self) -> bool:
         """Whether only this machine reaches it."""
         return is_loopback(self.address.host)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name this is known by."""
+        return frozenset(name.lower() for name in ("localhost", self.address.host, *self.hosts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,15 +339,17 @@ def _topics(table: object) -> dict[int, str]:
 
 
 def _http(table: Mapping[str, object]) -> HttpConfig | None:
-    known = ("url", "events", "tls")
+    known = ("url", "events", "hosts", "tls")
     for key in table:
         if key not in known:
             raise WrongKey(key, f"unknown key {key!r}; known: {', '.join(known)}")
-    text, events = table.get("url", DEFAULT_HTTP), table.get("events", True)
+    text, events, hosts = table.get("url", DEFAULT_HTTP), table.get("events", True), table.get("hosts", [])
     if text == "off":
         return None
     if not isinstance(events, bool):
         raise WrongKey("events", f"events must be true or false, not {events!r}")
+    if not isinstance(hosts, list) or not all(isinstance(each, str) and _HOST.fullmatch(each) for each in hosts):
+        raise WrongKey("hosts", 'hosts must be a list of names without ports, such as ["hub.example.org"]')
     try:
         url = parse_url(str(text))
         if url.scheme not in ("http", "https"):
@@ -347,7 +357,7 @@ def _http(table: Mapping[str, object]) -> HttpConfig | None:
         named = table.get("tls")
         tls = _tls(named, Scheme(url.scheme, "tcp", 80, secure=url.scheme == "https"))
         certificates = TLS(**named) if isinstance(named, dict) else None
-        return HttpConfig(url.address(443 if tls else 80).with_path(""), events, tls, certificates)
+        return HttpConfig(url.address(443 if tls else 80).with_path(""), events, tls, certificates, tuple(hosts))
     except WrongKey:
         raise
     except ConfigError as error:

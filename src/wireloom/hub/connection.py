@@ -28,7 +28,7 @@ from wireloom.journal.lines import Line
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import fresh
-from wireloom.protocols.contract import CUT, Batch, Publishes, Role, Session, Sessions
+from wireloom.protocols.contract import CUT, LOGIN, Batch, Publishes, Role, Session, Sessions
 from wireloom.transports.base import Pipe
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ _NO_LINES = (None, None)
 _NOTHING: frozenset[str | None] = frozenset()
 _DENIED_TOLD = 64
 """Refusals of one connection that are logged; all are counted."""
+_TOPIC_TOLD = 200
+"""Characters of a refused topic that others are told."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -51,6 +53,11 @@ def _shared(numbers: tuple[tuple[int, str], ...], agreed: tuple[tuple[str, str |
 def _context(numbers: Mapping[int, str], agreed: Mapping[str, str | bool]) -> Context | None:
     """What a reader must know of a connection, one for all with the same; None where that is nothing."""
     return _shared(tuple(numbers.items()), tuple(agreed.items())) if numbers or agreed else None
+
+
+def _logins(batch: Batch) -> int:
+    """How many messages of a batch show a token: such a message is the last one."""
+    return sum(each.topic == LOGIN and each.kind is Kind.REQUEST for each in batch.messages[-1:])
 
 
 class Connection(Outbox):
@@ -137,7 +144,8 @@ class Connection(Outbox):
         self._violation_told = False
         self._guarded = False
         """Whether a read need be looked at for what it may and how much it is."""
-        self._denied: set[tuple[str, str]] | None = None
+        self._denied: set[int] | None = None
+        """Hashes of what was refused and told in the log."""
         self.taken: frozenset[str | None] = _NOTHING
         """Ids of requests in the read at hand that a provider takes, where the others are publishes."""
         self.quiet_since = (-1, 0.0)
@@ -213,12 +221,17 @@ class Connection(Outbox):
         return self.identities[0] if self.identities else ANONYMOUS
 
     @property
+    def payer(self) -> str:
+        """Whose limits it uses up: those of its principal; of its address, if it has proved nothing."""
+        return self.principal if self.identities else self.address
+
+    @property
     def is_stranger(self) -> bool:
         """Whether the peer may do nothing at all, as long as it proves nothing more."""
         return self.grants.nothing and not self.session.authored
 
     def authorise(self) -> None:
-        """Find out anew who the peer is, and what it may do."""
+        """Find out anew who the peer is, and what it may do; what it had and may no longer have is taken back."""
         hub, pipe = self.hub, self._pipe
         self._proved = self.session.identities
         self.identities = (*self._shown, *(pipe.identities if pipe is not None else ()), *self._proved)
@@ -226,12 +239,12 @@ class Connection(Outbox):
         if self.identities and (known is None or known.name != self.principal):
             self._principal = Principal(self.id, self.principal)
         self.grants = self.grants_of()
-        payer = self.principal if self.identities else self.address
         self._bucket = None
         if not self.listener.internal:  # who posts events over HTTP has paid there
-            self._bucket = hub.doorkeeper.bucket(payer, self.address, stranger=self.is_stranger)
+            self._bucket = hub.doorkeeper.bucket(self.payer, self.address, stranger=self.is_stranger)
         self._guarded = not self.grants.everything or self._bucket is not None
         self._denied = None
+        hub.router.revoke(self)
         if self.driver.is_open:
             self._subscribe_unasked()
 
@@ -274,20 +287,28 @@ class Connection(Outbox):
         else:
             self._shown = (f"token:{holder}",)
             self.authorise()
+            self.charge(1)
             log.info("%r is %s", self, self.principal, extra=about("login.accepted", self))
         return outcome
 
     def log_denied(self, right: Right, topic: str, count: int = 1) -> None:
         """Count what was refused; said in the log once for each topic."""
         self.hub.metrics.denied.add(count, self.name, right)
-        if self._denied is None:
-            self._denied = set()
-        if (right, topic) not in self._denied and len(self._denied) < _DENIED_TOLD:
-            self._denied.add((right, topic))
+        if self._is_news(right, topic):
             extra = about("access.denied", self)
             log.warning("%r, %s, may not %s %r", self, self.principal, right, topic, extra=extra)
             if right is Right.PUBLISH:
                 self.hub.router.refused(self, topic, f"{self.principal} may not publish there")
+
+    def _is_news(self, what: str, topic: str) -> bool:
+        """Whether the log has not said this yet of this connection; nor too much already."""
+        if self._denied is None:
+            self._denied = set()
+        key = hash((what, topic))
+        if key in self._denied or len(self._denied) >= _DENIED_TOLD:
+            return False
+        self._denied.add(key)
+        return True
 
     # What the peer says
 
@@ -297,8 +318,9 @@ class Connection(Outbox):
         if self.session.identities is not self._proved:
             self.authorise()
         denied: Sequence[str | None] = ()
-        if self._guarded:
-            batch, denied = self._guard(batch)
+        has_fault = not hub.topic_limits.allow(batch)
+        if self._guarded or has_fault:
+            batch, denied = self._guard(batch, has_fault)
         if batch.denied:
             denied = (*denied, *batch.denied)
         if self.protocol.request_is_publish:
@@ -327,35 +349,57 @@ class Connection(Outbox):
             self._write_queued()
         self.hub.after_read()
 
-    def _guard(self, batch: Batch) -> tuple[Batch, Sequence[str | None]]:
-        """What the rules and the rate leave of a batch, and the ids of refused publishes."""
+    def _guard(self, batch: Batch, has_fault: bool) -> tuple[Batch, Sequence[str | None]]:
+        """What is left of a batch by rules, rate and what may be a topic; and the ids of refused publishes."""
         bucket = self._bucket
         if bucket is not None and batch.count:
             now = self.hub.now()
             refusing = self.hub.config.limits.over_rate is OverRate.REFUSE
-            if refusing and bucket.is_empty(now):
+            # A login is paid for by itself, or a stranger could keep others of its address from it.
+            count = batch.count - _logins(batch)
+            if refusing and count and bucket.is_empty(now):
                 return self._refuse_all(batch)
-            self.charge(batch.count)
-        if self.grants.everything:
+            self.charge(count)
+        if has_fault:
+            batch = self._without_faults(batch)
+        elif self.grants.everything:
             return batch, ()
         if isinstance(batch, Publishes) and all(self.may_publish(*each) for each in batch.topics()):
             return batch, ()
-        left = screen(self, batch, self.may_publish)
-        for topic, count in left.refused.items():
-            self.log_denied(Right.PUBLISH, topic, count)
-        self._record_screened(left, "access.publish", f"{self.principal} may not publish there")
-        events = [(each.id, published(each)) for each in left.batch.messages if each.kind is Kind.REQUEST]
-        written_by = self.session.written_by
+        if not self.grants.everything:
+            left = screen(self, batch, self.may_publish)
+            for topic, count in left.refused.items():
+                self.log_denied(Right.PUBLISH, topic, count)
+            self._record_screened(left, "access.publish", f"{self.principal} may not publish there")
+            batch = left.batch
+        events = [(each.id, published(each)) for each in batch.messages if each.kind is Kind.REQUEST]
+        written_by, fault = self.session.written_by, self.hub.topic_limits.fault
         denied = [
             number
             for number, event in events
-            if event is not None and not self.may_publish(event.topic or "", written_by(event))
+            if event is not None
+            and (fault(event.topic or "") or not self.may_publish(event.topic or "", written_by(event)))
         ]
-        return left.batch, denied
+        return batch, denied
+
+    def _without_faults(self, batch: Batch) -> Batch:
+        """A batch without the events whose topic nobody may publish to, in any protocol."""
+        fault = self.hub.topic_limits.fault
+        left = screen(self, batch, lambda topic, _: not topic or fault(topic) is None)
+        for topic, count in left.refused.items():
+            found = fault(topic)
+            assert found is not None
+            self.hub.reached(found.setting, count)
+            if self._is_news("topic", topic):
+                log.warning("%r: %s", self, found.text, extra=about("topic.refused", self))
+                self.hub.router.refused(self, topic[:_TOPIC_TOLD], found.text)
+        self._record_screened(left, "hub.topic", "nobody may publish to such a topic")
+        return left.batch
 
     def _refuse_all(self, batch: Batch) -> tuple[Batch, Sequence[str | None]]:
         """The sender is over its rate: events are dropped, requests get an error, the rest passes."""
         self.hub.metrics.over_rate.add(1, self.name, OverRate.REFUSE)
+        self.hub.reached("stranger_messages_per_second" if self.is_stranger else "messages_per_second")
         left = screen(self, batch, lambda *_: False)
         self._record_screened(left, "limits.rate", f"{self.principal} sends more than it may")
         batch = left.batch
@@ -404,6 +448,7 @@ class Connection(Outbox):
         delay = self._bucket.take(count, self.hub.now())
         if delay > 0 and self.hub.config.limits.over_rate is not OverRate.REFUSE:
             self.hub.metrics.over_rate.add(1, self.name, OverRate.PAUSE)
+            self.hub.reached("stranger_messages_per_second" if self.is_stranger else "messages_per_second")
             self.driver.hold("rate")
             self.hub.call_later(delay, self._paid)
 
@@ -543,6 +588,8 @@ class Connection(Outbox):
         """
         if self.driver.failure is not None:
             raise fresh(self.driver.failure)
+        if self.driver.writing_is_paused:
+            self.unsent += len(message.body)
         sent = self.session.send(message, self.hub.now())
         self.hub.unwritten[self] = None
         return sent
@@ -558,6 +605,7 @@ class Connection(Outbox):
         extra = about(f"limit.{limit}", self)
         log.warning("%r is dropped with %d bytes unsent: %s", self, self._queued_bytes, limit, extra=extra)
         self.hub.metrics.cut_off.add(1, self.name, limit)
+        self.hub.reached("memory_bytes" if limit == "memory" else None)
         self.session.close_reason = "error"
         self._forget_queue()
         self.hub.forget(self)
@@ -567,6 +615,7 @@ class Connection(Outbox):
         """A limit of time is reached: say goodbye."""
         log.info("%r is told to go: %s", self, why, extra=about(f"limit.{limit}", self))
         self.hub.metrics.cut_off.add(1, self.name, limit)
+        self.hub.reached(f"{limit}_seconds")
         self.driver.close(why)
         if limit == "idle":
             self.session.close_reason = "idle"

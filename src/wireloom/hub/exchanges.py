@@ -7,6 +7,7 @@ and go back under the id the requester knows.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ UNKNOWN_TOKEN, FORBIDDEN, TOO_MANY = "401", "403", "429"
 
 # Looking up members of an enum takes as long as a call.
 _REQUEST, _PROGRESS, _NOBODY = Kind.REQUEST, Kind.PROGRESS, Authenticity.NONE
+_PORTION = 64
+"""Requests that fail together before others on the loop have their turn."""
 _PASSED_ON = ("progressive", *TRACE)
 """Attributes of a request that its provider learns."""
 
@@ -61,12 +64,25 @@ class Exchanges:
         self._by_provider: dict[Connection, dict[str, Exchange]] = {}
         """By provider, then by the id that a request has there; `_by_requester` likewise."""
         self._by_requester: dict[Connection, dict[str, Exchange]] = {}
+        self._waiting: OrderedDict[Exchange, None] = OrderedDict()
+        """All of them, those that expire first at first."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_provider.values()))
+        return len(self._waiting)
 
     def forward(self, requester: Connection, request: Message, provider: Connection, routed: Message) -> None:
         """Hand a request, as routes have left it, to its provider; failures are answered at once."""
+        limits = self._hub.config.limits
+        if len(self) >= limits.requests:
+            self._hub.reached("requests")
+            most = f"{limits.requests} requests wait for their answers already (requests in [limits])"
+            self.fail(requester, request, TOO_MANY, most)
+            return
+        if provider.unsent > limits.queue_bytes:
+            self._hub.reached("queue_bytes")
+            most = f"the provider does not read what waits for it (queue_bytes in [limits], {limits.queue_bytes})"
+            self.fail(requester, request, UNAVAILABLE, most)
+            return
         attributes = request.attributes
         if attributes:
             attributes = {key: value for key, value in attributes.items() if key in _PASSED_ON}
@@ -80,7 +96,10 @@ class Exchanges:
             status = UNAVAILABLE if isinstance(error, PeerClosed) else UNSUPPORTED
             self.fail(requester, request, status, str(error))
             return
+        if request.body:
+            request = request.with_(body=b"")  # the provider has it
         exchange = Exchange(requester, request, provider, provider_id, self._hub.now() + self.timeout)
+        self._waiting[exchange] = None
         self._by_provider.setdefault(provider, {})[provider_id] = exchange
         self._by_requester.setdefault(requester, {})[request.id or ""] = exchange
 
@@ -104,6 +123,11 @@ class Exchanges:
         else:
             # A provider that tells of its progress has the time anew.
             exchange.deadline = self._hub.now() + self.timeout
+            self._waiting.move_to_end(exchange)
+        if requester.unsent > self._hub.config.limits.queue_bytes:
+            self._hub.reached("queue_bytes")
+            requester.cut_off("slow-consumer")
+            return
         try:
             requester.send(message_of((
                 message.kind, request.topic, message.body, None, request.id, message.status, message.content_type,
@@ -175,14 +199,16 @@ class Exchanges:
         self._hub.router.undeliverable(requester, request, f"a request failed, and {why}")
 
     def _forget(self, exchange: Exchange) -> None:
+        self._waiting.pop(exchange, None)
         self._by_provider.get(exchange.provider, {}).pop(exchange.provider_id, None)
         self._by_requester.get(exchange.requester, {}).pop(exchange.request.id or "", None)
 
     def drop(self, connection: Connection) -> None:
         """A connection is gone: its requests are forgotten, those it should have answered fail at once."""
-        for exchange in list(self._by_provider.get(connection, {}).values()):
+        lost = list(self._by_provider.get(connection, {}).values())
+        for exchange in lost:
             self._forget(exchange)
-            self.fail(exchange.requester, exchange.request, UNAVAILABLE, "the provider's connection was lost")
+        self._fail_all(deque(lost), UNAVAILABLE, "the provider's connection was lost")
         for exchange in list(self._by_requester.get(connection, {}).values()):
             self._forget(exchange)
             self._stop(exchange, kill=True)
@@ -192,11 +218,27 @@ class Exchanges:
 
     def expire(self, now: float) -> None:
         """Fail what has waited too long."""
-        asked = [each for exchanges in self._by_provider.values() for each in exchanges.values()]
-        for exchange in [each for each in asked if each.deadline <= now]:
+        late: deque[Exchange] = deque()
+        while self._waiting and (exchange := next(iter(self._waiting))).deadline <= now and len(late) < _PORTION:
             self._forget(exchange)
             self._stop(exchange, kill=True)
-            self.fail(exchange.requester, exchange.request, TIMED_OUT, "the provider did not answer in time")
+            self._hub.reached("request_timeout")
+            late.append(exchange)
+        if len(late) == _PORTION:
+            self._hub.call_soon(self.expire, now)
+        self._fail_all(late, TIMED_OUT, "the provider did not answer in time")
+        self._hub.write_out()
+
+    def _fail_all(self, exchanges: deque[Exchange], status: str, text: str) -> None:
+        """Answer many requests with an error, a portion at a time."""
+        for _ in range(min(_PORTION, len(exchanges))):
+            exchange = exchanges.popleft()
+            self.fail(exchange.requester, exchange.request, status, text)
+        if exchanges:
+            self._hub.call_soon(self._fail_more, exchanges, status, text)
+
+    def _fail_more(self, exchanges: deque[Exchange], status: str, text: str) -> None:
+        self._fail_all(exchanges, status, text)
         self._hub.write_out()
 
 

@@ -3,6 +3,10 @@
 A CloudEvent that is posted to `/events/<topic>` (or to `/events`, for the topic that its subject names) is published
 like an event of any other peer: it goes through a connection of its own inside this process, so that the journal has
 it, and it is answered once the journal has it on disk.
+
+Rights come first: nothing is read of a body whose sender may publish nothing. A body may take so many bytes and so much
+time, and all of them together so many bytes. A batch is checked as a whole before any of it is published, an event at a
+time, with turns for everybody else in between.
 """
 
 from __future__ import annotations
@@ -11,23 +15,24 @@ import asyncio
 import contextlib
 import json
 import logging
-import ssl
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from wireloom.hub.access import ANONYMOUS, Grants, Right
-from wireloom.hub.cloudevents import CloudEvent, NoCloudEvent, from_http
+from wireloom.hub.cloudevents import STRUCTURED, CloudEvent, NoCloudEvent, TooLarge, from_http, topic_in
 from wireloom.hub.limits import OverRate
 from wireloom.hub.logs import about
 from wireloom.model import ConfigError, Kind, LimitExceeded, Message, RequestFailed, RequestTimeout, WireloomError
+from wireloom.peers.portions import LONG
 from wireloom.protocols.contract import PUBLISH
-from wireloom.topics import validate_topic
-from wireloom.transports.address import Address
+from wireloom.transports.http import KEEP_ALIVE, HttpLimits, HttpListener, answering, is_for
 
 if TYPE_CHECKING:
+    from wireloom.hub.config import HttpConfig
     from wireloom.hub.hub import Hub
     from wireloom.peers.client import Client
 
@@ -35,6 +40,18 @@ log = logging.getLogger("wireloom.hub")
 
 _NAME = "http"
 """Of this way in, where metrics have the name of a protocol."""
+_LINGERING = 2.0
+"""Seconds that are left to whoever was refused amid a body to read why."""
+_LIMITS = {
+    "connections": "http_connections",
+    "address": "http_connections_per_address",
+    "head": "handshake_seconds",
+    "unread": "handshake_seconds",
+    "body": "http_body_seconds",
+    "bodies": "http_body_bytes",
+}
+"""The limit behind each reason to close or to refuse."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
@@ -56,38 +73,66 @@ Connect = Callable[[], "Client"]
 class HttpServer:
     """Serves pages by path, and takes CloudEvents if it has a way to publish them."""
 
-    def __init__(self, hub: Hub, pages: Pages, connect: Connect | None, *, local: bool) -> None:
+    def __init__(self, hub: Hub, config: HttpConfig, pages: Pages, connect: Connect | None) -> None:
         self._hub = hub
+        self._config = config
         self._pages = pages
         self._connect = connect
-        self._local = local
         self._peer: Client | None = None
         self._connecting = asyncio.Lock()
+        self._turn = asyncio.Lock()
+        """Whoever waits for it gets it in a later turn of the loop: however many ask for pages or post batches, there
+        is one page, or one portion of a batch, in each turn."""
         application = web.Application(middlewares=[self._plainly])
         for path in pages:
             application.router.add_get(path, self._page)
         if connect is not None:
-            application.router.add_post("/events", self._take)
-            application.router.add_post("/events/{topic:.+}", self._take)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=2.0, auto_decompress=False)
+            for path in ("/events", "/events/{topic:.+}"):
+                application.router.add_post(path, self._take, expect_handler=_not_yet)
+        self._runner = web.AppRunner(
+            application,
+            access_log=None,
+            shutdown_timeout=2.0,
+            auto_decompress=False,
+            keepalive_timeout=KEEP_ALIVE,
+            lingering_time=_LINGERING,
+        )
 
-    async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> int:
+    async def start(self) -> int:
         """Listen; returns the port."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, address.host, address.port, ssl_context=tls)
+        assert self._runner.server is not None
+        self._listener = HttpListener(self._runner.server, self._limits, self._closed)
+        address = self._config.address
         try:
-            await site.start()
+            return await self._listener.start(address, self._config.tls)
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(
                 f"cannot listen on {address} for the hub's pages: {error.strerror or error}; "
                 "stop whoever uses that port, or name another one under [http]"
             ) from None
-        return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
         """Answer what is under way, then close."""
+        self._listener.close()
         await self._runner.cleanup()
+
+    def __len__(self) -> int:
+        """Connections that are open."""
+        return len(self._listener)
+
+    def _limits(self) -> HttpLimits:
+        limits = self._hub.config.limits
+        return HttpLimits(limits.http_connections, limits.http_connections_per_address, limits.handshake_seconds)
+
+    def _closed(self, why: str) -> None:
+        metrics = self._hub.metrics
+        self._hub.reached(_LIMITS.get(why))
+        if why in ("connections", "address", "sockets"):
+            metrics.turned_away.add(1, f"{_NAME}-{why}")
+        else:
+            metrics.cut_off.add(1, _NAME, why)
 
     async def disconnect(self) -> None:
         """Let go of the connection that events go through."""
@@ -103,21 +148,34 @@ class HttpServer:
     async def _plainly(self, request: web.Request, handler: Callable[..., object]) -> web.StreamResponse:
         """What goes wrong is said in one line."""
         try:
-            response: web.StreamResponse = await handler(request)  # type: ignore[misc]
+            with answering(request.transport, request.content.is_eof):
+                self._check_host(request)
+                response: web.StreamResponse = await handler(request)  # type: ignore[misc]
         except web.HTTPNotFound:
             known = sorted(self._pages) + (["/events"] if self._connect else [])
             response = _said(404, f"not found; there are: {', '.join(known)}")
         except web.HTTPMethodNotAllowed as error:
             response = _said(405, f"{request.path} takes {', '.join(sorted(error.allowed_methods))}")
-        except web.HTTPRequestEntityTooLarge:
-            response = _said(413, f"the body is larger than {self._most} bytes (message_bytes in [limits])")
         except web.HTTPException as error:
             response = _said(error.status, error.text or error.reason)
+            if "Retry-After" in error.headers:
+                response.headers["Retry-After"] = error.headers["Retry-After"]
         response.headers.update(_HEADERS)
+        if not request.content.is_eof():
+            response.force_close()
         return response
 
+    def _check_host(self, request: web.Request) -> None:
+        for host in request.headers.getall("Host", ()):
+            if not is_for(host, self._config.names):
+                self._hub.metrics.denied.add(1, _NAME, "host")
+                raise web.HTTPMisdirectedRequest(
+                    text=f"this hub does not answer to the name {host[:100]!a}; its own names are hosts under [http]"
+                )
+
     async def _page(self, request: web.Request) -> web.Response:
-        page = self._pages[request.path]()
+        async with self._turn:
+            page = self._pages[request.path]()
         content_type = f"{page.content_type}{page.version}; charset=utf-8"
         return web.Response(body=page.body.encode(), status=page.status, headers={"Content-Type": content_type})
 
@@ -127,32 +185,111 @@ class HttpServer:
         topic = request.match_info.get("topic")
         # Before anything is read or parsed: a stranger costs nothing.
         identities = self._identities_of(request)
-        grants = self._hub.access.grants(identities, local=self._local)
-        body = await request.clone(client_max_size=self._most).read()
+        grants = self._hub.access.grants(identities, local=self._config.local)
+        poster = _Poster(request, identities, grants)
         try:
-            events = from_http(request.headers, body)
-            if topic is not None and len(events) != 1:
+            named = topic or topic_in(request.headers)
+            self._check_right(poster, None if named is None else self._hub.topic_limits.check(named))
+            body = await self._read(poster)
+            count = 0
+            async for name, _ in self._events(poster, topic, body):
+                self._check_right(poster, name)
+                count += 1
+            if topic is not None and count != 1:
                 raise NoCloudEvent("a batch is posted to /events: each event names its topic as its subject")
-            wanted = [(validate_topic(topic or each.topic or ""), each) for each in events]
+            await self._pay(poster, count)
+            await self._publish(poster, topic, body)
+        except TooLarge as error:
+            self._hub.reached("http_json_bytes")
+            raise web.HTTPRequestEntityTooLarge(0, text=str(error)) from None
         except (NoCloudEvent, ConfigError) as error:
             raise web.HTTPBadRequest(text=str(error)) from None
-        await self._pay(request, identities, grants, len(wanted))
-        for name, _ in wanted:
-            if not grants.may(Right.PUBLISH, name):
-                self._warn("access.denied", request, f"{(*identities, ANONYMOUS)[0]} may not publish {name!r}")
-                self._hub.metrics.denied.add(1, _NAME, Right.PUBLISH)
-                raise web.HTTPForbidden(text=f"publishing to {name} is not allowed")
+        finally:
+            self._hub.posted_bytes -= poster.held
+        return web.Response(status=204)
+
+    def _too_large(self) -> web.HTTPException:
+        self._hub.reached("message_bytes")
+        text = f"the body is larger than {self._most} bytes (message_bytes in [limits])"
+        return web.HTTPRequestEntityTooLarge(self._most, text=text)
+
+    def _check_right(self, poster: _Poster, topic: str | None) -> None:
+        """Whether somebody may publish to a topic; to any at all, where it is not known yet."""
+        allowed = poster.grants.may_at_all(Right.PUBLISH) if topic is None else poster.grants.may(Right.PUBLISH, topic)
+        if not allowed:
+            what = "anything" if topic is None else repr(topic)
+            principal = (*poster.identities, ANONYMOUS)[0]
+            self._warn("access.denied", poster.request, f"{principal} may not publish {what}")
+            self._hub.metrics.denied.add(1, _NAME, Right.PUBLISH)
+            raise web.HTTPForbidden(text=f"publishing {'' if topic is None else f'to {topic} '}is not allowed")
+
+    async def _read(self, poster: _Poster) -> bytes:
+        """The body, within the limits of size and time; `poster.held` counts it."""
+        hub, request, limits = self._hub, poster.request, self._hub.config.limits
+        size = request.content_length or 0
+        if size > self._most:
+            raise self._too_large()
+        if size > limits.http_json_bytes and request.content_type == STRUCTURED:
+            raise TooLarge(limits.http_json_bytes)
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(_CONTINUE)
+            request.writer.output_size = 0
+        pieces: list[bytes] = []
+        try:
+            async with asyncio.timeout(limits.http_body_seconds):
+                while piece := await request.content.readany():
+                    poster.held += len(piece)
+                    hub.posted_bytes += len(piece)
+                    if poster.held > self._most:
+                        raise self._too_large()
+                    if hub.posted_bytes > limits.http_body_bytes:
+                        self._closed("bodies")
+                        raise web.HTTPServiceUnavailable(
+                            text="not kept: too much is posted at once (http_body_bytes in [limits]); try again",
+                            headers={"Retry-After": "1"},
+                        )
+                    pieces.append(piece)
+        except TimeoutError:
+            self._closed("body")
+            seconds = f"{limits.http_body_seconds:g} s (http_body_seconds in [limits])"
+            raise web.HTTPRequestTimeout(text=f"the body did not arrive within {seconds}") from None
+        except (ConnectionError, web.RequestPayloadError):
+            raise web.HTTPBadRequest(text="the body did not arrive whole") from None
+        return b"".join(pieces)
+
+    async def _events(self, poster: _Poster, topic: str | None, body: bytes) -> AsyncIterator[tuple[str, CloudEvent]]:
+        """The events of a body with their topics. They are read in portions, one portion in each turn of the loop."""
+        events = from_http(poster.request.headers, body, self._hub.config.limits.http_json_bytes)
+        while True:
+            async with self._turn:
+                portion = list(_portion(events))
+            if not portion:
+                return
+            for event in portion:
+                yield self._hub.topic_limits.check(topic or event.topic or ""), event
+            await asyncio.sleep(0)
+
+    async def _publish(self, poster: _Poster, topic: str | None, body: bytes) -> None:
+        """Publish the events of a body, in order; answers come once all of them are on disk."""
+
+        async def messages() -> AsyncIterator[Message]:
+            async for name, event in self._events(poster, topic, body):
+                yield Message(
+                    Kind.REQUEST, PUBLISH + name, event.data, content_type=event.content_type, attributes=event.kept()
+                )
+
         try:
             peer = await self._connected()
-            await asyncio.gather(*(self._publish(peer, name, event) for name, event in wanted))
+            async with peer.ask_many(messages(), timeout=self._hub.config.limits.request_timeout) as answers:
+                async for _ in answers:
+                    pass
         except LimitExceeded as error:
-            raise web.HTTPRequestEntityTooLarge(self._most, len(body), text=str(error)) from None
+            raise web.HTTPRequestEntityTooLarge(self._most, text=str(error)) from None
         except RequestFailed as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         except (RequestTimeout, WireloomError, OSError) as error:
             # Nothing is known to be kept: who posted it may try again.
             raise web.HTTPServiceUnavailable(text=f"not kept: {error}") from None
-        return web.Response(status=204)
 
     def _identities_of(self, request: web.Request) -> tuple[str, ...]:
         """Who posts this; a wrong token ends here."""
@@ -175,10 +312,11 @@ class HttpServer:
             raise web.HTTPForbidden(text="web pages may post events only with a token; see [access]")
         return ()
 
-    async def _pay(self, request: web.Request, identities: tuple[str, ...], grants: Grants, count: int) -> None:
+    async def _pay(self, poster: _Poster, count: int) -> None:
         """Hold whoever posts to its rate: too much waits for its answer, or is refused, as `over_rate` says."""
-        hub, address = self._hub, request.remote or ""
-        bucket = hub.doorkeeper.bucket((*identities, address)[0], address, stranger=grants.nothing)
+        hub, address = self._hub, poster.request.remote or ""
+        principal = (*poster.identities, address)[0]
+        bucket = hub.doorkeeper.bucket(principal, address, stranger=poster.grants.nothing)
         if bucket is None:
             return
         refusing = hub.config.limits.over_rate is OverRate.REFUSE
@@ -200,11 +338,28 @@ class HttpServer:
                 self._peer = await self._connect()
             return self._peer
 
-    async def _publish(self, peer: Client, topic: str, event: CloudEvent) -> None:
-        message = Message(
-            Kind.REQUEST, PUBLISH + topic, event.data, content_type=event.content_type, attributes=event.kept()
-        )
-        await peer.ask(message, timeout=self._hub.config.limits.request_timeout)
+
+@dataclass(slots=True)
+class _Poster:
+    """Who posts something, and how much of it is held."""
+
+    request: web.Request
+    identities: tuple[str, ...]
+    grants: Grants
+    held: int = 0
+
+
+def _portion(events: Iterator[CloudEvent]) -> Iterator[CloudEvent]:
+    """As many events as can be read in a moment, and at least one."""
+    until = time.monotonic() + LONG
+    for event in events:
+        yield event
+        if time.monotonic() > until:
+            return
+
+
+async def _not_yet(request: web.Request) -> None:
+    """Whoever asks before it sends a body is told to go on when the body is read, not before its rights are known."""
 
 
 def _said(status: int, text: str) -> web.Response:

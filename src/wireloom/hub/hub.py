@@ -18,13 +18,14 @@ from wireloom.hub.config import HttpConfig, HubConfig, ListenerConfig
 from wireloom.hub.connection import Connection
 from wireloom.hub.contacts import keep_in_touch
 from wireloom.hub.http import HttpServer, Page
-from wireloom.hub.limits import Doorkeeper
+from wireloom.hub.limits import Doorkeeper, TopicLimits
 from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
 from wireloom.hub.replay import Replays
 from wireloom.hub.retained import LastValues
 from wireloom.hub.retention import DiskWatch, Retention
 from wireloom.hub.router import Router
+from wireloom.hub.stalls import LoopStalls
 from wireloom.hub.status import status
 from wireloom.hub.turn import Turn
 from wireloom.hub.watch import Watch
@@ -53,6 +54,10 @@ _AROUND = 64 * 1024
 """Bytes that may stand around a body in a message of a WebSocket; the body itself is looked at by its protocol."""
 _GRACE = 0.5
 """Seconds that what is left may take when the time is up; for the journal as long as a sync, if that is more."""
+_FULL = {"connections": "max_connections", "address": "max_connections_per_address"}
+"""The limit behind each reason to turn a connection away."""
+_TOO_LARGE = (".too-large", ".too-long")
+"""What clauses about the size of messages end with, in every protocol."""
 _REFUSALS = 100
 """Refused frames recorded a second; datagrams can be refused by the million."""
 
@@ -74,10 +79,13 @@ class Hub:
         self.router = self._router()
         self.access = Access(config.access)
         self.doorkeeper = Doorkeeper(config.limits, config.access.attempts_per_minute)
+        self.topic_limits = TopicLimits(config.limits)
         self.watch = Watch(self)
         self.connections: dict[int, Connection] = {}
         self.queued_bytes = 0
         """Of all queues."""
+        self.posted_bytes = 0
+        """Of bodies that are being posted over HTTP."""
         self.unwritten: dict[Connection, None] = {}
         """Whose sessions have something to say that `write_out` writes, at the end of a read or of a commit."""
         self.packing: set[asyncio.Future[object]] = set()
@@ -99,6 +107,7 @@ class Hub:
         self._draining = False
         self._empty = asyncio.Event()
         self._disk = DiskWatch()
+        self._stalls = LoopStalls(self.metrics.stalls)
 
     def _router(self) -> Router:
         timeout = self.config.limits.request_timeout
@@ -158,6 +167,7 @@ class Hub:
             raise
         self.webhooks.start()
         self._ticker = self._loop.create_task(self._tick())
+        self._stalls.start(self._loop)
 
     async def _serve_http(self, config: HttpConfig) -> None:
         connect = None
@@ -171,8 +181,9 @@ class Hub:
             )
             await self._listen(inside)
             connect = functools.partial(peers.connect, inside.url)
-        self._http = HttpServer(self, self._page_table(), connect, local=config.local)
-        port = await self._http.start(config.address, config.tls)
+        server = HttpServer(self, config, self._page_table(), connect)
+        port = await server.start()
+        self._http = server
         self.urls["http"] = f"{'https' if config.tls else 'http'}://{config.address.with_port(port)}"
 
     async def _listen(self, listener: ListenerConfig) -> None:
@@ -260,6 +271,8 @@ class Hub:
             sessions.renew(self._held_down(listener))
         self.commit.high_water = self._high_water
         self.router.exchanges.timeout = self.config.limits.request_timeout
+        self.topic_limits = TopicLimits(self.config.limits)
+        self.last_values.latest.most = self.config.limits.last_values_bytes
 
     def _listener_counts(self) -> dict[tuple[str, ...], float]:
         """What listeners count, by protocol and name."""
@@ -270,8 +283,26 @@ class Hub:
                 found[key] = found.get(key, 0) + count
         return found
 
+    def _limits_used(self) -> dict[tuple[str, ...], float]:
+        """How much is used of each limit on all connections together."""
+        used = {
+            "max_connections": len(self.connections),
+            "memory_bytes": self.watch.memory(),
+            "pending_bytes": self.journal.pending_bytes,
+            "subscriptions": self.router.patterns,
+            "wildcard_shapes": self.router.shapes,
+            "last_values_bytes": self.last_values.latest.memory,
+            "replays": len(self.replays),
+            "requests": len(self.router.exchanges),
+            "http_connections": len(self._http or ()),
+            "http_body_bytes": self.posted_bytes,
+        }
+        return {(name,): amount for name, amount in used.items()}
+
     def _gauges(self) -> None:
         self.metrics.listeners.read = self._listener_counts
+        self.metrics.limits.read = lambda: {(name,): most for name, most in self.config.limits.amounts().items()}
+        self.metrics.limits_used.read = self._limits_used
         gauge = self.metrics.gauge
         gauge("wireloom_connections", "Connections open now.", lambda: len(self.connections))
         gauge("wireloom_subscriptions", "Subscriptions in force.", lambda: len(self.router.subscriptions))
@@ -289,6 +320,11 @@ class Hub:
             "wireloom_queued_bytes",
             "Bytes of events that wait for slow subscribers.",
             lambda: self.queued_bytes,
+        )
+        gauge(
+            "wireloom_loop_stall_worst_seconds",
+            "The longest that the event loop was held since the start.",
+            lambda: self._stalls.worst,
         )
         gauge("wireloom_memory_bytes", "Bytes that count for `memory_bytes`.", self.watch.memory)
 
@@ -315,6 +351,7 @@ class Hub:
         refusal = "draining" if self._draining else self.doorkeeper.refusal(connection.address)
         if refusal is not None:
             self.metrics.turned_away.add(1, refusal)
+            self.reached(_FULL.get(refusal))
             return False
         self.doorkeeper.enter(connection.address)
         self.connections[connection.id] = connection
@@ -337,6 +374,8 @@ class Hub:
     ) -> None:
         """Bytes were not accepted: counted always, recorded as often as the disk should bear it."""
         self.metrics.refused.add(1, protocol, clause)
+        if clause.endswith(_TOO_LARGE):
+            self.reached("decompressed_bytes" if ".compression." in clause else "message_bytes")
         now = self.now()
         then, left = self._refusals
         left = min(float(_REFUSALS), left + (now - then) * _REFUSALS)
@@ -352,6 +391,11 @@ class Hub:
                 source=source or None,
                 destination=destination or None,
             )
+
+    def reached(self, setting: str | None, count: int = 1) -> None:
+        """Something was refused, cut or delayed because of a setting of `[limits]`; None: of no such setting."""
+        if setting is not None:
+            self.metrics.limits_reached.add(count, setting)
 
     def forget(self, connection: Connection) -> None:
         """A peer is gone."""
@@ -387,6 +431,7 @@ class Hub:
         """Stop reading while more waits for the disk than memory should hold."""
         if self.journal.pending_bytes >= self.commit.high_water and not self._paused:
             self._paused = True
+            self.reached("pending_bytes")
             for connection in self.connections.values():
                 connection.driver.hold("journal")
             self.commit.when_room(self._resume)
@@ -427,6 +472,7 @@ class Hub:
             return
         self._draining = True
         deadline = self.now() + self.config.limits.drain_seconds
+        self._stalls.stop()
         log.info("draining: %d connections", len(self.connections), extra=about("hub.draining"))
         for task in self._contacts:
             task.cancel()

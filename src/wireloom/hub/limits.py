@@ -11,15 +11,22 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from typing import NamedTuple
 
-from wireloom.model import ConfigError
-from wireloom.protocols.contract import Protocol, Settings
+from wireloom.model import ConfigError, Kind, WireloomError
+from wireloom.protocols.contract import PUBLISH, Batch, Protocol, Publishes, Settings
+from wireloom.topics import shortened, validate_pattern, validate_topic
 from wireloom.transports.vigil import BUSY_POLL
 
 LEAST_MESSAGE = 1024
 """The hub's own operations must fit into a message."""
 KEPT = 10_000
 """Addresses and principals remembered; beyond, those that are forgotten start anew."""
+_DEBT = 1.0
+"""Seconds that one sender can make others of its address or principal wait."""
+_REMEMBERED = 4096
+_TOPICAL = (Kind.EVENT, Kind.REQUEST)
+"""What goes to its topic."""
 
 
 def check_positive(settings: Settings, *may_be_zero: str) -> None:
@@ -73,20 +80,53 @@ class Limits(Settings):
     idle_seconds: float = 3600.0
     memory_bytes: int = 1024 * 1024 * 1024
     """Of all queues, of what waits for the journal, and of messages that are not complete yet."""
+    topic_bytes: int = 1024
+    """Of a topic that is published or requested, and of a pattern that is subscribed to or provided."""
+    topic_levels: int = 64
+    """Likewise."""
+    subscriptions: int = 100_000
+    """Patterns that all connections together subscribe to or provide."""
+    subscriptions_per_connection: int = 10_000
+    wildcard_shapes: int = 128
+    """Different places of wildcards among all patterns: `a/+` and `b/+` are one, `+/+` and `a/#` others. Each costs a
+    step in the search for the subscribers of a topic."""
+    last_values_bytes: int = 32 * 1024 * 1024
+    """Of the topics whose last value is known; beyond it, those that were silent longest are forgotten."""
+    replays: int = 256
+    """Subscriptions that read the journal (`since`, `retained`) at a time."""
+    replays_per_principal: int = 64
+    """Of one principal; of one address, for peers that have proved nothing."""
+    requests: int = 100_000
+    """Requests that wait for a provider's answer, of all connections together."""
     pending_bytes: int = 64 * 1024 * 1024
     """Bytes waiting for the journal's sync before the hub stops reading from its peers."""
     drain_seconds: float = 10.0
     request_timeout: float = 30.0
     """Seconds a provider has to answer a request."""
 
+    http_connections: int = 1000
+    """To the pages, in all."""
+    http_connections_per_address: int = 100
+    http_body_bytes: int = 64 * 1024 * 1024
+    """Of all bodies that are being posted."""
+    http_body_seconds: float = 30.0
+    """For the body of one request to arrive."""
+    http_json_bytes: int = 128 * 1024
+    """Of one CloudEvent in JSON; in binary mode it may be as large as a message."""
+
     busy_poll_seconds: float = BUSY_POLL
     """How long the hub stays awake after a read, on streams, to take the next without delay; 0: it sleeps."""
 
     def __post_init__(self) -> None:
         check_positive(self, "busy_poll_seconds")
-        for name in ("message_bytes", "decompressed_bytes"):
+        for name in ("message_bytes", "decompressed_bytes", "http_body_bytes", "http_json_bytes"):
             if getattr(self, name) < LEAST_MESSAGE:
                 raise ConfigError(f"setting {name!r} is {getattr(self, name)}; it must be {LEAST_MESSAGE} or more")
+
+    def amounts(self) -> dict[str, float]:
+        """All settings that are numbers, by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
     def hold_down(self, protocol: Protocol, settings: Settings) -> Settings:
         """A listener's settings, with messages no larger than is allowed everywhere.
@@ -106,12 +146,105 @@ class Limits(Settings):
         return replace(settings, **sizes) if sizes else settings
 
 
+class LimitReached(WireloomError):
+    """A peer asks for more than a setting of `[limits]` allows."""
+
+    def __init__(self, setting: str, text: str) -> None:
+        super().__init__(f"{text} ({setting} in [limits])")
+        self.setting = setting
+
+
+class TopicFault(NamedTuple):
+    """Why a topic or a pattern is refused."""
+
+    text: str
+    setting: str | None
+    """The limit, if it is one."""
+
+
+class TopicLimits:
+    """Which topics may be published to, and which patterns subscribed to: well formed, and not too long.
+
+    >>> limits = TopicLimits(Limits(topic_levels=2))
+    >>> limits.fault("a/b"), limits.fault("a/b/c")
+    (None, TopicFault(text="topic 'a/b/c' has 3 levels; topic_levels in [limits] is 2", setting='topic_levels'))
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._good: dict[str, None] = {}
+        """Topics that were looked at lately."""
+
+    def allow(self, batch: Batch) -> bool:
+        """Whether nothing is wrong with the topics of all events and requests in a batch."""
+        good = self._good
+        if isinstance(batch, Publishes):
+            return all(topic in good or not topic or self.fault(topic) is None for topic, _ in batch.topics())
+        for message in batch.messages:
+            topic = message.topic
+            if topic and topic not in good and message.kind in _TOPICAL and self.fault(topic) is not None:
+                return False
+        return True
+
+    def fault(self, topic: str) -> TopicFault | None:
+        """What is wrong with a topic, with or without `$hub/publish/` before it; None if nothing is."""
+        if topic in self._good:
+            return None
+        own = topic.removeprefix(PUBLISH)
+        found = self._too_large("topic", own)
+        if found is not None:
+            return found
+        try:
+            validate_topic(own)
+        except ConfigError as error:
+            return TopicFault(str(error), None)
+        if len(self._good) >= _REMEMBERED:
+            self._good.clear()
+        self._good[topic] = None
+        return None
+
+    def check(self, topic: str) -> str:
+        """The topic, or a ConfigError that says what is wrong with it."""
+        found = self.fault(topic)
+        if found is not None:
+            raise ConfigError(found.text)
+        return topic
+
+    def pattern_fault(self, pattern: str) -> TopicFault | None:
+        """The same for a pattern."""
+        found = self._too_large("pattern", pattern)
+        if found is None:
+            try:
+                validate_pattern(pattern)
+            except ConfigError as error:
+                return TopicFault(str(error), None)
+        return found
+
+    def _too_large(self, what: str, text: str) -> TopicFault | None:
+        limits = self._limits
+        # UTF-8 has one to four bytes for a character, so most need not be encoded.
+        if len(text) * 4 > limits.topic_bytes:
+            size = len(text) if len(text) > limits.topic_bytes else len(text.encode(errors="replace"))
+            if size > limits.topic_bytes:
+                said = f"{what} {shortened(text)} is longer than topic_bytes in [limits], {limits.topic_bytes}"
+                return TopicFault(said, "topic_bytes")
+        levels = text.count("/") + 1
+        if levels > limits.topic_levels:
+            most = f"topic_levels in [limits] is {limits.topic_levels}"
+            return TopicFault(f"{what} {shortened(text)} has {levels} levels; {most}", "topic_levels")
+        return None
+
+
 class Bucket:
     """A rate: a second's worth may come at once, then as much as time brings.
+
+    Who takes more than there is pays for all of it. Others who share the bucket wait for a second at most.
 
     >>> bucket = Bucket(10.0)
     >>> bucket.take(10, now=0.0), bucket.take(5, now=0.0), bucket.take(0, now=0.5)
     (0.0, 0.5, 0.0)
+    >>> bucket.take(1000, now=0.5), bucket.take(1, now=0.5)
+    (100.0, 1.0)
     """
 
     __slots__ = ("_at", "_level", "most", "rate")
@@ -127,8 +260,9 @@ class Bucket:
         if now > self._at:
             self._level = min(self.most, self._level + (now - self._at) * self.rate)
             self._at = now
-        self._level -= count
-        return -self._level / self.rate if self._level < 0 else 0.0
+        left = self._level - count
+        self._level = max(left, -_DEBT * self.rate)
+        return max(-self._level, count - max(left + count, 0.0)) / self.rate if left < 0 else 0.0
 
     def is_empty(self, now: float) -> bool:
         """Whether nothing is left at the moment."""

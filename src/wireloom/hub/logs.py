@@ -11,10 +11,15 @@ import logging
 import sys
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO, TypeAlias
+
+from wireloom.escaping import visible
 
 if TYPE_CHECKING:
     from wireloom.hub.outbox import Outbox
+
+ExceptionInfo: TypeAlias = "tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]"
 
 _FIELDS = ("event", "connection", "protocol", "principal", "peer")
 
@@ -63,10 +68,28 @@ class JSONLines(logging.Formatter):
         return json.dumps(line)
 
 
+class TextLines(logging.Formatter):
+    r"""A log record as one line of text, and lines for a traceback; what a peer wrote can neither end nor forge one.
+
+    >>> record = logging.makeLogRecord({"msg": "closed: %s", "args": ("bye\n2026 INFO all is well\x1b[2J",)})
+    >>> print(TextLines().format(record))
+    closed: bye\n2026 INFO all is well\u001b[2J
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of logging
+        """The words."""
+        record.message = visible(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: ExceptionInfo) -> str:  # noqa: N802
+        """The traceback, indented: no line of it can be taken for a line of the log."""
+        return "\n".join("  " + visible(line) for line in super().formatException(ei).split("\n"))
+
+
 def start_logging(form: LogFormat, *, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
     """Write the log of this process to a stream."""
     handler = logging.StreamHandler(stream)
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+    text = TextLines("%(asctime)s %(levelname)-7s %(message)s")
     handler.setFormatter(JSONLines() if form is LogFormat.JSON else text)
     # Libraries only warn: numba alone writes 100,000 lines when it compiles the kernels.
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import bisect
+import math
+from collections.abc import Callable, Mapping
 
-Labels = tuple[tuple[str, str], ...]
+MOST = 1000
+"""Sets of labels of one metric."""
+OTHER = "other"
 
 
 class Counter:
@@ -27,7 +31,9 @@ class Counter:
             self._values[()] = 0
 
     def add(self, amount: float, *labels: str) -> None:
-        """Count."""
+        """Count; beyond `MOST` sets of labels under `other`: peers write some, such as the status of an answer."""
+        if labels not in self._values and len(self._values) >= MOST:
+            labels = (OTHER,) * len(self.labels)
         self._values[labels] = self._values.get(labels, 0) + amount
 
     def value(self, *labels: str) -> float:
@@ -43,7 +49,7 @@ class Counter:
         lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.type}"]
         for values, amount in self.samples().items():
             labels = ",".join(f'{k}="{_escape(v)}"' for k, v in zip(self.labels, values, strict=True))
-            lines.append(f"{self.name}{'{' + labels + '}' if labels else ''} {amount:.15g}")
+            lines.append(f"{self.name}{'{' + labels + '}' if labels else ''} {_number(amount)}")
         return "\n".join(lines)
 
 
@@ -61,16 +67,60 @@ class Gauge(Counter):
         return {(): self._read()}
 
 
+class Histogram(Counter):
+    """How often a number was how large: counts of those that are at most each bound.
+
+    >>> waits = Histogram("wait_seconds", "Waits.", (0.1, 1.0))
+    >>> waits.add(0.05); waits.add(0.5); waits.add(7)
+    >>> print(waits.text())
+    # HELP wait_seconds Waits.
+    # TYPE wait_seconds histogram
+    wait_seconds_bucket{le="0.1"} 1
+    wait_seconds_bucket{le="1"} 2
+    wait_seconds_bucket{le="+Inf"} 3
+    wait_seconds_sum 7.55
+    wait_seconds_count 3
+    """
+
+    type = "histogram"
+
+    def __init__(self, name: str, help_text: str, bounds: tuple[float, ...]) -> None:
+        super().__init__(name, help_text)
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        """Of those above the bound before, and at most this one; the last above all."""
+        self._sum = 0.0
+
+    def add(self, amount: float, *labels: str) -> None:
+        """Note one number."""
+        self._counts[bisect.bisect_left(self._bounds, amount)] += 1
+        self._sum += amount
+
+    def text(self) -> str:
+        """The metric in Prometheus' exposition format."""
+        lines = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} {self.type}"]
+        count = 0
+        for bound, more in zip((*self._bounds, math.inf), self._counts, strict=True):
+            count += more
+            lines.append(f'{self.name}_bucket{{le="{"+Inf" if bound == math.inf else f"{bound:g}"}"}} {count}')
+        return "\n".join([*lines, f"{self.name}_sum {self._sum:.15g}", f"{self.name}_count {count}"])
+
+
 class Listened(Counter):
     """Numbers that others count, asked for when they are read."""
 
-    def __init__(self, name: str, help_text: str, *labels: str) -> None:
+    def __init__(self, name: str, help_text: str, *labels: str, kind: str = "counter") -> None:
         super().__init__(name, help_text, *labels)
-        self.read: Callable[[], dict[tuple[str, ...], float]] = dict
+        self.type = kind
+        self.read: Callable[[], Mapping[tuple[str, ...], float]] = dict
 
     def samples(self) -> dict[tuple[str, ...], float]:
         """The values now."""
-        return self.read()
+        return dict(self.read())
+
+
+def _number(amount: float) -> str:
+    return "+Inf" if amount == math.inf else f"{amount:.15g}"
 
 
 def _escape(text: str) -> str:
@@ -100,6 +150,11 @@ class Metrics:
         self.cut_off = Counter(
             "wireloom_connections_limited_total", "Connections closed by a limit.", "protocol", "limit"
         )
+        self.limits = Listened("wireloom_limit", "The limits in force.", "setting", kind="gauge")
+        self.limits_used = Listened("wireloom_limit_used", "How much of a limit is used now.", "setting", kind="gauge")
+        self.limits_reached = Counter(
+            "wireloom_limits_reached_total", "Times that something was refused, cut or delayed by a limit.", "setting"
+        )
         self.reloads = Counter("wireloom_reloads_total", "Configurations read anew, by what came of it.", "outcome")
         self.denied = Counter("wireloom_access_denied_total", "What no rule allows.", "protocol", "right")
         self.logins = Counter("wireloom_logins_total", "Tokens shown, by what came of it.", "protocol", "outcome")
@@ -119,6 +174,11 @@ class Metrics:
             "what",
         )
         self.webhooks = Counter("wireloom_webhooks_total", "Events posted to webhooks.", "webhook", "outcome")
+        self.stalls = Histogram(
+            "wireloom_loop_stall_seconds",
+            "How long the event loop was held, looked at every 10 ms.",
+            (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+        )
         self._gauges: list[Gauge] = []
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:

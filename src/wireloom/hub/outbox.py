@@ -57,6 +57,7 @@ class Outbox(abc.ABC):
         "name",
         "peer",
         "session",
+        "unsent",
     )
 
     session: Session
@@ -80,6 +81,8 @@ class Outbox(abc.ABC):
         self.delivered = 0
         """Events sent to this peer, and those dropped because it was slow, since it came."""
         self.lost = 0
+        self.unsent = 0
+        """Bytes of requests and answers that were sent since the peer stopped reading; 0 while it reads."""
         self._sent_seen = 0
         """Messages sent that need not be counted again when they are recorded."""
 
@@ -107,6 +110,7 @@ class Outbox(abc.ABC):
 
     def writing_resumed(self) -> None:
         """There is room again: first what waited."""
+        self.unsent = 0
         self.driver.writing_resumed()
         self._write_queued()
 
@@ -135,6 +139,11 @@ class Outbox(abc.ABC):
             self._tell_room()
 
     # Events that are read from the journal, and wait there for room
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an event can be sent at once."""
+        return not self._must_wait
 
     async def room(self) -> None:
         """Wait until an event can be sent at once, behind all that wait. Raises PeerClosed if that will never be."""
@@ -344,6 +353,7 @@ class Outbox(abc.ABC):
         self._lost += count
         self.lost += count
         self.hub.metrics.lost.add(count, self.name, self.hub.config.limits.slow_consumer)
+        self.hub.reached("queue_bytes")
 
     def _report_lost(self) -> None:
         """One record for a whole spell of losses."""

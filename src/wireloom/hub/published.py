@@ -77,7 +77,7 @@ class Routing:
             for route in routes.concerning(self._listener(entry), own.topic):
                 with contextlib.suppress(BodyError):
                     copy = route.take(own)
-                    if copy is not None and copy.topic:
+                    if copy is not None and copy.topic and self._hub.topic_limits.fault(copy.topic) is None:
                         found.append(copy)
         return found
 

@@ -75,7 +75,6 @@ def reload(hub: Hub, config: HubConfig) -> list[str]:
     hub.webhooks.change(config.webhooks)
     for connection in list(hub.connections.values()):
         connection.authorise()
-        hub.router.revoke(connection)
     return later
 
 

@@ -8,11 +8,15 @@ it has not read. Reading and decoding is done on threads, a piece at a time, and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wireloom.hub.limits import LimitReached
 from wireloom.hub.logs import about
 from wireloom.hub.published import PublicationReader, Published, Routing
 from wireloom.journal.reader import Offset
@@ -20,7 +24,6 @@ from wireloom.journal.tail import Since, parse_since
 from wireloom.journal.threads import DaemonThreads
 from wireloom.model import ConfigError, JournalError, Kind, Message, PeerClosed
 from wireloom.protocols.contract import HUB_PREFIX
-from wireloom.topics import validate_pattern, validate_topic
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -30,11 +33,18 @@ log = logging.getLogger("wireloom.hub")
 
 SINCE = HUB_PREFIX + "since/"
 """Topics of replayed events are `$hub/since/<name>/<offset>/<topic>`."""
-MAX_PER_CONNECTION = 16
 _PIECE = 128 * 1024
-_SLICE = 64
-"""Events encoded before others on the loop have their turn."""
+_SLICE = 0.002
+"""Seconds for which one of them sends before everybody else on the loop has a turn."""
 _THREADS = 2
+
+
+@dataclass(slots=True)
+class _Replay:
+    """A subscription that reads the journal."""
+
+    pattern: str
+    task: asyncio.Task[None]
 
 
 class Replays:
@@ -42,63 +52,91 @@ class Replays:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._running: dict[tuple[Connection, str], asyncio.Task[None]] = {}
-        self._patterns: dict[tuple[Connection, str], str] = {}
+        self._running: dict[Connection, dict[str, _Replay]] = {}
+        self._count = 0
+        self._by_payer: Counter[str] = Counter()
         self._threads = DaemonThreads("replay", _THREADS)
+        self._turns = asyncio.Lock()
+        """Whose turn it is to send. Waiters are served in order, each in its own iteration of the event loop: however
+        many there are, others wait for one slice."""
 
     def __len__(self) -> int:
-        return len(self._running)
+        return self._count
+
+    @contextlib.contextmanager
+    def counted(self, connection: Connection) -> Iterator[None]:
+        """Something reads the journal for a connection from now on; raises LimitReached if too many do."""
+        limits, payer = self._hub.config.limits, connection.payer
+        if self._count >= limits.replays:
+            raise LimitReached("replays", f"{limits.replays} subscriptions read the journal already")
+        if self._by_payer[payer] >= limits.replays_per_principal:
+            most = f"{limits.replays_per_principal} subscriptions of {payer} read the journal already"
+            raise LimitReached("replays_per_principal", most)
+        self._count += 1
+        self._by_payer[payer] += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            self._by_payer[payer] -= 1
+            if not self._by_payer[payer]:
+                del self._by_payer[payer]
 
     def start(self, connection: Connection, pattern: str, since: object, name: object) -> None:
         """Send what was published to these topics since then, and go on with what comes."""
-        validate_pattern(pattern)
         if not isinstance(since, str):
             raise ConfigError(f"since is {since!r}; it must be text: a time or an offset")
         if not isinstance(name, str) or not name or "/" in name:
             raise ConfigError(f"as is {name!r}; it must be a text without /")
-        validate_topic(name)
+        self._hub.topic_limits.check(name)
         point = parse_since(since, identity=self._hub.journal.identity)
         if isinstance(point, Offset) and point.packet_id >= self._hub.journal.next_packet_id:
             # Whoever waited for that many messages to come would hear nothing, and not know why.
             raise ConfigError(
                 f"since {since} is past the end of this journal; is it of another one? Name a time instead"
             )
-        if (connection, name) in self._running:
+        if name in self._running.get(connection, ()):
             raise ConfigError(f"a subscription named {name!r} is there already; name this one otherwise")
-        if sum(owner is connection for owner, _ in self._running) >= MAX_PER_CONNECTION:
-            raise ConfigError(f"a connection may have {MAX_PER_CONNECTION} subscriptions with since")
+        counted = contextlib.ExitStack()
+        counted.enter_context(self.counted(connection))
         task = asyncio.get_running_loop().create_task(self._run(connection, pattern, point, name))
-        self._running[connection, name] = task
-        self._patterns[connection, name] = pattern
-        task.add_done_callback(lambda done: self._ended(done, connection, name))
+        self._running.setdefault(connection, {})[name] = _Replay(pattern, task)
+        task.add_done_callback(lambda done: self._ended(done, connection, name, counted))
 
     def stop(self, connection: Connection, name: str) -> None:
         """Send no more."""
-        task = self._running.pop((connection, name), None)
-        if task is not None:
-            task.cancel()
+        replay = self._running.get(connection, {}).pop(name, None)
+        if replay is not None:
+            replay.task.cancel()
 
-    def _ended(self, task: asyncio.Task[None], connection: Connection, name: str) -> None:
-        if self._running.get((connection, name)) in (task, None):
-            self._running.pop((connection, name), None)
-            self._patterns.pop((connection, name), None)
+    def _ended(
+        self, task: asyncio.Task[None], connection: Connection, name: str, counted: contextlib.ExitStack
+    ) -> None:
+        counted.close()
+        own = self._running.get(connection, {})
+        if name in own and own[name].task is task:
+            del own[name]
+        if not own:
+            self._running.pop(connection, None)
         if not task.cancelled() and task.exception() is not None:
             log.error("%r: reading the journal failed", connection, exc_info=task.exception())
 
     def revoke(self, connection: Connection, may: Callable[[str], bool]) -> None:
         """Stop those whose pattern the connection may no longer subscribe to."""
-        for owner, name in [key for key in self._running if key[0] is connection]:
-            if not may(self._patterns[owner, name]):
-                self.stop(owner, name)
+        for name, replay in list(self._running.get(connection, {}).items()):
+            if not may(replay.pattern):
+                extra = about("access.revoked", connection)
+                log.warning("%r may no longer subscribe %s", connection, replay.pattern, extra=extra)
+                self.stop(connection, name)
 
     def drop(self, connection: Connection) -> None:
         """A connection is gone."""
-        for owner, name in [key for key in self._running if key[0] is connection]:
-            self.stop(owner, name)
+        for name in list(self._running.get(connection, ())):
+            self.stop(connection, name)
 
     async def close(self) -> None:
         """Stop everything. A thread that reads goes on to the end of its piece."""
-        tasks = list(self._running.values())
+        tasks = [replay.task for own in self._running.values() for replay in own.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -120,14 +158,7 @@ class Replays:
                 if found is None:
                     await hub.commit.after(commits)
                     continue
-                for number, (offset, message) in enumerate(found[0]):
-                    if number % _SLICE == _SLICE - 1:
-                        await asyncio.sleep(0)
-                    await connection.room()
-                    topic = f"{head}{offset}/{message.topic}"
-                    event = Message(Kind.EVENT, topic, message.body, content_type=message.content_type)
-                    await hub.router.deliver_now(connection, event)
-                    hub.metrics.replayed.add(1, connection.name)
+                await self._send(connection, head, deque(found[0]))
         except PeerClosed:
             pass
         except JournalError as error:
@@ -136,6 +167,21 @@ class Replays:
             connection.driver.close("the journal cannot be read")
         finally:
             reader.close_after(reading)
+
+    async def _send(self, connection: Connection, head: str, events: deque[Published]) -> None:
+        """Send what was read, a slice at a time, as the peer takes it."""
+        hub = self._hub
+        while events:
+            await connection.room()
+            async with self._turns:
+                until = hub.now() + _SLICE
+                while events and connection.has_room and hub.now() < until:
+                    offset, message = events.popleft()
+                    event = Message(
+                        Kind.EVENT, f"{head}{offset}/{message.topic}", message.body, content_type=message.content_type
+                    )
+                    await hub.router.deliver_now(connection, event)
+                    hub.metrics.replayed.add(1, connection.name)
 
     def _tell_missed(self, connection: Connection) -> None:
         log.warning("%r: retention has removed what it had not read yet", connection)

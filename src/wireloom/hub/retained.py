@@ -1,29 +1,31 @@
 """The last value of every topic, for subscribers that ask for it (`retained`).
 
-What is kept in memory is a number a topic: the ticket of the run that brought its last value. The value itself is read
-from the journal when somebody asks, so it is there as long as the journal keeps it. A small file beside the segments,
-written now and then, spares a restarted hub reading the whole journal; what came after it is read again.
+What is kept in memory is a number a topic: the ticket of the run that brought its last value (see `latest.py`). The
+value itself is read from the journal when somebody asks, so it is there as long as the journal keeps it. A file beside
+the segments, to which changes are added now and then, spares a restarted hub reading the whole journal; what came after
+it is read again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wireloom.hub.latest import FILE, LatestFile, LatestTickets
 from wireloom.hub.logs import about
 from wireloom.hub.published import Publications, Routing
 from wireloom.journal.reader import Entry, Offset
 from wireloom.journal.runs import read_runs
 from wireloom.journal.segment import first_packet_id, segments
-from wireloom.journal.state import StateDamaged, load_state, save_state
+from wireloom.journal.state import StateDamaged
 from wireloom.journal.tail import Tail
 from wireloom.journal.threads import DaemonThreads
-from wireloom.model import JournalError, Kind, Message, PeerClosed, type_of_json
-from wireloom.topics import is_pattern, matches, validate_pattern
+from wireloom.model import JournalError, Kind, Message, PeerClosed
+from wireloom.topics import is_pattern, matches
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -31,9 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wireloom.hub")
 
-FILE = "last-values.json"
-MAX_TOPICS = 100_000
-"""Topics whose last value is known; beyond it, those that were silent longest are forgotten."""
 SAVE_EVERY = 30.0
 _READ_BACK = 16
 """Segments that are read at most where no file says what is in them."""
@@ -45,63 +44,82 @@ class LastValues:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self.tickets: dict[str, int] = {}
-        """By topic; the router writes into it for every publish."""
+        self.latest = LatestTickets(hub.config.limits.last_values_bytes)
+        self.note = self.latest.note
+        """The router calls it for every topic of a batch."""
         self._known = asyncio.Event()
         self._loading: asyncio.Task[None] | None = None
-        self._saving: asyncio.Future[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
         self._saved_upto = 0
         self._due = 0.0
-        self._sending: set[asyncio.Task[None]] = set()
+        self._forgotten = 0
+        """Topics forgotten so far that metrics know of."""
+        self._sending: dict[asyncio.Task[None], tuple[Connection, str]] = {}
+        self._searching = asyncio.Lock()
+        """One search of all topics at a time."""
         self._threads = DaemonThreads("last-values", 2)
 
     @property
-    def _file(self) -> Path:
-        return self._hub.config.journal_folder / FILE
+    def tickets(self) -> dict[str, int]:
+        """By topic."""
+        return self.latest.tickets
 
     def start(self) -> None:
         """Read in the background what earlier runs of the hub left."""
-        self._loading = asyncio.get_running_loop().create_task(self._load(self._hub.journal.last_ticket))
+        folder = self._hub.config.journal_folder
+        self._file = LatestFile(folder / FILE, self._hub.journal.epoch)
+        self._loading = asyncio.get_running_loop().create_task(self._load(folder, self._hub.journal.last_ticket))
 
-    async def _load(self, before: int) -> None:
+    async def _load(self, folder: Path, before: int) -> None:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(
-                self._threads, _find, self._hub.config.journal_folder, before, Routing(self._hub)
+                self._threads, _find, folder, self._file, before, Routing(self._hub), self.latest.most
             )
             # As tickets of this process begin behind the packet ids before it, these are tickets, too.
-            for topic, ticket in found.items():
-                self.tickets.setdefault(topic, ticket)
+            for number, (topic, ticket) in enumerate(found):
+                if not self.latest.note_older(topic, ticket):
+                    break
+                if number % _AT_A_TIME == _AT_A_TIME - 1:
+                    await asyncio.sleep(0)
         except JournalError as error:
             self._tell_unreadable("last values of before the start are not known", error)
         finally:
             self._known.set()
 
     def send(self, connection: Connection, pattern: str) -> None:
-        """Send the last values of these topics before any other event; what is published meanwhile waits."""
-        validate_pattern(pattern)
+        """Send the last values of these topics before any other event; what is published meanwhile waits.
+
+        Raises LimitReached if too many read the journal.
+        """
+        counted = contextlib.ExitStack()
+        counted.enter_context(self._hub.replays.counted(connection))
         connection.hold_events()
         task = asyncio.get_running_loop().create_task(self._send(connection, pattern, self._hub.journal.last_ticket))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        self._sending[task] = connection, pattern
+        task.add_done_callback(lambda done: self._sent(done, connection, counted))
+
+    def _sent(self, task: asyncio.Task[None], connection: Connection, counted: contextlib.ExitStack) -> None:
+        counted.close()
+        del self._sending[task]
+        connection.release_events()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("%r: reading last values failed", connection, exc_info=task.exception())
+
+    def revoke(self, connection: Connection, may: Callable[[str], bool]) -> None:
+        """Send no more of what a connection may no longer subscribe to."""
+        for task, (owner, pattern) in list(self._sending.items()):
+            if owner is connection and not may(pattern):
+                task.cancel()
 
     async def _send(self, connection: Connection, pattern: str, now: int) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            if is_pattern(pattern):
-                known = dict(self.tickets)
-                await self._known.wait()
-                known = self.tickets | known
-            else:
-                known = {pattern: self.tickets[pattern]} if pattern in self.tickets else {}
-                await self._known.wait()
-                if not known and pattern in self.tickets:
-                    known = {pattern: self.tickets[pattern]}
+            await self._known.wait()
+            wanted = await self._find_matching(pattern, now)
             await self._hub.commit.wait(now)
-            wanted = await loop.run_in_executor(self._threads, _matching, known, pattern, now)
             for at in range(0, len(wanted), _AT_A_TIME):
                 part = [(self._hub.journal.packet_id(ticket), topic) for ticket, topic in wanted[at : at + _AT_A_TIME]]
-                values, errors = await loop.run_in_executor(
+                values, errors = await asyncio.get_running_loop().run_in_executor(
                     self._threads,
                     _values,
                     self._hub.config.journal_folder,
@@ -117,37 +135,52 @@ class LastValues:
             pass
         except JournalError as error:
             self._tell_unreadable(f"{connection!r}: last values cannot be read", error)
-        finally:
-            connection.release_events()
+
+    async def _find_matching(self, pattern: str, now: int) -> list[tuple[int, str]]:
+        """Ticket and topic of all that match, in the order they were published.
+
+        What was published after `now` comes by itself.
+        """
+        if not is_pattern(pattern):
+            ticket = self.tickets.get(pattern)
+            return [] if ticket is None or ticket > now else [(ticket, pattern)]
+        async with self._searching:
+            known = list(self.tickets.items())
+            return await asyncio.get_running_loop().run_in_executor(self._threads, _matching, known, pattern, now)
 
     def _tell_unreadable(self, what: str, error: JournalError) -> None:
         self._hub.metrics.read_errors.add(1, "retained")
         log.error("%s: %s", what, error, extra=about("journal.unreadable"))
 
     def tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called often: forgets what is too much, saves now and then."""
-        if len(self.tickets) > MAX_TOPICS:
-            newest = heapq.nlargest(MAX_TOPICS * 3 // 4, self.tickets.items(), key=lambda each: each[1])
-            self.tickets.clear()
-            self.tickets.update(newest)
+        """Called often: saves now and then."""
+        self._hub.reached("last_values_bytes", self.latest.forgotten - self._forgotten)
+        self._forgotten = self.latest.forgotten
         upto = self._hub.journal.durable
         if loop.time() >= self._due and self._saving is None and self._known.is_set() and upto != self._saved_upto:
             self._due = loop.time() + SAVE_EVERY
-            self._saving = loop.run_in_executor(self._threads, self._save, dict(self.tickets), upto)
-            self._saving.add_done_callback(self._saved)
+            self._saving = loop.create_task(self._save(upto))
 
-    def _saved(self, saving: asyncio.Future[None]) -> None:
-        self._saving = None
-        if not saving.cancelled() and saving.exception() is not None:
-            log.warning("last values could not be saved: %s", saving.exception())
+    async def _save(self, upto: int) -> None:
+        """Add what has changed to the file, or write it anew."""
+        changed = self.latest.take_unsaved()
+        whole = list(self.tickets.items()) if self._file.is_long else None
+        unsaved = changed
+        try:
+            unsaved = await asyncio.get_running_loop().run_in_executor(self._threads, self._write, changed, whole, upto)
+            self._saved_upto = upto
+        except OSError as error:
+            log.warning("last values could not be saved: %s", error)
+        finally:
+            self.latest.put_back(unsaved)
+            self._saving = None
 
-    def _save(self, tickets: dict[str, int], upto: int) -> None:
+    def _write(self, changed: dict[str, int], whole: list[tuple[str, int]] | None, upto: int) -> dict[str, int]:
+        """On a thread; returns what is not durable yet."""
         packet_id = self._hub.journal.packet_id
-        topics: dict[str, type_of_json] = {
-            topic: packet_id(ticket) for topic, ticket in tickets.items() if ticket <= upto
-        }
-        save_state(self._file, {"upto": packet_id(upto), "epoch": self._hub.journal.epoch, "topics": topics})
-        self._saved_upto = upto
+        save, topics = (self._file.append, changed.items()) if whole is None else (self._file.rewrite, whole)
+        save(((topic, packet_id(ticket)) for topic, ticket in topics if ticket <= upto), packet_id(upto))
+        return {topic: ticket for topic, ticket in changed.items() if ticket > upto}
 
     async def close(self) -> None:
         """Stop; save what is known."""
@@ -157,18 +190,17 @@ class LastValues:
         if self._saving is not None:
             await asyncio.wait((self._saving,))
         if self._known.is_set():
-            try:
-                await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._save, dict(self.tickets), self._hub.journal.durable
-                )
-            except OSError as error:
-                log.warning("last values could not be saved: %s", error)
+            await self._save(self._hub.journal.durable)
         self._threads.shutdown(wait=False)
 
 
-def _find(folder: Path, before: int, routing: Routing) -> dict[str, int]:
-    """On a thread: the runs that hold the last values, from the file and from what was written after it."""
-    upto, found = _saved_in(folder / FILE)
+def _find(folder: Path, file: LatestFile, before: int, routing: Routing, most: int) -> Sequence[tuple[str, int]]:
+    """On a thread: the runs that hold the last values, newest first, from the file and from what came after it."""
+    upto, saved = file.load(_tell_damaged)
+    found = LatestTickets(most)
+    for topic, number in sorted(saved.items(), key=lambda each: each[1]):
+        found.note(topic, number)
+    del saved
     newest = segments(folder)[-_READ_BACK:]
     first = first_packet_id(newest[0]) if newest else 0
     tail, publications = Tail(folder, Offset(max(upto, first - 1), 1 << 30)), Publications(routing)
@@ -177,34 +209,20 @@ def _find(folder: Path, before: int, routing: Routing) -> dict[str, int]:
             events = publications.take(entry)
             if isinstance(entry, Entry):
                 if entry.place.packet_id > before:
-                    return found
+                    return list(reversed(found.tickets.items()))
                 for event in events:
                     # The last block of the run, as for what is published now.
-                    found[event.topic or ""] = entry.last_packet_id
-    return found
+                    found.note(event.topic or "", entry.last_packet_id)
+    return list(reversed(found.tickets.items()))
 
 
-def _saved_in(path: Path) -> tuple[int, dict[str, int]]:
-    """What the file says; nothing if there is none, or a damaged one."""
-    try:
-        match load_state(path):
-            case None:
-                pass
-            case {"spread": int(spread)} if spread:
-                # Of an earlier version, after a failed write: its numbers are no packet ids.
-                pass
-            case {"upto": int(upto), "topics": dict(topics)}:
-                return upto, {topic: number for topic, number in topics.items() if isinstance(number, int)}
-            case _:
-                raise StateDamaged(f"{path}: is damaged: it says nothing about topics")
-    except StateDamaged as error:
-        log.error("%s; last values are searched for in the journal", error, extra=about("retained.damaged"))
-    return 0, {}
+def _tell_damaged(error: StateDamaged) -> None:
+    log.error("%s; last values are searched for in the journal", error, extra=about("retained.damaged"))
 
 
-def _matching(known: dict[str, int], pattern: str, now: int) -> list[tuple[int, str]]:
+def _matching(known: Iterable[tuple[str, int]], pattern: str, now: int) -> list[tuple[int, str]]:
     """On a thread: ticket and topic of all that match, in the order they were published."""
-    return sorted((ticket, topic) for topic, ticket in known.items() if ticket <= now and matches(pattern, topic))
+    return sorted((ticket, topic) for topic, ticket in known if ticket <= now and matches(pattern, topic))
 
 
 def _values(

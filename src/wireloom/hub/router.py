@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from wireloom.hub.access import Right
 from wireloom.hub.exchanges import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNKNOWN_TOKEN, Exchanges, answer_to
+from wireloom.hub.limits import LimitReached
 from wireloom.hub.logs import about
 from wireloom.hub.routes import Routes
 from wireloom.hub.turn import acknowledge
@@ -46,7 +47,7 @@ class Router:
         self.exchanges = Exchanges(hub, request_timeout)
         self._turn = 0
         """Requests that went to providers so far: several take turns."""
-        self._last = hub.last_values.tickets
+        self._note_last = hub.last_values.note
         self.routes = Routes(hub.config.routes)
 
     def route(self, sources: Sequence[Connection], batch: Batch, ticket: int) -> None:
@@ -159,8 +160,15 @@ class Router:
                 self._hub.metrics.undeliverable.add(1, source.name)
                 self._notify({"topic": message.topic, "route": route.to, "why": str(error), "size": len(message.body)})
                 continue
-            if copy is not None and copy.topic:
+            if copy is None or not copy.topic:
+                continue
+            fault = self._hub.topic_limits.fault(copy.topic)
+            if fault is None:
                 copies.append(copy)
+            else:
+                self._hub.reached(fault.setting)
+                self._hub.metrics.undeliverable.add(1, source.name)
+                self._notify({"topic": message.topic, "route": route.to, "why": fault.text, "size": len(message.body)})
         return copies
 
     def _fan_out(self, source: Connection, events: Events, ticket: int) -> None:
@@ -172,7 +180,7 @@ class Router:
         unwanted: list[int] = []
         for code, topic in enumerate(events.topics):
             if topic:
-                self._last[topic] = ticket
+                self._note_last(topic, ticket)
             subscribers = self.subscriptions.lookup(topic) if topic else ()
             if not subscribers:
                 unwanted.append(code)
@@ -250,9 +258,7 @@ class Router:
                 topic = self.routes.request(source.listener.url, request).topic or ""
             except BodyError:
                 return None
-        try:
-            validate_publish(topic)
-        except ConfigError:
+        if topic.startswith(HUB_PREFIX) or self._hub.topic_limits.fault(topic) is not None:
             return None
         if not source.grants.everything and not source.grants_for(request).may(Right.PUBLISH, topic):
             return None
@@ -278,7 +284,9 @@ class Router:
         if not is_call:
             self._refuse_publish(source, message, topic.removeprefix(PUBLISH))
             return
-        if not self._allowed(source, message, Right.REQUEST, topic):
+        if (topic and not self._is_topic(source, message, topic)) or not self._allowed(
+            source, message, Right.REQUEST, topic
+        ):
             return
         providers = self.providers.lookup(topic) if topic else ()
         if providers:
@@ -289,12 +297,22 @@ class Router:
 
     def _refuse_publish(self, source: Connection, message: Message, topic: str) -> None:
         """Say what is wrong with an acknowledged publish."""
-        try:
-            validate_publish(topic)
-        except ConfigError as error:
-            self.exchanges.fail(source, message, BAD_REQUEST, str(error))
-        else:
-            self._allowed(source, message, Right.PUBLISH, topic)
+        if self._is_topic(source, message, topic):
+            try:
+                validate_publish(topic)
+            except ConfigError as error:
+                self.exchanges.fail(source, message, BAD_REQUEST, str(error))
+            else:
+                self._allowed(source, message, Right.PUBLISH, topic)
+
+    def _is_topic(self, source: Connection, message: Message, topic: str) -> bool:
+        """Whether nothing is wrong with the topic of a request; if something is, it is answered."""
+        fault = self._hub.topic_limits.fault(topic)
+        if fault is None:
+            return True
+        self._hub.reached(fault.setting)
+        self.exchanges.fail(source, message, BAD_REQUEST, fault.text)
+        return False
 
     def _allowed(self, source: Connection, message: Message, right: Right, topic: str) -> bool:
         """Whether the rules allow what a request asks for; if not, it is answered."""
@@ -356,8 +374,10 @@ class Router:
             pattern = options["topic"]
             if not isinstance(pattern, str):
                 raise TypeError("the topic is no text")
-            if add and not self._allowed(source, message, Right(operation), pattern):
-                return
+            if add:
+                self._check_pattern(source, index, pattern)
+                if not self._allowed(source, message, Right(operation), pattern):
+                    return
             if index is self.subscriptions and self._reads_journal(source, pattern, options, add):
                 self._answer(source, message)
                 return
@@ -369,8 +389,44 @@ class Router:
             self.exchanges.fail(source, message, BAD_REQUEST, f"{HUB_PREFIX}{operation}: {text}")
         except (ValueError, TypeError, AttributeError, RecursionError, ConfigError) as error:
             self.exchanges.fail(source, message, BAD_REQUEST, f"{HUB_PREFIX}{operation}: {error}")
+        except LimitReached as reached:
+            self._hub.reached(reached.setting)
+            self.exchanges.fail(source, message, TOO_MANY, f"{HUB_PREFIX}{operation}: {reached}")
         else:
             self._answer(source, message)
+
+    def _check_pattern(self, source: Connection, index: Subscriptions[Connection], pattern: str) -> None:
+        """Raise ConfigError or LimitReached for a pattern that a connection may not add."""
+        hub, limits = self._hub, self._hub.config.limits
+        fault = hub.topic_limits.pattern_fault(pattern)
+        if fault is not None:
+            hub.reached(fault.setting)
+            raise ConfigError(fault.text)
+        if index.has(pattern, source):
+            return
+        own = self.subscriptions.count(source) + self.providers.count(source)
+        if own >= limits.subscriptions_per_connection:
+            raise LimitReached(
+                "subscriptions_per_connection",
+                f"a connection has at most {limits.subscriptions_per_connection} patterns",
+            )
+        if self.patterns >= limits.subscriptions:
+            raise LimitReached(
+                "subscriptions", f"all connections together have at most {limits.subscriptions} patterns"
+            )
+        if not index.has_shape(pattern) and self.shapes >= limits.wildcard_shapes:
+            most = f"wildcards stand in {limits.wildcard_shapes} different ways at most in all patterns together"
+            raise LimitReached("wildcard_shapes", most)
+
+    @property
+    def patterns(self) -> int:
+        """Patterns that are subscribed to or provided."""
+        return len(self.subscriptions) + len(self.providers)
+
+    @property
+    def shapes(self) -> int:
+        """Different places of wildcards in them."""
+        return self.subscriptions.shapes + self.providers.shapes
 
     def refused(self, source: Connection, topic: str, why: str) -> None:
         """Tell those who listen for it that an event was not taken."""
@@ -384,7 +440,8 @@ class Router:
                     index.remove(pattern, connection)
                     extra = about("access.revoked", connection)
                     log.warning("%r may no longer %s %s", connection, right, pattern, extra=extra)
-        self._hub.replays.revoke(connection, lambda pattern: connection.grants.may(Right.SUBSCRIBE, pattern))
+        for readers in (self._hub.replays, self._hub.last_values):
+            readers.revoke(connection, lambda pattern: connection.grants.may(Right.SUBSCRIBE, pattern))
 
     def _reads_journal(self, source: Connection, pattern: str, options: Mapping[str, object], add: bool) -> bool:
         """Options of a subscription that concern the past; True if that is all there is to do."""

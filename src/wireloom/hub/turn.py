@@ -111,8 +111,12 @@ class Turn:
 
     def _route(self, connections: list[Connection], batch: PublishColumns) -> None:
         hub, source = self._hub, connections[0]
-        may_call = source.protocol.request_is_publish and hub.router.providers and hub.router.may_call(source, batch)
-        if may_call or not self._are_allowed(connections, batch):
+        router = hub.router
+        if (
+            not hub.topic_limits.allow(batch)
+            or (source.protocol.request_is_publish and router.providers and router.may_call(source, batch))
+            or not self._are_allowed(connections, batch)
+        ):
             # A call goes to its provider, and a refusal to its sender: these are messages.
             for connection, part in zip(connections, batch.as_messages(), strict=True):
                 if part.data:
@@ -133,11 +137,11 @@ class Turn:
         hub.metrics.received.add(batch.count, source.name)
         hub.metrics.received_bytes.add(sum(batch.ends) - sum(batch.starts), source.name)
         last = int(tickets[-1])
-        hub.router.route(connections, batch, last)
+        router.route(connections, batch, last)
         found = tickets.tolist()
         own = dict(zip(present, found, strict=True))
         for topic, read in zip(batch.events().topics, batch.last_reads(), strict=True):
-            hub.last_values.tickets[topic] = own[read]
+            hub.last_values.note(topic, own[read])
 
     def _are_allowed(self, connections: list[Connection], batch: PublishColumns) -> bool:
         """Whether each connection may publish what it has in a batch; charges it for that, if so."""

@@ -60,15 +60,18 @@ class Watch:
     # Memory
 
     def memory(self) -> int:
-        """Bytes in all queues, before the journal's sync, and of incomplete messages."""
+        """Bytes in queues, before the sync, of incomplete messages, posted bodies, patterns and last values."""
         hub = self._hub
-        held = sum(connection.session.buffered for connection in hub.connections.values())
-        return hub.queued_bytes + hub.journal.pending_bytes + held
+        held = sum(connection.session.buffered + connection.unsent for connection in hub.connections.values())
+        router = hub.router
+        known = router.subscriptions.memory + router.providers.memory + hub.last_values.latest.memory
+        return hub.queued_bytes + hub.journal.pending_bytes + hub.posted_bytes + held + known
 
     def shed(self) -> None:
         """Shorten the longest queue until all together are well below the limit."""
         hub = self._hub
         goal = hub.config.limits.memory_bytes * 9 // 10
+        hub.reached("memory_bytes")
         while hub.queued_bytes and hub.queued_bytes + hub.journal.pending_bytes > goal:
             longest = max(hub.connections.values(), key=lambda each: each.queued_bytes, default=None)
             if longest is None or not longest.queued_bytes:

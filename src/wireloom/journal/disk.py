@@ -15,7 +15,7 @@ import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -284,13 +284,21 @@ def write_all(
 
 def replace_file(path: Path, content: Buffer, disk: Disk = LOCAL) -> None:
     """Replace a file. When this returns, the new content survives a power cut; if it raises, the old does."""
+    replace_file_by_parts(path, (content,), disk)
+
+
+def replace_file_by_parts(path: Path, parts: Iterable[Buffer], disk: Disk = LOCAL) -> int:
+    """The same with content that is made part by part; returns the size of the file."""
     draft = path.with_name(f".{os.getpid()}.{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         disk.unlink(draft)
     file = disk.open(draft, CREATE)
     try:
         try:
-            write_all(disk, file, [content], 0)
+            size = 0
+            for part in parts:
+                write_all(disk, file, [part], size)
+                size += len(part)
             disk.sync(file)
         finally:
             disk.close(file)
@@ -300,6 +308,7 @@ def replace_file(path: Path, content: Buffer, disk: Disk = LOCAL) -> None:
             disk.unlink(draft)
         raise
     disk.sync_folder(path.parent)
+    return size
 
 
 def make_folders(disk: Disk, path: Path) -> None:

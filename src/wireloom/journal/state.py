@@ -25,8 +25,12 @@ class StateDamaged(JournalError):
 
 def save_state(path: Path, value: Mapping[str, type_of_json], disk: Disk = LOCAL) -> None:
     """Replace a state file. When this returns, the new content survives a power cut; if it raises, the old does."""
-    text = canonical_json({**value, _CHECKSUM: f"{zlib.crc32(canonical_json(value)):08x}"}) + b"\n"
-    replace_file(path, text, disk)
+    replace_file(path, encode_state(value), disk)
+
+
+def encode_state(value: Mapping[str, type_of_json]) -> bytes:
+    """A line with its checksum."""
+    return canonical_json({**value, _CHECKSUM: f"{zlib.crc32(canonical_json(value)):08x}"}) + b"\n"
 
 
 def load_state(path: Path, disk: Disk = LOCAL) -> dict[str, type_of_json] | None:
@@ -43,6 +47,11 @@ def load_state(path: Path, disk: Disk = LOCAL) -> dict[str, type_of_json] | None
         raise StateDamaged(f"{path}: cannot be read: {error.strerror}") from None
     finally:
         disk.close(file)
+    return decode_state(text, path)
+
+
+def decode_state(text: bytes, path: Path) -> dict[str, type_of_json]:
+    """What such a line says. Raises StateDamaged, which names the file, if it says nothing that can be trusted."""
     try:
         value = json.loads(text)
         if not isinstance(value, dict):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from html import escape
+
+from wireloom.escaping import visible_html
 
 WIDTH, HEIGHT = 860, 240
 LEFT, RIGHT, TOP, BOTTOM = 70, 12, 12, 34
@@ -51,13 +52,15 @@ def lines(series: Series, title: str) -> str:
 
     parts = _grid(top, number)
     for name, each in series.items():
-        kind = f"line c-{escape(name)}"
+        kind = f"line c-{visible_html(name)}"
         if len(each) == 1:
             across, up = place(*each[0]).split(",")
-            parts.append(f'<circle class="{kind}" cx="{across}" cy="{up}" r="3"><title>{escape(name)}</title></circle>')
+            parts.append(
+                f'<circle class="{kind}" cx="{across}" cy="{up}" r="3"><title>{visible_html(name)}</title></circle>'
+            )
         else:
             spots = " ".join(place(x, y) for x, y in each)
-            parts.append(f'<polyline class="{kind}" points="{spots}"><title>{escape(name)}</title></polyline>')
+            parts.append(f'<polyline class="{kind}" points="{spots}"><title>{visible_html(name)}</title></polyline>')
     pattern = "%H:%M" if span < 86400 else "%d %b %H:%M"
     for at, anchor in ((first, "start"), (last, "end")) if last > first else ((first, "middle"),):
         text = datetime.fromtimestamp(at, UTC).strftime(pattern)
@@ -77,11 +80,10 @@ def bars(values: Sequence[tuple[str, float]], title: str, unit: Callable[[float]
         y = 4 + 24 * row
         width = max(1.0, (WIDTH - 330) * value / top)
         shown = name if len(name) <= 36 else name[:35] + "…"
-        parts.append(
-            f'<text x="250" y="{y + 16}" text-anchor="end">{escape(shown)}<title>{escape(name)}</title></text>'
-        )
+        label = f"{visible_html(shown)}<title>{visible_html(name)}</title>"
+        parts.append(f'<text x="250" y="{y + 16}" text-anchor="end">{label}</text>')
         parts.append(f'<rect class="bar" x="258" y="{y + 3}" width="{width:.1f}" height="17"/>')
-        parts.append(f'<text x="{262 + width:.1f}" y="{y + 16}">{escape(unit(value))}</text>')
+        parts.append(f'<text x="{262 + width:.1f}" y="{y + 16}">{visible_html(unit(value))}</text>')
     return _figure(parts, title, {}, height)
 
 
@@ -110,7 +112,7 @@ def histogram(values: Sequence[tuple[float, int]], title: str) -> str:
 
 def empty(title: str) -> str:
     """What stands where there is nothing to plot."""
-    return f'<p class="none">{escape(title)}: nothing in these tables.</p>'
+    return f'<p class="none">{visible_html(title)}: nothing in these tables.</p>'
 
 
 def _round_up(value: float) -> float:
@@ -125,14 +127,14 @@ def _grid(top: float, unit: Callable[[float], str]) -> list[str]:
     for share in (0, 0.5, 1):
         y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(unit(top * share))}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{visible_html(unit(top * share))}</text>')
     return parts
 
 
 def _figure(parts: Sequence[str], title: str, series: Series, height: float = HEIGHT) -> str:
-    legend = "".join(f'<span class="c-{escape(name)}">{escape(name)}</span>' for name in series)
+    legend = "".join(f'<span class="c-{visible_html(name)}">{visible_html(name)}</span>' for name in series)
     key = f'<figcaption class="key">{legend}</figcaption>' if legend else ""
     return (
-        f'<figure><svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
+        f'<figure><svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{visible_html(title)}">'
         f"{''.join(parts)}</svg>{key}</figure>"
     )

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from html import escape
 from importlib import resources
 from pathlib import Path
 
+from wireloom.escaping import visible_html
 from wireloom.model import ConfigError
 from wireloom.pipeline import plots, tables
 from wireloom.pipeline.schemas import TABLES
@@ -51,7 +51,7 @@ class Report:
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
             f"<title>Wireloom report</title><style>{style}</style></head><body><h1>Wireloom report</h1>"
-            f'<p class="soft">Tables in {escape(self._name)}, as of {made}. All times are in UTC.</p>'
+            f'<p class="soft">Tables in {visible_html(self._name)}, as of {made}. All times are in UTC.</p>'
             f"{body}</body></html>\n"
         )
 
@@ -182,7 +182,7 @@ def write_report(warehouse: Path | str, out: Path | str) -> Path:
 
 
 def _section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+    return f"<section><h2>{visible_html(title)}</h2>{content}</section>"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], *numbers: int) -> str:
@@ -190,7 +190,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], *numbers: int)
     if not rows:
         return '<p class="none">None.</p>'
     kinds = [' class="n"' if column in numbers else "" for column in range(len(head))]
-    top = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(head, kinds, strict=True))
+    top = "".join(f"<th{kind}>{visible_html(name)}</th>" for name, kind in zip(head, kinds, strict=True))
     lines = []
     for row in rows:
         cells = "".join(f"<td{kind}>{_cell(value)}</td>" for value, kind in zip(row, kinds, strict=True))
@@ -202,7 +202,7 @@ def _cell(value: object) -> str:
     text = "" if value is None else str(value)
     if re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text):
         return f"<time>{text}</time>"
-    return f'<span class="{text}">{text}</span>' if text in ("critical", "warning") else escape(text)
+    return f'<span class="{text}">{text}</span>' if text in ("critical", "warning") else visible_html(text)
 
 
 def _series(rows: Rows) -> dict[str, list[tuple[float, float]]]:

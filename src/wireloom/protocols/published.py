@@ -9,6 +9,8 @@ from wireloom.protocols.contract import HUB_PREFIX, PUBLISH
 from wireloom.protocols.registry import protocols
 from wireloom.topics import validate_topic
 
+_SHORT = 1024
+"""Characters of the longest topic that is remembered."""
 _KINDS = (Kind.EVENT, Kind.REQUEST)
 
 
@@ -38,9 +40,13 @@ def published(message: Message) -> Message | None:
     return message if topic is message.topic else message.with_(topic=topic)
 
 
-@lru_cache(maxsize=1024)
 def validate_publish(topic: str) -> None:
     """Raise ConfigError for a topic that no publish may have: under `$hub/` only the hub itself speaks."""
+    (_validate if len(topic) <= _SHORT else _validate.__wrapped__)(topic)
+
+
+@lru_cache(maxsize=1024)
+def _validate(topic: str) -> None:
     validate_topic(topic)
     if topic.startswith(HUB_PREFIX):
         raise ConfigError(f"topic {topic!r} is the hub's own; publish to one that does not begin with {HUB_PREFIX}")

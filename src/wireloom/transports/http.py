@@ -1,0 +1,294 @@
+"""Listening for HTTP: connections are counted and timed here, before anything else looks at what they bring.
+
+What answers requests, aiohttp's server, puts no limit on connections and none on the size and the time of a request's
+head. `HttpListener` does, for the hub's pages and for the console alike. Each connection gets a `Guard`: it stands
+between the socket and the server, and closes whoever takes too long or sends too much before a request is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from wireloom.transports.address import Address
+
+HEAD_BYTES = 64 * 1024
+"""Of the first line and all headers of one request."""
+KEEP_ALIVE = 75.0
+"""Seconds that a connection may be silent between two requests."""
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+?)\.?)(?::[0-9]*)?")
+"""An address in brackets, or a name or an address without; then maybe a port."""
+_ACCEPTED_AT_ONCE = 100
+_HEAD_END = b"\r\n\r\n"
+_NO_SOCKETS = 1.0
+"""Seconds until the next attempt, when the system has no socket left."""
+_TOO_MANY = "too many connections ({setting} in [limits])"
+_ANSWER = "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What those who connect may take."""
+
+    connections: int = 1000
+    per_address: int = 100
+    seconds: float = 10.0
+    """For the TLS handshake, for the head of a request, and for a peer to go on reading its answer."""
+
+
+class HttpListener:
+    """Listening sockets, and the connections that came from them.
+
+    `handler` makes the protocol that serves a connection. `limits` is asked whenever somebody connects, so that new
+    limits hold at once. `closed` is told why a connection was turned away or closed.
+    """
+
+    def __init__(
+        self, handler: Callable[[], asyncio.Protocol], limits: Callable[[], HttpLimits], closed: Callable[[str], None]
+    ) -> None:
+        self._handler = handler
+        self.limits = limits
+        self.closed = closed
+        self._loop = asyncio.get_running_loop()
+        self._sockets: list[socket.socket] = []
+        self._tls: ssl.SSLContext | None = None
+        self._here: Counter[str] = Counter()
+        self._opening: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """Connections that are open, or in their TLS handshake."""
+        return self._here.total()
+
+    async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> int:
+        """Listen on every address of a host; returns the port."""
+        self._tls = tls
+        found = await self._loop.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        try:
+            for family, kind, number, _, place in dict.fromkeys(found):
+                listening = socket.socket(family, kind, number)
+                self._sockets.append(listening)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listening.bind(place)
+                listening.listen(_ACCEPTED_AT_ONCE)
+                listening.setblocking(False)
+                self._loop.add_reader(listening, self._accept, listening)
+        except OSError:
+            self.close()
+            raise
+        return int(self._sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Accept nobody any more; who is here stays."""
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+            listening.close()
+        self._sockets.clear()
+        for task in self._opening:
+            task.cancel()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                sock, place = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:
+                self._loop.remove_reader(listening)
+                self._loop.call_later(_NO_SOCKETS, self._accept_again, listening)
+                self.closed("sockets")
+                return
+            sock.setblocking(False)
+            self._admit(sock, str(place[0]))
+
+    def _accept_again(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _admit(self, sock: socket.socket, address: str) -> None:
+        limits = self.limits()
+        full = "connections" if len(self) >= limits.connections else ""
+        full = full or ("address" if self._here[address] >= limits.per_address else "")
+        if full:
+            self.closed(full)
+            if self._tls is None:
+                setting = "http_connections" if full == "connections" else "http_connections_per_address"
+                with contextlib.suppress(OSError):
+                    sock.send(_answer("503 Service Unavailable", _TOO_MANY.format(setting=setting)))
+            sock.close()
+            return
+        self._here[address] += 1
+        task = self._loop.create_task(self._open(sock, Guard(self, self._handler(), address)))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, sock: socket.socket, guard: Guard) -> None:
+        seconds = None if self._tls is None else self.limits().seconds
+        try:
+            await self._loop.connect_accepted_socket(lambda: guard, sock, ssl=self._tls, ssl_handshake_timeout=seconds)
+        except (OSError, asyncio.CancelledError):
+            # No TLS came of it, or not in time.
+            sock.close()
+            guard.leave()
+
+    def left(self, address: str) -> None:
+        """One less is here."""
+        self._here[address] -= 1
+        if not self._here[address]:
+            del self._here[address]
+
+
+class Guard(asyncio.Protocol):
+    """Holds one connection to the limits of time and size; everything goes on to the server's own protocol."""
+
+    def __init__(self, listener: HttpListener, server: asyncio.Protocol, address: str) -> None:
+        self._listener = listener
+        self._server = server
+        self._address = address
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._is_here = True
+        self._busy = False
+        """Whether the head of a request is complete, and its answer is not."""
+        self._head = 0
+        """Bytes of a head that is not complete."""
+        self._last = b""
+        """The last few of them."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """The head of a request is complete."""
+        self._busy, self._head, self._last = True, 0, b""
+        self._stop_waiting()
+
+    def end(self) -> None:
+        """The request has its answer; the next one may come."""
+        self._busy = False
+
+    def leave(self) -> None:
+        """The connection is gone, or never was."""
+        self._stop_waiting()
+        if self._is_here:
+            self._is_here = False
+            self._listener.left(self._address)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: somebody is here."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._deadline = self._in_time("head")
+        self._server.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes arrived."""
+        if not self._busy and not self._take_head(data):
+            self._close("head-size")
+            return
+        self._server.data_received(data)
+
+    def _take_head(self, data: bytes) -> bool:
+        """Look for the end of a request's head; False if there is none and too much has come."""
+        if self._deadline is None:
+            self._deadline = self._in_time("head")
+        if _HEAD_END in self._last + data:
+            # What follows is the body: the server will say so, but may have been given more by then.
+            self._busy = True
+            return True
+        self._head += len(data)
+        self._last = data[1 - len(_HEAD_END) :]
+        return self._head <= HEAD_BYTES
+
+    def eof_received(self) -> bool | None:
+        """asyncio: the peer says no more."""
+        return self._server.eof_received()
+
+    def pause_writing(self) -> None:
+        """asyncio: the peer does not read its answer."""
+        self._unread = self._in_time("unread")
+        self._server.pause_writing()
+
+    def resume_writing(self) -> None:
+        """asyncio: it does."""
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        self._server.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio: the connection is gone."""
+        if self._unread is not None:
+            self._unread.cancel()
+        self.leave()
+        self._server.connection_lost(exc)
+
+    def _in_time(self, what: str) -> asyncio.TimerHandle:
+        return self._loop.call_later(self._listener.limits().seconds, self._close, what)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _close(self, why: str) -> None:
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._listener.closed(why)
+            self._transport.abort()
+
+
+@contextlib.contextmanager
+def answering(transport: asyncio.BaseTransport | None, is_complete: Callable[[], bool]) -> Iterator[None]:
+    """Around the handling of one request: its head is complete, so its connection's guard waits for it no longer.
+
+    Where a request is answered before its body is complete, the server must close the connection.
+    """
+    guard = None if transport is None else cast(asyncio.Transport, transport).get_protocol()
+    if not isinstance(guard, Guard):
+        yield
+        return
+    guard.begin()
+    try:
+        yield
+    finally:
+        if is_complete():
+            guard.end()
+
+
+def _answer(status: str, text: str) -> bytes:
+    body = f'{{"error": "{text}"}}\n'
+    return (_ANSWER.format(status=status, size=len(body)) + body).encode()
+
+
+def is_for(host: str, names: Collection[str]) -> bool:
+    """Whether a request with such a `Host` header is for us: it has an address, or a name that we are told.
+
+    A web page can make a name of its own point to this machine, and its visitor's browser then takes us for the page's
+    own server. It says that name here; an address cannot be made to point elsewhere.
+
+    >>> is_for("127.0.0.1:5046", ()), is_for("[::1]", ()), is_for("hub.example.org:80", ["hub.example.org"])
+    (True, True, True)
+    >>> is_for("page.example.net", ["hub.example.org"]), is_for("[::1].example.net", ()), is_for("", ())
+    (False, False, False)
+    """
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return False
+    name = (found[1] or found[2]).lower()
+    if name in names:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
