@@ -1,4 +1,4 @@
-"""`wireloom pipeline run` and `compact`, `wireloom sql` and `wireloom tables`."""
+"""`wireloom pipeline run`, `compact` and `upgrade`, `wireloom sql` and `wireloom tables`."""
 
 from __future__ import annotations
 
@@ -78,6 +78,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--keep-hours", type=float, default=24.0, metavar="HOURS", help="keep what snapshots of so long ago need (24)"
     )
     compact.set_defaults(run=run_compact)
+
+    upgrade = actions.add_parser(
+        "upgrade",
+        help="bring a warehouse of an earlier version up to date, in place",
+        epilog="example: wireloom pipeline upgrade --warehouse data/warehouse",
+    )
+    upgrade.add_argument("--warehouse", required=True, metavar="DIR", help="where the tables are")
+    upgrade.set_defaults(run=run_upgrade)
 
     report = subparsers.add_parser(
         "report",
@@ -174,6 +182,18 @@ def run_compact(arguments: argparse.Namespace) -> int:
         progress.note(
             f"{name}: {done.before} files became {done.after}, {done.deleted} deleted; {size(done.bytes)} in the table"
         )
+    return 0
+
+
+def run_upgrade(arguments: argparse.Namespace) -> int:
+    """Bring a warehouse up to date."""
+    from wireloom.cli.progress import Progress
+    from wireloom.pipeline.upgrade import upgrade
+
+    progress = Progress()
+    for name, count in upgrade(arguments.warehouse).items():
+        progress.note(f"{name}: {count:,} rows were told anew")
+    progress.note(f"{arguments.warehouse} is up to date")
     return 0
 
 

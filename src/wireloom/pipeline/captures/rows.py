@@ -86,6 +86,7 @@ class Rows:
             (
                 refused.time_us,
                 refused.time_us // DAY_US,
+                None,
                 None if connection is None else connection.protocol,
                 None if connection is None else connection.id,
                 None if half is None else str(half.direction),

@@ -156,7 +156,7 @@ class _Join:
         mate = self.settled.mate[rows]
         closing = np.maximum(mate, 0)
         asking, answering = pa.array(rows), pa.array(closing)
-        taken = self.turns.select(["protocol", "connection", "topic", "message_id", "size"])
+        taken = self.turns.select(["protocol", "connection", "topic", "verb", "message_id", "size"])
         taken = taken if len(rows) == len(self.time) else taken.take(asking)
         answers = self.turns.select(["outcome", "status", "size"]).take(answering)
         said, words = codes(one_piece(answers["outcome"]))
@@ -166,6 +166,7 @@ class _Join:
             protocol=taken["protocol"],
             connection=taken["connection"],
             topic=taken["topic"],
+            verb=taken["verb"],
             request_id=taken["message_id"],
             requested=self.time[rows],
             last=self.settled.last[rows],

@@ -47,6 +47,7 @@ TURNS = pa.schema(
         ("asked", pa.bool_()),
         ("connection", WORDS),
         ("topic", WORDS),
+        ("verb", WORDS),
         ("message_id", pa.string()),
         ("correlation_id", pa.string()),
         ("outcome", WORDS),
@@ -120,7 +121,7 @@ def _acts(pairing: Pairing) -> NDArray[np.uint8]:
 
 
 def _choose(view: View, rows: NDArray[np.int64], number: int, pairing: Pairing) -> _Chosen:
-    act = _acts(pairing)[view.kind[rows]]
+    act = _acts(pairing)[view.carried_by[rows]]
     chosen = act != NONE
     rows, act = (rows, act) if chosen.all() else (rows[chosen], act[chosen])
     if pairing.stopped_by is not None and (act == STOP).any():
@@ -246,6 +247,7 @@ def _finished(
         protocol=view.column("protocol").take(pa.array(asks)),
         connection=coded(connection[asks], names),
         topic=view.column("topic").take(pa.array(asks)),
+        verb=view.column("verb").take(pa.array(asks)),
         request_id=view.column("message_id").take(pa.array(asks)),
         requested=view.time_us[asks],
         last=settled.last[opens],
@@ -291,7 +293,7 @@ def _left_over(
     rows = chosen.rows[places]
     taken = pa.array(rows)
     status = view.column("status").take(taken)
-    texts = ("protocol", "connection", "topic", "message_id", "correlation_id", "file", "offset")
+    texts = ("protocol", "connection", "topic", "verb", "message_id", "correlation_id", "file", "offset")
     stops = chosen.act[places] == STOP
     values = {
         "bucket": _buckets(view, rows),

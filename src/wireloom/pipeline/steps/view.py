@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from wireloom.model import KINDS, Direction
+from wireloom.model import KINDS, Direction, Kind
 from wireloom.pipeline.dictionaries import unified
+from wireloom.protocols.published import Verb
 
 DAY_US = 86_400_000_000
 DIRECTIONS = tuple(Direction)
@@ -45,6 +46,13 @@ class View:
     def kind(self) -> NDArray[np.uint8]:
         """Kinds as indexes into `KINDS`."""
         return _translate(*self.codes("kind"), _KIND_CODES)
+
+    @cached_property
+    def carried_by(self) -> NDArray[np.uint8]:
+        """The kinds that carried the messages: of an acknowledged publish, which is an event, that is a request."""
+        verb, names = self.codes("verb")
+        publishes = np.array([name == Verb.PUBLISH for name in names] or [False])[verb]
+        return np.where(publishes, np.uint8(KINDS.index(Kind.REQUEST)), self.kind)
 
     @cached_property
     def direction(self) -> NDArray[np.uint8]:
