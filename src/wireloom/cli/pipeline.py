@@ -67,6 +67,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     run.add_argument(
         "--topics", metavar="FILE", help='captures: numbers that stand for topics, such as {"7": "sensors/kitchen"}'
     )
+    run.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="PROTOCOL.NAME=VALUE",
+        help="captures: a setting of a protocol, such as hsp.profile=true where a hub was captured; may be repeated",
+    )
     run.set_defaults(run=run_pipeline)
     compact = actions.add_parser(
         "compact",
@@ -134,6 +142,7 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
         "idle": arguments.idle,
         "lateness": arguments.lateness,
         "topics": arguments.topics or "",
+        "set": ",".join(arguments.settings),
         "trust": arguments.trust or "",
         "keys": arguments.keys or "",
     }

@@ -69,7 +69,7 @@ def assemble(walk: Walk, report: Report) -> list[Part]:
         traced = Trace.joined([trace.moved(start), new]) if content else new
         gaps = [(int(at[g]), int(size[g])) for g in np.flatnonzero(kind[begin:stop] == tcp.GAP) + begin]
         part = Part(
-            connection, half, data, start, end, len(content), traced, report,
+            connection, half, data, start, end, len(content), traced, report, walk.choice,
             gaps=gaps, final=number in walk.final,
         )  # fmt: skip
         if half.unwrapping is not None and half.mode != SEEK:

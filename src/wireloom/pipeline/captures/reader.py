@@ -100,7 +100,7 @@ class CaptureReader:
 
     def _rows(self, walk: Walk) -> DecodedRange:
         """Everything that can be told now."""
-        rows = Rows(self.files, Audited(self.trust), self.topics, self.keys)
+        rows = Rows(self.files, Audited(self.trust), self.choice, self.topics, self.keys)
         parts = assemble(walk, rows.reject)
         decide(parts, auto=self.choice.auto)
         tell_late(walk, rows.reject)

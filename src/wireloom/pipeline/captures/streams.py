@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.model import Direction
-from wireloom.pipeline.captures.choosing import PLAIN
+from wireloom.pipeline.captures.choosing import PLAIN, Choice
 from wireloom.pipeline.captures.connections import BROKEN, READ, RESUME, SEEK, Connection, Half, Refused
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.websocket import Unwrapped, Unwrapping
@@ -43,6 +43,7 @@ class Part:
     kept: int
     trace: Trace
     report: Report
+    choice: Choice
     gaps: list[tuple[int, int]] = field(default_factory=list)
     """Places between bytes, and how many are missing there."""
     final: bool = False
@@ -299,7 +300,7 @@ class Part:
             if unwrapped.clause is not None:
                 return False
             ahead = copied[: unwrapped.end].tobytes()
-        return found.holds(ahead, self.half.direction, found.observing(), final=final)
+        return found.holds(ahead, self.half.direction, self.choice.settings(found.name), final=final)
 
     def _resume(self) -> bool:
         """Find the mark after a gap; what stands before it is rejected with the gap."""

@@ -21,7 +21,7 @@ from wireloom.pipeline.ledger import MARK, OPEN, Clock
 from wireloom.pipeline.steps import findings, resends
 from wireloom.pipeline.steps.exchanges import NEVER, OUTCOMES, exchange_rows
 from wireloom.pipeline.steps.turns import MARKS, TURNS, broken_rules, ended_at
-from wireloom.pipeline.steps.view import codes, files_in_order, one_piece, typed
+from wireloom.pipeline.steps.view import codes, files_in_order, one_piece, order_of, typed
 from wireloom.protocols.registry import protocols
 
 
@@ -98,8 +98,14 @@ def _with_marks(turns: pa.Table, marks: pa.Table) -> pa.Table:
         }
         turns = pa.concat_tables([turns, typed(values, TURNS)])
     turns = unified(turns).combine_chunks()
-    places = files_in_order(one_piece(turns["file"]))
-    order = np.lexsort((turns["offset"].to_numpy(), places, turns["time"].to_numpy()))
+    # What an earlier version carried has neither lane nor sequence, and is earlier than all else.
+    order = order_of(
+        turns["time"].to_numpy(),
+        files_in_order(one_piece(turns["file"])),
+        turns["offset"].to_numpy(),
+        one_piece(turns["lane"]).fill_null(0).to_numpy(),
+        one_piece(turns["sequence"]).fill_null(0).to_numpy(),
+    )
     return turns if (order[1:] > order[:-1]).all() else turns.take(pa.array(order)).combine_chunks()
 
 
