@@ -25,7 +25,7 @@ from wireloom.protocols.registry import protocol
 
 DAMAGED = "capture.damaged"
 """The clause of a capture that cannot be read to its end."""
-OPENED, MIDSTREAM, CLOSED, OVERHEAD = "opened", "midstream", "closed", "overhead"
+OPENED, MIDSTREAM, CLOSED, ENDED, OVERHEAD = "opened", "midstream", "closed", "ended", "overhead"
 
 
 class Speaker(NamedTuple):
