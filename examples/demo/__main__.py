@@ -130,7 +130,7 @@ class Demo:
             copies, different = ask(
                 self.warehouse,
                 "select count(*), count(distinct (decode(body)::json->>'meter', decode(body)::json->>'n')) "
-                "from messages where kind = 'request' and topic like 'energy/meters/%'",
+                "from messages where kind = 'event' and topic like 'energy/meters/%'",
             ).rows[0]
         except WireloomError:
             return 0, 0
@@ -225,13 +225,13 @@ class Demo:
         """What the warehouse holds, and whether it is all there."""
         say = self.screen.say
         queries = {
-            "messages by protocol and topic": "select protocol, replace(topic, '$hub/publish/', '') as topic, "
-            "count(*) as messages, sum(wire_size)::bigint as bytes from messages where kind in ('event', 'request') "
-            "and topic not like '$hub/%' or topic like '$hub/publish/%' group by all order by all",
-            "latencies": "select topic, protocol, outcome, count(*) as requests, "
+            "messages by protocol and topic": "select protocol, topic, kind, count(*) as messages, "
+            "sum(wire_size)::bigint as bytes from messages where kind in ('event', 'request') "
+            "and topic is not null group by all order by all",
+            "latencies": "select topic, protocol, verb, outcome, count(*) as times, "
             "round(quantile_cont(latency_us, 0.5) / 1000, 1) as p50_ms, "
             "round(quantile_cont(latency_us, 0.99) / 1000, 1) as p99_ms from exchanges "
-            "where topic not like '$hub/%' group by all order by all",
+            "where topic is not null group by all order by all",
             "rejects": "select protocol, clause, count(*) as times, any_value(detail) as detail from rejects "
             "group by all order by all",
             "findings": "select rule, severity, count(*) as times from findings group by all order by all",

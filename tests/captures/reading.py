@@ -55,7 +55,8 @@ class Found:
         return [str(row["clause"]) for row in self.rejects]
 
     def whats(self) -> list[tuple[str, str | None]]:
-        return [(e.what, e.reason) for e in self.events if e.what != "overhead"]  # type: ignore[attr-defined]
+        """What became of connections; that one of two sides was through is left out."""
+        return [(e.what, e.reason) for e in self.events if e.what not in ("overhead", "ended")]  # type: ignore[attr-defined]
 
 
 def read_files(paths: Sequence[Path | str], reader: CaptureReader | None = None, *, finish: bool = True) -> Found:

@@ -62,7 +62,7 @@ async def test_what_the_hub_takes_is_in_the_stream(tmp_path: Path) -> None:
     async with hub_on(tmp_path, HUB) as hub, console_on(hub) as console:
         async with wireloom.connect(url_of(hub, "yamp")) as peer:
             await peer.publish("sensors/kitchen", {"celsius": 21.5}, ack=True)
-            line = await seen(console, "messages", lambda m: m["topic"] == "$hub/publish/sensors/kitchen")
+            line = await seen(console, "messages", lambda m: m["topic"] == "sensors/kitchen")
             assert json.loads(line["text"]) == {"celsius": 21.5} and line["protocol"] == "yamp"
             assert bytes.fromhex(str(line["hex"])).decode() == line["text"]
             async with asyncio.timeout(30):

@@ -303,13 +303,14 @@ class _Reader:
     def finish(self, watermark: int) -> None:
         """The input ends here."""
         for pending in self.requests.values():
-            self._unanswered(pending, watermark, watermark - pending.last <= FORGET_US)
+            end = watermark if self.farewell is None else min(watermark, self.farewell[0])
+            self._unanswered(pending, end, watermark - pending.last <= FORGET_US)
         reason = self.reason or "open"
-        if self.farewell is not None and (reason in ("close", "open") or self.farewell[1] != "close"):
+        # After a goodbye the other end may stay: until it is closed, a connection is open.
+        if self.closed is not None and self.farewell is not None and (reason == "close" or self.farewell[1] != "close"):
             reason = self.farewell[1]
-        closed = self.closed if self.closed is not None else self.farewell[0] if self.farewell else None
         (m1, b1), (m2, b2) = self.counts[Direction.C2S], self.counts[Direction.S2C]
         opened = self.opened if self.opened is not None else self.first
         self.found.sessions.append(
-            (self.name, self.protocol, opened, closed, reason, m1, m2, b1, b2, self.rejects, self.closed is None)
+            (self.name, self.protocol, opened, self.closed, reason, m1, m2, b1, b2, self.rejects, self.closed is None)
         )

@@ -28,6 +28,21 @@ def rows(parts: list[Range]) -> list[dict[str, object]]:
     return [values for _, _, values in sorted(found, key=lambda each: each[:2])]
 
 
+def as_today(row: dict[str, object]) -> dict[str, object]:
+    """A row as it is told now: acknowledged publishes are events, operations of the hub have no topic.
+
+    Format 1 does not say which requests of hsp a provider took: all of them count as publishes.
+    """
+    topic, kind = str(row.get("topic", "")), row.get("kind")
+    if kind == "request" and (topic.startswith("$hub/publish/") or (row["protocol"] == "hsp" and topic[:5] != "$hub/")):
+        row = row | {"kind": "event", "topic": topic.removeprefix("$hub/publish/")}
+    elif kind != "event" and topic.startswith("$hub/publish/"):
+        row = row | {"topic": topic.removeprefix("$hub/publish/")}
+    elif kind != "event" and topic.startswith("$hub/"):
+        row = {name: value for name, value in row.items() if name != "topic"}
+    return row
+
+
 @pytest.mark.parametrize("size", [1 << 30, 20_000, 3_000])
 def test_rows_are_what_they_were_then(size: int) -> None:
     parts = [
@@ -35,4 +50,4 @@ def test_rows_are_what_they_were_then(size: int) -> None:
         for part in ranges(JOURNAL)
         for start in range(part.start, part.end, size)
     ]
-    assert rows(parts) == listing("rows.jsonl")
+    assert rows(parts) == [as_today(row) for row in listing("rows.jsonl")]

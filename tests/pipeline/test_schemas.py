@@ -6,17 +6,18 @@ from wireloom.pipeline.schemas import STATE, TABLES
 
 PROMISED = {
     "messages": (
-        "time timestamp, date date, protocol string, connection string, direction string, source string, "
-        "destination string, sequence bigint, kind string, topic string, message_id string, "
+        "time timestamp, date date, hub string, protocol string, connection string, direction string, source string, "
+        "destination string, sequence bigint, kind string, topic string, verb string, message_id string, "
         "correlation_id string, status string, content_type string, body binary, body_size int, "
-        "wire_size int, attributes map<string,string>, authenticity string, file string, offset bigint"
+        "wire_size int, attributes map<string,string>, authenticity string, principal string, "
+        "file string, offset bigint"
     ),
     "rejects": (
-        "time timestamp, date date, protocol string, connection string, direction string, clause string, "
+        "time timestamp, date date, hub string, protocol string, connection string, direction string, clause string, "
         "detail string, bytes binary, size int, file string, offset bigint"
     ),
     "exchanges": (
-        "protocol string, connection string, topic string, request_id string, requested_at timestamp, "
+        "protocol string, connection string, topic string, verb string, request_id string, requested_at timestamp, "
         "answered_at timestamp, latency_us bigint, outcome string, status string, progress_count int, "
         "request_size int, response_size int, date date, open boolean"
     ),

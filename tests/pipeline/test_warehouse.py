@@ -26,9 +26,9 @@ def test_a_new_warehouse_has_empty_tables(tmp_path: Path) -> None:
 
 def test_a_warehouse_of_another_version_is_refused(tmp_path: Path) -> None:
     made = Warehouse.prepared(tmp_path)
-    (made.root / "warehouse.json").write_text(json.dumps({"format": 2}))
+    (made.root / "warehouse.json").write_text(json.dumps({"format": 3}))
     for opening in (Warehouse.existing, Warehouse.prepared):
-        with pytest.raises(ConfigError, match="has format 2, this Wireloom reads and writes format 1"):
+        with pytest.raises(ConfigError, match="has format 3, this Wireloom reads and writes format 2"):
             opening(tmp_path)
 
 

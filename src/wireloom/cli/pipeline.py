@@ -1,4 +1,4 @@
-"""`wireloom pipeline run` and `compact`, `wireloom sql` and `wireloom tables`."""
+"""`wireloom pipeline run`, `compact` and `upgrade`, `wireloom sql` and `wireloom tables`."""
 
 from __future__ import annotations
 
@@ -69,6 +69,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     run.add_argument(
         "--topics", metavar="FILE", help='captures: numbers that stand for topics, such as {"7": "sensors/kitchen"}'
     )
+    run.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="PROTOCOL.NAME=VALUE",
+        help="captures: a setting of a protocol, such as hsp.profile=true where a hub was captured; may be repeated",
+    )
     run.set_defaults(run=run_pipeline)
     compact = actions.add_parser(
         "compact",
@@ -80,6 +88,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--keep-hours", type=float, default=24.0, metavar="HOURS", help="keep what snapshots of so long ago need (24)"
     )
     compact.set_defaults(run=run_compact)
+
+    upgrade = actions.add_parser(
+        "upgrade",
+        help="bring a warehouse of an earlier version up to date, in place",
+        epilog="example: wireloom pipeline upgrade --warehouse data/warehouse",
+    )
+    upgrade.add_argument("--warehouse", required=True, metavar="DIR", help="where the tables are")
+    upgrade.set_defaults(run=run_upgrade)
 
     report = subparsers.add_parser(
         "report",
@@ -128,6 +144,7 @@ def run_pipeline(arguments: argparse.Namespace) -> int:
         "idle": arguments.idle,
         "lateness": arguments.lateness,
         "topics": arguments.topics or "",
+        "set": ",".join(arguments.settings),
         "trust": arguments.trust or "",
         "keys": arguments.keys or "",
     }
@@ -176,6 +193,18 @@ def run_compact(arguments: argparse.Namespace) -> int:
         progress.note(
             f"{name}: {done.before} files became {done.after}, {done.deleted} deleted; {size(done.bytes)} in the table"
         )
+    return 0
+
+
+def run_upgrade(arguments: argparse.Namespace) -> int:
+    """Bring a warehouse up to date."""
+    from wireloom.cli.progress import Progress
+    from wireloom.pipeline.upgrade import upgrade
+
+    progress = Progress()
+    for name, count in upgrade(arguments.warehouse).items():
+        progress.note(f"{name}: {count:,} rows were told anew")
+    progress.note(f"{arguments.warehouse} is up to date")
     return 0
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 
 from wireloom.escaping import visible
 from wireloom.journal import Block, Entry, Record, Tail
+from wireloom.journal.excluded import TAKEN, Exclusions
 from wireloom.journal.segment import REFUSED
 from wireloom.model import Kind, Message, WireloomError, iso_time, type_of_json
+from wireloom.protocols.published import OPERATION, Verb, as_meant
 from wireloom.protocols.registry import protocol
 
 LOOK = 256 * 1024
@@ -67,6 +69,7 @@ class _Topic:
 @dataclass(slots=True)
 class _Asked:
     message: Message
+    verb: Verb
     progress: int = 0
 
 
@@ -83,6 +86,8 @@ class Lately:
         self._refused = Tail(self.folder / REFUSED)
         self._topics: OrderedDict[str, _Topic] = OrderedDict()
         self._asked: OrderedDict[tuple[str | None, str], _Asked] = OrderedDict()
+        self._calls = Exclusions(TAKEN)
+        """Requests that a provider takes, of a protocol whose other requests are publishes."""
 
     def look(self) -> None:
         """Take in what was committed since the last look."""
@@ -90,15 +95,17 @@ class Lately:
             self._tail = Tail(self.folder, time.time_ns() - FIRST_LOOK_NS)
         elif (behind := self._tail.behind()) > 2 * LOOK:
             self.skipped += behind
-            self._tail = Tail.at_end(self.folder)
+            self._tail, self._calls = Tail.at_end(self.folder), Exclusions(TAKEN)
         left = LOOK
         while left > 0 and (piece := self._tail.read(LOOK)):
             left -= LOOK
             for found in piece:
                 if isinstance(found, Entry):
                     self._message(found)
-                elif isinstance(found, Record) and found.block.record == "closed":
-                    self._closed(found.block)
+                elif isinstance(found, Record):
+                    self._calls.note(found.block)
+                    if found.block.record == "closed":
+                        self._closed(found.block)
         if self._refused.folder.is_dir():
             while piece := self._refused.read(LOOK):
                 for found in piece:
@@ -119,9 +126,11 @@ class Lately:
         ]
 
     def _message(self, entry: Entry) -> None:
-        message = entry.message
+        called = entry in self._calls or not entry.inbound
+        message, meant = as_meant(entry.message, called=called)
         asked = self._asked.get((message.connection, message.correlation_id or ""))
-        self.messages.add(_line(entry) | {"answers": None if asked is None else asked.message.topic})
+        answers = None if asked is None else asked.message.topic
+        self.messages.add(_line(message, entry) | {"answers": answers, "operation": meant.operation})
         if message.topic is not None and message.kind in (Kind.EVENT, Kind.REQUEST):
             topic = self._topics.setdefault(message.topic, _Topic())
             self._topics.move_to_end(message.topic)
@@ -131,8 +140,8 @@ class Lately:
             topic.last = message.time or 0
             if len(self._topics) > MAX_TOPICS:
                 self._topics.popitem(last=False)
-        if message.kind is Kind.REQUEST and message.id is not None:
-            self._asked[message.connection, message.id] = _Asked(message)
+        if meant.verb is not None and message.id is not None:
+            self._asked[message.connection, message.id] = _Asked(message, meant.verb)
             if len(self._asked) > MAX_OPEN:
                 self._asked.popitem(last=False)
         elif message.correlation_id is not None:
@@ -215,8 +224,7 @@ def _plain(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def _line(entry: Entry) -> Line:
-    message = entry.message
+def _line(message: Message, entry: Entry) -> Line:
     body = shown(message.body)
     if body["text"] is None:
         body["text"] = readable(message)
@@ -246,6 +254,8 @@ def _exchange(asked: _Asked, answered: int | None, outcome: str, status: str | N
         "requested_at": iso_time(message.time or 0),
         "protocol": message.protocol,
         "topic": message.topic,
+        "verb": str(asked.verb),
+        "operation": message.attributes.get(OPERATION),
         "request_id": message.id,
         "outcome": outcome,
         "status": status,

@@ -19,16 +19,17 @@ from wireloom.hub.exchanges import TOO_MANY
 from wireloom.hub.limits import Bucket, OverRate, address_of
 from wireloom.hub.logs import about
 from wireloom.hub.outbox import Outbox
-from wireloom.hub.published import DENIED, TAKEN, excluding, published
 from wireloom.hub.screen import Screened, screen
 from wireloom.journal.blocks import record_comment
 from wireloom.journal.context import Context, Principal
+from wireloom.journal.excluded import DENIED, TAKEN, excluding
 from wireloom.journal.keys import Keys
 from wireloom.journal.lines import Line
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import fresh
 from wireloom.protocols.contract import CUT, LOGIN, Batch, Publishes, Role, Session, Sessions
+from wireloom.protocols.published import published
 from wireloom.transports.base import Pipe
 
 if TYPE_CHECKING:

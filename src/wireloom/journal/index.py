@@ -136,11 +136,22 @@ def contexts(data: NDArray[np.uint8], index: BlockIndex) -> dict[int, blocks.Sta
 
 def contexts_before(data: NDArray[np.uint8], start: int) -> dict[int, blocks.Stated]:
     """The contexts stated from the segment's beginning up to `start`: hops from block to block."""
+    return blocks.contexts(_records_before(data, start, _CONTEXT, _TOPICS))
+
+
+def principals_before(data: NDArray[np.uint8], start: int) -> list[Block]:
+    """The records `principal` from the segment's beginning up to `start`."""
+    return list(_records_before(data, start, _PRINCIPAL, _PRINCIPAL))
+
+
+def _records_before(
+    data: NDArray[np.uint8], start: int, one: NDArray[np.uint8], other: NDArray[np.uint8]
+) -> Iterator[Block]:
+    """The records up to `start` whose comments begin with one of two texts."""
     data = _read_only(data)
-    count = _count(data, 0, start)
-    places = np.empty((2, count), np.int64)
-    found = _context_records(data, start, places, _CONTEXT, _TOPICS)
-    return blocks.contexts(_parse(data, places[0, :found], places[1, :found]))
+    places = np.empty((2, _count(data, 0, start)), np.int64)
+    found = _records_of(data, start, places, one, other)
+    return _parse(data, places[0, :found], places[1, :found])
 
 
 def keys_before(data: NDArray[np.uint8], start: int) -> dict[int, Keys]:
@@ -176,6 +187,7 @@ def _parse(data: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.
 _CONTEXT = np.frombuffer(b"record=context ", np.uint8)
 _TOPICS = np.frombuffer(b"record=topics ", np.uint8)
 """What format 1 calls it."""
+_PRINCIPAL = np.frombuffer(b"record=principal ", np.uint8)
 
 
 @kernel
@@ -244,7 +256,8 @@ def _blocks_of(data, end, places, wanted):  # type: ignore[no-untyped-def]
 
 
 @allocating
-def _context_records(data, end, places, context, topics):  # type: ignore[no-untyped-def]
+def _records_of(data, end, places, one, other):  # type: ignore[no-untyped-def]
+    """Where the records are whose comments begin with one of two texts."""
     found, offset = 0, 0
     while offset < end:
         block_type, size, fault = _block_at(data, offset, end)
@@ -258,8 +271,8 @@ def _context_records(data, end, places, context, topics):  # type: ignore[no-unt
             if code == 0 or length > stop - at:
                 break
             if code == 1 and (
-                (length > len(context) and np.all(data[at : at + len(context)] == context))
-                or (length > len(topics) and np.all(data[at : at + len(topics)] == topics))
+                (length > len(one) and np.all(data[at : at + len(one)] == one))
+                or (length > len(other) and np.all(data[at : at + len(other)] == other))
             ):
                 places[0, found] = offset
                 places[1, found] = size

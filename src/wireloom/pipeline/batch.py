@@ -81,7 +81,7 @@ class BatchCommit:
         for table in (MESSAGES, REJECTS):
             self._commit(tables.open_table(self.warehouse.folder(table)), table, decoded)
         carried = tables.files(state, STATE)
-        before = _watermark(self.warehouse, carried)
+        before = watermark_of(self.warehouse, carried)
         messages = [report for report in decoded if report.table == MESSAGES.name]
         watermark = max([before, *(report.last_us for report in messages)])
         joined: Sequence[Report] = ()
@@ -169,7 +169,7 @@ class BatchCommit:
         self.warehouse.commit(handle, STATE, self.query, self.number, [head, *written], replaced)
 
 
-def _watermark(warehouse: Warehouse, files: Sequence[tables.WrittenFile]) -> int:
+def watermark_of(warehouse: Warehouse, files: Sequence[tables.WrittenFile]) -> int:
     """The latest time of any message up to the last finished batch, in microseconds."""
     import pyarrow.parquet as pq
 

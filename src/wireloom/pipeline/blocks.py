@@ -115,26 +115,30 @@ def _states(data, offset, size):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _skim(data, end, places):  # type: ignore[no-untyped-def]
+def _skim(data, end, places, adjacent):  # type: ignore[no-untyped-def]
     """Hop over the blocks that begin before `end` and are there as a whole: the last one (or -1), where the next
-    begins, how many of them state something (see `places`), and whether all was well.
+    begins, how many of them state something (see `places`), whether all was well, and how many of the last ones in a
+    row state something; `adjacent` is how many did before these.
     """
     before, offset, found = np.int64(-1), np.int64(0), 0
     while offset < end and len(data) - offset >= 12 and found < places.shape[1]:
         size = _size(data, offset + 4)
         if size < 12 or size & 3:
-            return before, offset, found, False
+            return before, offset, found, False, 0
         if size > len(data) - offset:
             break
         if _size(data, offset + size - 4) != size:
-            return before, offset, found, False
+            return before, offset, found, False, 0
         if _states(data, offset, size):
             places[0, found] = offset
             places[1, found] = offset + size
             found += 1
+            adjacent += 1
+        else:
+            adjacent = 0
         before = offset
         offset += size
-    return before, offset, found, True
+    return before, offset, found, True, adjacent
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,8 @@ class Skimmed:
 
     before: int = 0
     stated: NDArray[np.uint8] = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint8))
+    adjacent: NDArray[np.uint8] = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint8))
+    """Those of them that stand right before the range: they may say something about its first run."""
 
 
 def skim(segment: SegmentBytes, start: int) -> Skimmed:
@@ -152,17 +158,20 @@ def skim(segment: SegmentBytes, start: int) -> Skimmed:
     buffer = np.empty(min(_WINDOW, start + _AHEAD), np.uint8)
     window = buffer.view()
     window.flags.writeable = False
-    at = last = 0
+    at = last = adjacent = 0
     while at < start:
         filled = segment.window(buffer, at)
-        before, size, found, sound = (int(v) for v in _skim(window[:filled], start - at, places))
+        before, size, found, sound, adjacent = (int(v) for v in _skim(window[:filled], start - at, places, adjacent))
         if not sound or before < 0:
             return Skimmed()
         stated += [window[begin:end].copy() for begin, end in places[:, :found].T.tolist()]
         last, at = at + before, at + size
     segment.skip_to(last)
-    kept = np.concatenate(stated) if stated else np.zeros(0, np.uint8)
-    return Skimmed(last, kept)
+    return Skimmed(last, _joined(stated), _joined(stated[-adjacent:] if adjacent else []))
+
+
+def _joined(parts: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
 
 def _hop(segment: SegmentBytes, begin: int, start: int, end: int) -> tuple[int, int, int]:
@@ -319,4 +328,4 @@ def warm() -> None:
     data.flags.writeable = False
     _locate(data, 0, 0, 0, 0, 0)
     _walk_back(data, 0, 0)
-    _skim(data, 0, np.empty((2, 1), np.int64))
+    _skim(data, 0, np.empty((2, 1), np.int64), 0)

@@ -33,14 +33,16 @@ from wireloom.pipeline.reading import PAGE, SegmentBytes
 from wireloom.pipeline.rejects import Rejects
 from wireloom.pipeline.rows import empty, message_rows
 from wireloom.pipeline.runs import Runs, Streams, gather_runs, select, streams_of
+from wireloom.pipeline.said import Said
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
 from wireloom.pipeline.steps import audit, findings, sessions
 from wireloom.pipeline.steps.sessions import Event
-from wireloom.pipeline.steps.view import coded, constant
+from wireloom.pipeline.steps.view import DIRECTIONS, coded, constant
 from wireloom.protocols.audit import Auditor
 from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans
 from wireloom.protocols.contract import CUT, Settings, apply_agreed
 from wireloom.protocols.conversation import Rule, Severity
+from wireloom.protocols.published import requests_are_publishes
 from wireloom.protocols.registry import protocol, protocols
 
 UNKNOWN_PROTOCOL = "protocol.unknown"
@@ -60,6 +62,15 @@ class DecodedRange:
     """What is wrong with single packets."""
     packets: pa.Table | None = None
     """Packets that a receiver remembers, see `steps/audit.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known of all runs of a range beside their bytes."""
+
+    file: str
+    hub: str | None
+    said: Said
 
 
 def warm() -> None:
@@ -152,7 +163,9 @@ def _decode(
     audited: Audited,
     key_file: str,
 ) -> pa.Table:
-    first = _first_block(segment)
+    head = _head(segment)
+    first = None if head is None else head.size
+    rejects.hub = hub = (head.hub or None) if head is not None else None
     skimmed = blocks.skim(segment, part.start)
     found = blocks.find_runs(segment, part, skimmed.before)
     damages = found.damages + segment.unreadable_between(part.start, part.end)
@@ -165,10 +178,12 @@ def _decode(
         rejects.add_refused(data, found.index)
         audited.refused(rejects.table())
         return empty(MESSAGES)
-    events += [_event(block) for block in journal_index.records(data, found.index) if block.record in _EVENTS]
+    records = journal_index.records(data, found.index)
+    events += [_event(block) for block in records if block.record in _EVENTS]
     tables = []
     contexts: dict[int, journal_blocks.Stated] | None = None
     keys: dict[int, Keys] = {}
+    said = Said()
     frames = ~found.index.is_record
     for code, name in enumerate(found.index.protocols):
         rows = np.flatnonzero(frames & (found.index.protocol == code))
@@ -177,10 +192,12 @@ def _decode(
         if contexts is None:
             contexts = _contexts(data, skimmed, found)
             keys = _keys(data, skimmed, found)
+            said = Said.read(data, part, skimmed, found, records)
         runs, damaged = gather_runs(data, name, found, rows)
         runs = _sound(runs, damaged, contexts, rejects)
         if len(runs.start):
-            tables += _decode_runs(data, runs, contexts, keys, part.file, rejects, audited, key_file)
+            about = About(part.file, hub, said)
+            tables += _decode_runs(data, runs, contexts, keys, about, rejects, audited, key_file)
     if not tables:
         return empty(MESSAGES)
     return tables[0] if len(tables) == 1 else unified(pa.concat_tables(tables))
@@ -252,11 +269,11 @@ def _fault(name: str, context: int, contexts: Mapping[int, journal_blocks.Stated
     return None
 
 
-def _first_block(segment: SegmentBytes) -> int | None:
-    """Where the first block after the head begins; None if the head cannot be read, JournalError if there is none."""
+def _head(segment: SegmentBytes) -> journal_blocks.Head | None:
+    """What the segment says of itself; None if that cannot be read, JournalError if there is nothing."""
     segment.fill(PAGE)
     try:
-        return journal_blocks.check_head(segment.data.data[: segment.filled])
+        return journal_blocks.head_of(segment.data.data[: segment.filled])
     except journal_blocks.BlockFault as fault:
         if segment.unreadable and segment.unreadable[0].offset <= fault.offset:
             return None
@@ -298,14 +315,14 @@ def _decode_runs(
     runs: Runs,
     contexts: dict[int, journal_blocks.Stated],
     keys: dict[int, Keys],
-    file: str,
+    about: About,
     rejects: Rejects,
     audited: Audited,
     key_file: str,
 ) -> list[pa.Table]:
     """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
     decoder, settings = _decoder(runs.protocol)
-    of = streams_of(segment, runs, contexts, keys, keys_for(file, runs.protocol, key_file))
+    of = streams_of(segment, runs, contexts, keys, keys_for(about.file, runs.protocol, key_file))
     everything = np.arange(len(runs.start))
     number, streams = of.number, of.streams
     if decoder.has_pieces:
@@ -313,7 +330,7 @@ def _decode_runs(
         # which may be decoded together with this one or not.
         number, streams = everything.astype(np.int32), [streams[each] for each in number.tolist()]
     columns = decoder.decode(Spans(runs.data, runs.start, runs.end, number, streams), settings)
-    tables = [audited.examine(runs.protocol, columns, runs.data, _table(columns, runs, of, everything, file))]
+    tables = [audited.examine(runs.protocol, columns, runs.data, _table(columns, runs, of, everything, about))]
     hidden = sorted({reject.span for reject in columns.rejects if reject.clause == BROKEN})
     _add_rejects(columns, runs, everything, rejects)
     if decoder.has_pieces:
@@ -329,7 +346,7 @@ def _decode_runs(
             [of.streams[of.number[run]] for run in hidden],
         )
         columns = decoder.decode(alone, settings)
-        tables.append(audited.examine(runs.protocol, columns, runs.data, _table(columns, runs, of, again, file)))
+        tables.append(audited.examine(runs.protocol, columns, runs.data, _table(columns, runs, of, again, about)))
         _add_rejects(columns, runs, again, rejects)
     return [table for table in tables if table.num_rows]
 
@@ -363,13 +380,27 @@ def _add_unfinished(decoder: ColumnDecoder, settings: Settings, columns: Columns
             )  # fmt: skip
 
 
-def _table(columns: Columns, runs: Runs, of: Streams, rows: NDArray[np.int64], file: str) -> pa.Table:
+def _acknowledges(columns: Columns, runs: Runs, run: NDArray[np.int64], said: Said) -> NDArray[np.bool_] | None:
+    """Which messages are acknowledged publishes if they are requests: those of clients that no provider took."""
+    if not requests_are_publishes(runs.protocol):
+        return None
+    found: NDArray[np.bool_] = runs.direction[run] == DIRECTIONS.index(Direction.C2S)
+    calls = said.calls_in(runs)
+    rows = np.flatnonzero(np.isin(run, list(calls)))
+    ids = columns.message_id.take(pa.array(rows)).to_pylist()
+    for row, own, identifier in zip(rows.tolist(), run[rows].tolist(), ids, strict=True):
+        found[row] = identifier not in calls[own]
+    return found
+
+
+def _table(columns: Columns, runs: Runs, of: Streams, rows: NDArray[np.int64], about: About) -> pa.Table:
     """Rows of `messages` from decoded columns; `rows` says which run each span is."""
     run = rows[columns.span]
     stream = of.number[run]
     count = len(columns)
     per_span = np.bincount(columns.span, minlength=len(rows))
     within = np.arange(count) - (np.cumsum(per_span) - per_span)[columns.span]
+    principal, principals = about.said.principal_of(runs)
     return message_rows(
         runs.protocol,
         columns,
@@ -379,6 +410,9 @@ def _table(columns: Columns, runs: Runs, of: Streams, rows: NDArray[np.int64], f
         source=coded(stream, of.source),
         destination=coded(stream, of.destination),
         sequence=runs.sequence[run] + within,
-        file=constant(file, count),
+        file=constant(about.file, count),
         offset=runs.file_offset(columns.offset),
+        acknowledges=_acknowledges(columns, runs, run, about.said),
+        hub=about.hub,
+        principal=coded(principal[run], principals),
     )

@@ -153,13 +153,13 @@ def _joined(found: Observed, rows: pa.Table, clock: Clock) -> tuple[pa.Table, ..
     """What is left over, joined: exchanges and findings, those that are final first."""
     import pyarrow.compute as pc
 
-    from wireloom.pipeline.steps import leftovers, turns
+    from wireloom.pipeline.steps import leftovers, sessions, turns
 
     begins = rows.group_by("connection").aggregate([("sequence", "min")])
     unseen = begins.filter(pc.greater(begins["sequence_min"], 0))["connection"].to_pylist()
     left = pa.concat_tables([turns.TURNS.empty_table(), *found.turns])
     marks = pa.concat_tables([turns.MARKS.empty_table(), *found.marks])
-    joined = leftovers.join(left, marks, {}, clock, unseen)
+    joined = leftovers.join(left, marks, sessions.Endings(), clock, unseen)
     return joined.exchanges, joined.open_exchanges, joined.findings, joined.open_findings
 
 

@@ -102,7 +102,7 @@ def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
     yield from write_table(warehouse, SESSIONS, known.sessions)
     yield from write_table(warehouse, SESSIONS, known.open_sessions, held=True)
     spoken = leftovers.join(
-        gathered("turns"), gathered("marks"), known.ended, plan.clock, known.without_past, gathered("received")
+        gathered("turns"), gathered("marks"), known.endings, plan.clock, known.without_past, gathered("received")
     )
     yield from write_table(warehouse, EXCHANGES, spoken.exchanges)
     yield from write_table(warehouse, EXCHANGES, spoken.open_exchanges, held=True)

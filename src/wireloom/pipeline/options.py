@@ -11,7 +11,7 @@ from pathlib import Path
 from wireloom.journal.keys import read_key_file
 from wireloom.model import ConfigError, parse_size
 from wireloom.pipeline import planning
-from wireloom.pipeline.captures.choosing import IDLE_S, Choice
+from wireloom.pipeline.captures.choosing import IDLE_S, Choice, Given, parse_given
 from wireloom.pipeline.captures.planning import LATENESS_S
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table
 from wireloom.protocols.registry import protocols
@@ -28,6 +28,7 @@ DEFAULTS = {
     "idle": str(IDLE_S),
     "lateness": str(LATENESS_S),
     "topics": "",
+    "set": "",
     "flowGroups": "auto",
     "stateDir": "",
 }
@@ -47,11 +48,13 @@ class CaptureOptions:
     """Where a stream keeps what is unfinished."""
     topics: Mapping[int, str] = field(default_factory=dict)
     """Numbers that stand for topics, in protocols that number them."""
+    given: Given = ()
+    """Settings of protocols."""
 
     @property
     def choice(self) -> Choice:
         """How protocols are told apart."""
-        return Choice.parse(self.ports, self.auto)
+        return Choice.parse(self.ports, self.auto, self.given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,8 @@ def _capture_options(values: Mapping[str, str]) -> CaptureOptions:
     Choice.parse(values["ports"])
     number = None if groups == "auto" else int(groups)
     topics = read_topic_map(Path(values["topics"])) if values["topics"] else {}
-    return CaptureOptions(values["ports"], _SWITCH[auto], float(idle), number, values["stateDir"], topics)
+    given = parse_given(values["set"])
+    return CaptureOptions(values["ports"], _SWITCH[auto], float(idle), number, values["stateDir"], topics, given)
 
 
 def _seconds(name: str, text: str) -> float:

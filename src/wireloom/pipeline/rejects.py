@@ -21,6 +21,8 @@ class Rejects:
 
     def __init__(self, file: str) -> None:
         self.file = file
+        self.hub: str | None = None
+        """The id of the hub that wrote the segment."""
         self.rows: list[tuple[object, ...]] = []
 
     def add(
@@ -74,7 +76,7 @@ class Rejects:
         offset: int,
     ) -> None:
         texts = [None if v is None else str(v) for v in (protocol_name, connection, direction, clause, detail)]
-        self.rows.append((time_us, time_us // DAY_US, *texts, kept, size, self.file, offset))
+        self.rows.append((time_us, time_us // DAY_US, self.hub, *texts, kept, size, self.file, offset))
 
     def table(self) -> pa.Table:
         """The rows so far."""

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wireloom.model import KINDS
+from wireloom.pipeline.meant import meanings
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table, arrow_schema
 from wireloom.pipeline.steps.view import DIRECTIONS, coded, constant, dates, timestamps, words
 from wireloom.protocols.columns import Columns
@@ -30,19 +31,29 @@ def message_rows(
     sequence: NDArray[np.int64],
     file: pa.Array,
     offset: NDArray[np.int64],
+    acknowledges: NDArray[np.bool_] | None = None,
+    hub: str | None = None,
+    principal: pa.Array | None = None,
 ) -> pa.Table:
-    """Decoded messages, with what only those know who put the bytes together. Few different words are dictionaries."""
+    """Decoded messages, with what only those know who put the bytes together. Few different words are dictionaries.
+
+    `acknowledges` marks messages that are acknowledged publishes if they are requests, see `meant.py`.
+    """
+    meant = meanings(columns.kind, columns.topic, columns.attributes, acknowledges)
+    count = len(columns)
     values = {
         "time": timestamps(time_us),
         "date": dates(time_us),
-        "protocol": constant(protocol, len(columns)),
+        "hub": constant(hub, count),
+        "protocol": constant(protocol, count),
         "connection": connection,
         "direction": coded(direction, DIRECTION_NAMES),
         "source": source,
         "destination": destination,
         "sequence": pa.array(sequence),
-        "kind": coded(columns.kind, KIND_NAMES),
-        "topic": words(columns.topic),
+        "kind": coded(meant.kind, KIND_NAMES),
+        "topic": meant.topic,
+        "verb": meant.verb,
         "message_id": columns.message_id,
         "correlation_id": columns.correlation_id,
         "status": words(columns.status),
@@ -50,8 +61,9 @@ def message_rows(
         "body": columns.body,
         "body_size": pc.binary_length(columns.body),
         "wire_size": pa.array(columns.wire_size.astype(np.int32)),
-        "attributes": columns.attributes,
+        "attributes": meant.attributes,
         "authenticity": words(columns.authenticity),
+        "principal": constant(None, count) if principal is None else principal,
         "file": file,
         "offset": pa.array(offset),
     }

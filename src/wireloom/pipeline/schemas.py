@@ -45,6 +45,7 @@ class Table:
 
 _TIME = Column("time", "timestamp", "when the last byte arrived")
 _DATE = Column("date", "date", "the day of `time`, in UTC")
+_HUB = Column("hub", "string", "the id of the hub in whose journal it stands; null in captures and old journals")
 _PROTOCOL = Column("protocol", "string", "the name of the protocol, such as hsp")
 _CONNECTION = Column("connection", "string", "the connection, 16 hexadecimal digits, never reused")
 _DIRECTION = Column("direction", "string", "c2s, s2c, or dgram for datagrams")
@@ -57,6 +58,7 @@ MESSAGES = Table(
     (
         _TIME,
         _DATE,
+        _HUB,
         _PROTOCOL,
         _CONNECTION,
         _DIRECTION,
@@ -65,7 +67,8 @@ MESSAGES = Table(
         Column("sequence", "bigint", "order within the connection and direction, from 0"),
         Column("kind", "string", "open, close, redirect, ping, pong, event, request, progress, response, "
                "cancel, ack, error or other"),
-        Column("topic", "string", "what the message is about"),
+        Column("topic", "string", "what the message is about; null for operations of the hub"),
+        Column("verb", "string", "of a message that asks for an answer: publish or request"),
         Column("message_id", "string", "the id the sender gave it"),
         Column("correlation_id", "string", "the id of the message this one answers"),
         Column("status", "string", "of a response, progress or error"),
@@ -75,6 +78,7 @@ MESSAGES = Table(
         Column("wire_size", "int", "bytes of the whole message on the wire"),
         Column("attributes", "map<string,string>", "what the protocol says beyond the other columns"),
         Column("authenticity", "string", "none, verified, self-signed, failed or unchecked"),
+        Column("principal", "string", "who the peer of the connection was proved to be, such as token:alice"),
         _FILE,
         _OFFSET,
     ),
@@ -87,6 +91,7 @@ REJECTS = Table(
     (
         _TIME,
         _DATE,
+        _HUB,
         _PROTOCOL,
         _CONNECTION,
         _DIRECTION,
@@ -120,11 +125,12 @@ _OPEN_COMMENT = "whether the row may still change"
 
 EXCHANGES = Table(
     "exchanges",
-    "one request and its outcome a row",
+    "one request, or acknowledged publish, and its outcome a row",
     (
         _PROTOCOL,
         _CONNECTION,
-        Column("topic", "string", "what was asked for"),
+        Column("topic", "string", "what was asked for, or published to; null for operations of the hub"),
+        Column("verb", "string", "publish or request"),
         Column("request_id", "string", "the id of the request"),
         Column("requested_at", "timestamp", "when the last byte of the request arrived"),
         Column("answered_at", "timestamp", "when the last byte of the final answer arrived"),

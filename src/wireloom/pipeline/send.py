@@ -21,7 +21,7 @@ from wireloom.model import NO_ATTRIBUTES, ConfigError, Kind, Message, RequestFai
 from wireloom.peers.calls import Call
 from wireloom.pipeline.send_options import SendOptions
 from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, URGENT
-from wireloom.protocols.published import published
+from wireloom.protocols.published import OPERATION, meaning
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,12 +149,13 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
     for time_us, protocol, kind, topic, body, content_type, attributes in zip(*columns.values(), strict=True):
         data = body.encode() if isinstance(body, str) else body or b""
         known = _KINDS.get(str(kind))
-        urgent = bool(attributes) and dict(attributes).get(URGENT) == "1"
+        told = dict(attributes or ())
+        goal = f"{HUB_PREFIX}{told[OPERATION]}" if topic is None and OPERATION in told else topic
         message = None
         if known is not None:
             message = Message(
-                known, topic, data, content_type=content_type, protocol=protocol or "",
-                attributes=_URGENT if urgent else NO_ATTRIBUTES,
+                known, goal, data, content_type=content_type, protocol=protocol or "",
+                attributes=_URGENT if told.get(URGENT) == "1" else NO_ATTRIBUTES,
             )  # fmt: skip
         yield Row(time_us, message, str(kind))
 
@@ -243,12 +244,14 @@ class Sender:
     def _prepared(self, row: Row) -> Message | None:
         """What to send for a row; None, and counted, if that is nothing."""
         options, message = self._options, row.message
-        event = None if message is None else published(message)
         topic = "" if message is None else message.topic or ""
-        if event is not None and not (event.topic or "").startswith(HUB_PREFIX):
-            topic = f"{options.topic_prefix}{event.topic}"
-            kind = Kind.REQUEST if options.ack else Kind.EVENT
-            return event.with_(kind=kind, topic=PUBLISH + topic if options.ack else topic, protocol="")
+        if message is not None:
+            # Rows of `messages` say so already; whoever makes rows may write `$hub/publish/<topic>`.
+            meant = meaning(message.kind, message.topic)
+            if meant.kind is Kind.EVENT and meant.topic and not meant.topic.startswith(HUB_PREFIX):
+                topic = f"{options.topic_prefix}{meant.topic}"
+                kind = Kind.REQUEST if options.ack else Kind.EVENT
+                return message.with_(kind=kind, topic=PUBLISH + topic if options.ack else topic, protocol="")
         if topic.startswith(HUB_PREFIX):
             self._sent.skipped["hub operation"] += 1
         elif message is None or message.kind not in (Kind.EVENT, Kind.REQUEST):

@@ -141,9 +141,16 @@ def commit(
     _write(handle, table, added, removed, CommitProperties(app_transactions=done), changes=True)
 
 
-def replace(handle: DeltaTable, table: Table, added: Sequence[WrittenFile], removed: Sequence[WrittenFile]) -> None:
-    """Put files in the place of others that hold the same rows."""
-    _write(handle, table, added, removed, None, changes=False)
+def replace(
+    handle: DeltaTable,
+    table: Table,
+    added: Sequence[WrittenFile],
+    removed: Sequence[WrittenFile],
+    *,
+    changes: bool = False,
+) -> None:
+    """Put files in the place of others that hold the same rows, or, if it `changes`, those rows told anew."""
+    _write(handle, table, added, removed, None, changes=changes)
 
 
 def _write(

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-VERSION = 1
+VERSION = 2
+"""Format 1 had acknowledged publishes as requests; `upgrade.py` makes one of today of it."""
 DELTA, PARQUET = "delta", "parquet"
 FORMATS = (DELTA, PARQUET)
 """How tables may be stored."""
@@ -47,6 +48,7 @@ class Warehouse:
 
     root: Path
     table_format: str = DELTA
+    version: int = VERSION
 
     @property
     def store(self) -> Path:
@@ -63,8 +65,8 @@ class Warehouse:
         return self.root / "checkpoint"
 
     @classmethod
-    def existing(cls, root: Path | str) -> Warehouse:
-        """A warehouse to read from; an error where there is none of this version."""
+    def existing(cls, root: Path | str, *, old: bool = False) -> Warehouse:
+        """A warehouse to read from; an error where there is none of this version. `old`: earlier ones will do."""
         path = Path(root)
         try:
             text = (path / _DESCRIPTION).read_text()
@@ -74,17 +76,22 @@ class Warehouse:
             ) from None
         try:
             described = json.loads(text)
-            version, stored = described["format"], described.get("tables", DELTA)
+            found, stored = described["format"], described.get("tables", DELTA)
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{path / _DESCRIPTION} is damaged: restore it or choose another warehouse") from None
-        if version != VERSION:
+        if found == 1 and not old:
             raise ConfigError(
-                f"warehouse {root} has format {version}, this Wireloom reads and writes format {VERSION}: "
+                f"warehouse {root} was made by an earlier Wireloom, in which acknowledged publishes were requests: "
+                f"upgrade it with `wireloom pipeline upgrade --warehouse {root}`"
+            )
+        if found not in (1, VERSION):
+            raise ConfigError(
+                f"warehouse {root} has format {found}, this Wireloom reads and writes format {VERSION}: "
                 "use the Wireloom that made it, or another warehouse"
             )
         if stored not in FORMATS:
             raise ConfigError(f"warehouse {root} has tables of the format {stored!r}; known: {', '.join(FORMATS)}")
-        return cls(path.resolve(), stored)
+        return cls(path.resolve(), stored, found)
 
     @classmethod
     def prepared(cls, root: Path | str, table_format: str | None = None) -> Warehouse:
@@ -106,7 +113,7 @@ class Warehouse:
                     raise ConfigError(
                         f"{root} is no warehouse and not empty (it holds {strangers[0]}): choose an empty folder"
                     )
-                write_json(path / _DESCRIPTION, {"format": VERSION, "tables": table_format or DELTA})
+                cls(path, table_format or DELTA).describe()
         except OSError as error:
             raise ConfigError(f"cannot make a warehouse in {root}: {error.strerror}; choose another folder") from None
         found = cls.existing(path)
@@ -117,9 +124,17 @@ class Warehouse:
             )
         if found.table_format == PARQUET:
             folders.check_links(found.root, found.root / _DESCRIPTION)
-        for table in (*TABLES.values(), STATE):
-            tables.create(found.folder(table), table)
+        found.create_tables()
         return found
+
+    def create_tables(self) -> None:
+        """Make the tables that are not there, and the columns that tables of an older version lack."""
+        for table in (*TABLES.values(), STATE):
+            tables.create(self.folder(table), table)
+
+    def describe(self) -> None:
+        """Say in the folder what it is, and that its tables are those of this version."""
+        write_json(self.root / _DESCRIPTION, {"format": VERSION, "tables": self.table_format})
 
     def read(self, spark: SparkSession, name: str) -> DataFrame:
         """The newest version of a table as a DataFrame.
@@ -145,10 +160,16 @@ class Warehouse:
         self._show(table, added, removed)
 
     def replace(
-        self, handle: DeltaTable, table: Table, added: Sequence[WrittenFile], removed: Sequence[WrittenFile]
+        self,
+        handle: DeltaTable,
+        table: Table,
+        added: Sequence[WrittenFile],
+        removed: Sequence[WrittenFile],
+        *,
+        changes: bool = False,
     ) -> None:
-        """Put files in the place of others that hold the same rows."""
-        tables.replace(handle, table, added, removed)
+        """Put files in the place of others that hold the same rows, or, if it `changes`, those rows told anew."""
+        tables.replace(handle, table, added, removed, changes=changes)
         self._show(table, added, removed)
 
     def _show(self, table: Table, added: Sequence[WrittenFile], removed: Sequence[WrittenFile]) -> None:

@@ -220,6 +220,10 @@ class Protocol(abc.ABC):
         """Settings to read bytes that nobody has checked, such as a capture's: what breaks a rule is to be reported."""
         return self.lenient()
 
+    def has_profile(self, settings: Settings) -> bool:
+        """Whether settings say that the hub profile is in use, in a protocol where it may not be."""
+        return True
+
     @abc.abstractmethod
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
         """A decoder for one direction of one connection.

@@ -1,8 +1,15 @@
-"""What counts as published: one answer for what arrives, what is read from a journal, and what stands in a table."""
+"""What counts as published: one rule for what arrives, what is read from a journal, and what stands in a table.
+
+Protocols carry an acknowledged publish in different operations: a request for `$hub/publish/<topic>`, or, in hsp, a
+request that no provider took. `meaning` says what such a message is, whatever carried it: an event under its own topic.
+Other requests under `$hub/` are operations of the hub: control traffic, which has no topic.
+"""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 from wireloom.model import ConfigError, Kind, Message
 from wireloom.protocols.contract import HUB_PREFIX, PUBLISH
@@ -11,7 +18,47 @@ from wireloom.topics import validate_topic
 
 _SHORT = 1024
 """Characters of the longest topic that is remembered."""
-_KINDS = (Kind.EVENT, Kind.REQUEST)
+OPERATION = "operation"
+"""The attribute that names the operation of the hub in what has no topic, such as `subscribe`."""
+
+
+class Verb(StrEnum):
+    """What is asked for by a message that waits for an answer."""
+
+    PUBLISH = "publish"
+    REQUEST = "request"
+
+
+class Meaning(NamedTuple):
+    """What a message is, whatever operation carried it."""
+
+    kind: Kind
+    topic: str | None
+    verb: Verb | None = None
+    """None where it asks for no answer."""
+    operation: str | None = None
+    """The operation of the hub that it asks for or answers, without `$hub/`."""
+
+
+def meaning(kind: Kind, topic: str | None, *, acknowledges: bool = False) -> Meaning:
+    """What a message of this kind and topic is.
+
+    `acknowledges`: a request to any topic is an acknowledged publish, as hsp's that no provider took are.
+
+    >>> meaning(Kind.REQUEST, "$hub/publish/a/b")
+    Meaning(kind=<Kind.EVENT: 'event'>, topic='a/b', verb=<Verb.PUBLISH: 'publish'>, operation=None)
+    >>> meaning(Kind.RESPONSE, "$hub/publish/a/b").topic, meaning(Kind.REQUEST, "$hub/subscribe").operation
+    ('a/b', 'subscribe')
+    """
+    asks = kind is Kind.REQUEST
+    if topic is not None and topic.startswith(HUB_PREFIX) and kind is not Kind.EVENT:
+        goal = topic.removeprefix(PUBLISH)
+        if goal is topic or not may_be_published(goal):
+            return Meaning(kind, None, Verb.REQUEST if asks else None, topic.removeprefix(HUB_PREFIX))
+        topic, acknowledges = goal, True
+    if asks and acknowledges and topic and may_be_published(topic):
+        return Meaning(Kind.EVENT, topic, Verb.PUBLISH)
+    return Meaning(kind, topic, Verb.REQUEST if asks else None)
 
 
 def published(message: Message) -> Message | None:
@@ -23,21 +70,36 @@ def published(message: Message) -> Message | None:
     >>> published(Message(Kind.REQUEST, "$hub/publish/a/b", b"1", protocol="emp")).topic
     'a/b'
     """
-    topic = message.topic
-    if not topic or message.kind not in _KINDS:
+    if message.kind is Kind.EVENT:
+        return message if message.topic and not message.topic.startswith(HUB_PREFIX) else None
+    if message.kind is not Kind.REQUEST:
         return None
-    if message.kind is Kind.EVENT and topic.startswith(HUB_PREFIX):
-        return None
-    if message.kind is Kind.REQUEST:
-        if topic.startswith(PUBLISH):
-            topic = topic.removeprefix(PUBLISH)
-        elif topic.startswith(HUB_PREFIX) or not _requests_are_publishes(message.protocol):
-            return None
-        try:
-            validate_publish(topic)
-        except ConfigError:
-            return None
-    return message if topic is message.topic else message.with_(topic=topic)
+    found = meaning(message.kind, message.topic, acknowledges=requests_are_publishes(message.protocol))
+    return message.with_(kind=found.kind, topic=found.topic) if found.verb is Verb.PUBLISH else None
+
+
+def as_meant(message: Message, *, called: bool = False) -> tuple[Message, Meaning]:
+    """A message as people are shown it, and what it is; `called`: a provider took this request.
+
+    >>> as_meant(Message(Kind.REQUEST, "$hub/subscribe", protocol="emp"))[0].attributes
+    {'operation': 'subscribe'}
+    """
+    found = meaning(message.kind, message.topic, acknowledges=not called and requests_are_publishes(message.protocol))
+    if found.operation is not None:
+        attributes = {**message.attributes, OPERATION: found.operation}
+        return message.with_(topic=None, attributes=attributes), found
+    if found.kind is message.kind and found.topic == message.topic:
+        return message, found
+    return message.with_(kind=found.kind, topic=found.topic), found
+
+
+def may_be_published(topic: str) -> bool:
+    """Whether a publish may have this topic."""
+    try:
+        validate_publish(topic)
+    except ConfigError:
+        return False
+    return True
 
 
 def validate_publish(topic: str) -> None:
@@ -52,6 +114,7 @@ def _validate(topic: str) -> None:
         raise ConfigError(f"topic {topic!r} is the hub's own; publish to one that does not begin with {HUB_PREFIX}")
 
 
-def _requests_are_publishes(name: str) -> bool:
+def requests_are_publishes(name: str) -> bool:
+    """Whether requests of a protocol that no provider takes are acknowledged publishes."""
     known = protocols().get(name)
     return known is not None and known.request_is_publish

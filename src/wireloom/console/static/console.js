@@ -168,12 +168,12 @@ function drawMessages() {
     return;
   }
   const wanted = $("#filter").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const matches = (m) => { const text = `${m.protocol} ${m.kind} ${m.topic ?? m.answers ?? ""} ${m.status ?? ""} ${m.text ?? ""}`.toLowerCase();
+  const matches = (m) => { const text = `${m.protocol} ${m.kind} ${m.topic ?? m.operation ?? m.answers ?? ""} ${m.status ?? ""} ${m.text ?? ""}`.toLowerCase();
     return wanted.every((word) => text.includes(word)); };
   const shown = wanted.length ? known.messages.filter(matches) : known.messages;
   $("#skipped").textContent = known.skipped ? `${bytes(known.skipped)} of traffic came too fast to show; the tables have all of it` : "";
   rows($("#messages"), shown.slice(0, SHOW), "number", (m) => [
-    clock(m.time), coloured(m.protocol), m.direction === "s2c" ? "out" : "in", m.kind, m.topic ?? (m.answers ? `re: ${m.answers}` : "–"), m.status ?? "",
+    clock(m.time), coloured(m.protocol), m.direction === "s2c" ? "out" : "in", m.kind, m.topic ?? (m.operation ? `hub: ${m.operation}` : m.answers ? `re: ${m.answers}` : "–"), m.status ?? "",
     number(count(m.body_size)), make("td", { class: "body" }, m.text ?? "(bytes)")],
     wanted.length ? "Nothing matches the filter." : "No message yet. Publish one in the panel Send, or with: wireloom pub hsp://127.0.0.1 sensors/kitchen 21.5");
 }
@@ -185,7 +185,7 @@ function drawTopics() {
 
 function drawExchanges() {
   rows($("#exchanges"), known.exchanges.slice(0, SHOW), "number", (e) => [
-    clock(e.requested_at), coloured(e.protocol), e.topic ?? "–",
+    clock(e.requested_at), coloured(e.protocol), e.verb, e.topic ?? (e.operation ? `hub: ${e.operation}` : "–"),
     make("span", { class: e.outcome === "done" ? "good" : e.outcome === "open" ? "" : "bad" }, e.outcome), e.status ?? "",
     number(latency(e.latency_us)), number(count(e.progress_count))],
     "No request was answered yet.");

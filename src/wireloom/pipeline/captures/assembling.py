@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from wireloom.kernels import kernel
 from wireloom.pipeline.captures import tcp
 from wireloom.pipeline.captures.connections import OTHER, SEEK, Refused
-from wireloom.pipeline.captures.streams import GAP, LATE, Part, Report
+from wireloom.pipeline.captures.streams import GAP, LATE, Gap, Part, Report
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.walking import Walk
 
@@ -67,9 +67,12 @@ def assemble(walk: Walk, report: Report) -> list[Part]:
         )
         new = Trace(whole.at[real], whole.time_us[real], whole.file[real], whole.offset[real])
         traced = Trace.joined([trace.moved(start), new]) if content else new
-        gaps = [(int(at[g]), int(size[g])) for g in np.flatnonzero(kind[begin:stop] == tcp.GAP) + begin]
+        gaps = [
+            Gap(int(at[g]), int(size[g]), (int(time_us[g]), int(file[g]), int(offset[g])))
+            for g in np.flatnonzero(kind[begin:stop] == tcp.GAP) + begin
+        ]
         part = Part(
-            connection, half, data, start, end, len(content), traced, report,
+            connection, half, data, start, end, len(content), traced, report, walk.choice,
             gaps=gaps, final=number in walk.final,
         )  # fmt: skip
         if half.unwrapping is not None and half.mode != SEEK:

@@ -7,11 +7,13 @@ encrypted (TLS, QUIC) shows nothing, and counts as other traffic.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from wireloom.model import ConfigError, Direction
 from wireloom.pipeline.captures.plain import TCP, UDP
-from wireloom.protocols.registry import protocols
+from wireloom.protocols.contract import Settings
+from wireloom.protocols.registry import protocol, protocols
 
 PLAIN, WEBSOCKET = "plain", "websocket"
 _SEEN = {"tcp": (TCP, PLAIN), "ws": (TCP, WEBSOCKET), "udp": (UDP, PLAIN)}
@@ -32,9 +34,13 @@ class Chosen:
     wrapping: str = PLAIN
 
 
+Given = tuple[tuple[str, str, str], ...]
+"""Settings that were given for captures: protocol, name and value of each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How protocols are told apart.
+    """How protocols are told apart, and the settings with which each is read.
 
     >>> Choice.parse("hsp=7000").by_port(TCP, 7000)
     Chosen(protocol='hsp', wrapping='plain')
@@ -45,9 +51,10 @@ class Choice:
 
     ports: Mapping[tuple[int, int], Chosen] = field(default_factory=dict)
     auto: bool = True
+    given: Given = ()
 
     @classmethod
-    def parse(cls, ports: str = "", auto: bool = True) -> Choice:
+    def parse(cls, ports: str = "", auto: bool = True, given: Given = ()) -> Choice:
         """The default ports, and those in a text such as `hsp=7000,yamp+ws=8080`."""
         known = {
             scheme.name: (_SEEN[scheme.transport], own.name, scheme.port)
@@ -64,7 +71,11 @@ class Choice:
                 raise ConfigError(f"option 'ports' has {item!r}; write a scheme and a port, such as hsp=7000")
             (transport, wrapping), name, _ = known[scheme]
             table[transport, int(number)] = Chosen(name, wrapping)
-        return cls(table, auto)
+        return cls(table, auto, given)
+
+    def settings(self, name: str) -> Settings:
+        """The settings with which a protocol is read."""
+        return _settings(name, self.given)
 
     def by_port(self, transport: int, *ports: int) -> Chosen | None:
         """What the first known one of some ports stands for."""
@@ -76,6 +87,38 @@ class Choice:
         if known[0] != known[1]:
             return int(known[0])
         return int(ports[0] < ports[1])
+
+
+def parse_given(text: str) -> Given:
+    """Settings from a text such as `hsp.profile=true,emp.max_message=1000`.
+
+    >>> parse_given("hsp.profile=true")
+    (('hsp', 'profile', 'true'),)
+    >>> parse_given("profile=true")
+    Traceback (most recent call last):
+    wireloom.model.ConfigError: option 'set' has 'profile=true'; write protocol, setting and value: hsp.profile=true
+    """
+    given = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        place, equals, value = item.partition("=")
+        name, dot, setting = place.partition(".")
+        if not equals or not dot:
+            raise ConfigError(f"option 'set' has {item!r}; write protocol, setting and value: hsp.profile=true")
+        if name not in protocols():
+            raise ConfigError(f"option 'set' names the protocol {name!r}; known: {', '.join(sorted(protocols()))}")
+        given.append((name, setting, value))
+    found = tuple(given)
+    for name in {name for name, _, _ in found}:
+        _settings(name, found)
+    return found
+
+
+@cache
+def _settings(name: str, given: Given) -> Settings:
+    known = protocol(name)
+    values = {setting: value for own, setting, value in given if own == name}
+    parsed = known.settings(values)
+    return replace(known.observing(), **{setting: getattr(parsed, setting) for setting in values})
 
 
 def recognise(head: bytes, direction: Direction, transport: str) -> str | None:

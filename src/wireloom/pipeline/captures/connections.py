@@ -85,6 +85,8 @@ class Half:
     """Bytes so far."""
     over: bool = False
     """Nothing more is taken."""
+    end_told: bool = False
+    """Whether it was told that this side is through, though the other may not be."""
 
     def kept(self) -> tuple[bytes, Trace]:
         """Bytes from before, those whose wrapping is not off yet last, and where they came from."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
 from wireloom.journal.keys import keys_for
@@ -14,15 +12,9 @@ from wireloom.pipeline.captures.streams import TRUNCATED, Part
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.walking import Walk
 from wireloom.pipeline.schemas import KEPT_BYTES
-from wireloom.protocols.columns import ColumnDecoder, Reject, Spans, Stream
-from wireloom.protocols.contract import Framing, Settings
+from wireloom.protocols.columns import Reject, Spans, Stream
+from wireloom.protocols.contract import Framing
 from wireloom.protocols.registry import protocol
-
-
-@cache
-def _decoder(name: str) -> tuple[ColumnDecoder, Settings]:
-    found = protocol(name)
-    return found.columns(), found.observing()
 
 
 def decode_parts(parts: list[Part], rows_out: Rows) -> None:
@@ -51,7 +43,7 @@ def decode_parts(parts: list[Part], rows_out: Rows) -> None:
 
 def _decode_spans(name: str, found: list[tuple[Part, tuple[int, int]]], rows_out: Rows) -> None:
     """All streams of one protocol in one call."""
-    decoder, settings = _decoder(name)
+    decoder, settings = protocol(name).columns(), rows_out.choice.settings(name)
     parts = [part for part, _ in found]
     data = parts[0].data
     data.flags.writeable = False
@@ -110,7 +102,7 @@ def decode_datagrams(walk: Walk, name: str, rows_out: Rows) -> None:
         connection, half = halves[of[index]]
         rows_out.reject(connection, half, refused)
     rows, of = rows[~cut], of[~cut]
-    decoder, settings = _decoder(name)
+    decoder, settings = protocol(name).columns(), rows_out.choice.settings(name)
     start = own.start[rows]
     streams = [Stream(Direction.DGRAM, rows_out.topics, half.state) for _, half in halves]
     columns = decoder.decode(Spans(own.data, start, start + own.size[rows], of.astype(np.int32), streams), settings)

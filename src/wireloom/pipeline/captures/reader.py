@@ -24,7 +24,7 @@ from wireloom.pipeline.captures.decoding import decode_datagrams, decode_parts
 from wireloom.pipeline.captures.flows import FlowKey, group_flows
 from wireloom.pipeline.captures.fragments import Fragments
 from wireloom.pipeline.captures.headers import Segments
-from wireloom.pipeline.captures.rows import CLOSED, MIDSTREAM, OPENED, OVERHEAD, Rows
+from wireloom.pipeline.captures.rows import CLOSED, ENDED, MIDSTREAM, OPENED, OVERHEAD, Rows
 from wireloom.pipeline.captures.walking import Walk
 from wireloom.pipeline.decode import Audited, DecodedRange
 
@@ -70,10 +70,13 @@ class CaptureReader:
             self.latest_us = max(self.latest_us, int(segments.time_us.max()))
         walk = self._walk(segments)
         walk.walk()
-        silent = [c for c in self.connections.values() if self.latest_us - int(c.numbers[tcp.LAST]) > self.idle_us]
-        for connection in silent:
-            walk.end(connection, "idle")
-            del self.connections[connection.key]
+        for connection in list(self.connections.values()):
+            silence = self.latest_us - int(connection.numbers[tcp.LAST])
+            if silence > self.idle_us:
+                walk.end(connection, "idle")
+                del self.connections[connection.key]
+            elif silence > tcp.LONGEST_WAIT_US and connection.sides[:, tcp.WAITING].any():
+                walk.give_up(connection, self.latest_us)
         return self._rows(walk)
 
     def freeze(self) -> bytes:
@@ -100,7 +103,7 @@ class CaptureReader:
 
     def _rows(self, walk: Walk) -> DecodedRange:
         """Everything that can be told now."""
-        rows = Rows(self.files, Audited(self.trust), self.topics, self.keys)
+        rows = Rows(self.files, Audited(self.trust), self.choice, self.topics, self.keys)
         parts = assemble(walk, rows.reject)
         decide(parts, auto=self.choice.auto)
         tell_late(walk, rows.reject)
@@ -128,6 +131,9 @@ def _tell(walk: Walk, rows: Rows) -> None:
             if half.overhead:
                 rows.event(OVERHEAD, connection, int(connection.numbers[tcp.LAST]), half=half, size=half.overhead)
                 half.overhead = 0
+            if (ended := int(connection.numbers[tcp.ENDED + connection.halves.index(half)])) >= 0 and not half.end_told:
+                half.end_told = True
+                rows.event(ENDED, connection, ended, half=half)
     for connection, reason in walk.ended:
         if connection.protocol in (None, OTHER):
             continue

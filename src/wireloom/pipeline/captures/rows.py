@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from wireloom.model import Direction
+from wireloom.pipeline.captures.choosing import Choice
 from wireloom.pipeline.captures.connections import Connection, Half, Refused
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.decode import Audited, DecodedRange
@@ -19,10 +21,11 @@ from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
 from wireloom.pipeline.steps.sessions import Event
 from wireloom.pipeline.steps.view import DAY_US, DIRECTIONS, coded
 from wireloom.protocols.columns import Columns
+from wireloom.protocols.registry import protocol
 
 DAMAGED = "capture.damaged"
 """The clause of a capture that cannot be read to its end."""
-OPENED, MIDSTREAM, CLOSED, OVERHEAD = "opened", "midstream", "closed", "overhead"
+OPENED, MIDSTREAM, CLOSED, ENDED, OVERHEAD = "opened", "midstream", "closed", "ended", "overhead"
 
 
 class Speaker(NamedTuple):
@@ -43,6 +46,7 @@ class Rows:
 
     files: Sequence[str]
     audited: Audited
+    choice: Choice = field(default_factory=Choice)
     topics: Mapping[int, str] = field(default_factory=dict)
     keys: str = ""
     tables: list[pa.Table] = field(default_factory=list)
@@ -51,7 +55,7 @@ class Rows:
 
     def messages(
         self,
-        protocol: str,
+        name: str,
         columns: Columns,
         data: NDArray[np.uint8],
         speakers: Sequence[Speaker],
@@ -67,7 +71,7 @@ class Rows:
         first = trace.pieces(columns.offset)
         directions = np.array([DIRECTIONS.index(s.half.direction) for s in speakers], np.int8)
         rows = message_rows(
-            protocol,
+            name,
             columns,
             time_us=trace.time_us[last],
             connection=coded(speaker, [s.connection.id for s in speakers]),
@@ -77,8 +81,14 @@ class Rows:
             sequence=_numbers(speakers, speaker),
             file=coded(trace.file[first], self.files),
             offset=trace.offset[first] + columns.offset - trace.at[first],
+            acknowledges=directions[speaker] == DIRECTIONS.index(Direction.C2S) if self._has_publishes(name) else None,
         )
-        self.tables.append(self.audited.examine(protocol, columns, data, rows))
+        self.tables.append(self.audited.examine(name, columns, data, rows))
+
+    def _has_publishes(self, name: str) -> bool:
+        """Whether requests of clients are acknowledged publishes: a capture does not say what providers took."""
+        own = protocol(name)
+        return own.request_is_publish and own.has_profile(self.choice.settings(name))
 
     def reject(self, connection: Connection | None, half: Half | None, refused: Refused) -> None:
         """One reject."""
@@ -86,6 +96,7 @@ class Rows:
             (
                 refused.time_us,
                 refused.time_us // DAY_US,
+                None,
                 None if connection is None else connection.protocol,
                 None if connection is None else connection.id,
                 None if half is None else str(half.direction),

@@ -14,6 +14,7 @@ import msgpack
 import numpy as np
 
 from wireloom.model import Direction
+from wireloom.pipeline.captures import tcp
 from wireloom.pipeline.captures.connections import Connection, Half, Held, Refused
 from wireloom.pipeline.captures.fragments import Fragments
 from wireloom.pipeline.captures.trace import Trace
@@ -68,7 +69,8 @@ def _from_connection(connection: Connection, for_file: Mapping[int, int]) -> dic
 def _to_connection(kept: dict[str, Any]) -> Connection:
     return Connection(
         kept["key"],
-        np.array(kept["numbers"], np.int64),
+        # What an earlier version left does not say when sides ended.
+        np.array([*kept["numbers"], *[-1] * (len(tcp.new_connection()) - len(kept["numbers"]))], np.int64),
         np.array(kept["sides"], np.int64),
         halves=[_to_half(half) for half in kept["halves"]],
         **{name: kept[name] for name in _CONNECTION},
@@ -85,6 +87,7 @@ def _from_half(half: Half, for_file: Mapping[int, int]) -> dict[str, Any]:
         "unwrapping": None if unwrapping is None else _fields(unwrapping, Unwrapping),
         "refused": None if refused is None else _fields(replace(refused, file=for_file[refused.file]), Refused),
         "holes": half.holes,
+        "end_told": half.end_told,
         "held": [_fields(replace(held, file=for_file[held.file]), Held) for held in half.held],
         **{name: getattr(half, name) for name in _HALF},
     }
@@ -100,6 +103,7 @@ def _to_half(kept: dict[str, Any]) -> Half:
         unwrapping=None if unwrapping is None else _to_unwrapping(*unwrapping),
         refused=None if refused is None else Refused(*refused),
         holes=kept.get("holes", []),
+        end_told=kept.get("end_told", False),
         held=[Held(*held) for held in kept["held"]],
         **{name: kept[name] for name in _HALF},
     )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.model import Direction
-from wireloom.pipeline.captures.choosing import PLAIN
+from wireloom.pipeline.captures.choosing import PLAIN, Choice
 from wireloom.pipeline.captures.connections import BROKEN, READ, RESUME, SEEK, Connection, Half, Refused
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.websocket import Unwrapped, Unwrapping
@@ -31,6 +32,14 @@ _BEFORE = "the connection began before the capture; frames in a row hold only la
 Report = Callable[[Connection, Half, Refused], None]
 
 
+class Gap(NamedTuple):
+    """A place between bytes, how many are missing there, and time, file and offset of what follows in the capture."""
+
+    place: int
+    missing: int
+    origin: tuple[int, int, int]
+
+
 @dataclass(slots=True)
 class Part:
     """New bytes of one direction: data[start:end], of which the first `kept` are those from before."""
@@ -43,8 +52,8 @@ class Part:
     kept: int
     trace: Trace
     report: Report
-    gaps: list[tuple[int, int]] = field(default_factory=list)
-    """Places between bytes, and how many are missing there."""
+    choice: Choice
+    gaps: list[Gap] = field(default_factory=list)
     final: bool = False
     """Nothing more will come."""
     raw_from: int = -1
@@ -59,7 +68,7 @@ class Part:
     @property
     def stop(self) -> int:
         """The end of the bytes before the next gap."""
-        return self.gaps[0][0] if self.gaps else self.end
+        return self.gaps[0].place if self.gaps else self.end
 
     @property
     def is_last(self) -> bool:
@@ -104,14 +113,14 @@ class Part:
             )
             by, later_by = -self.start, over - stop - self.start
             self.data, self.start, self.end = np.concatenate(parts), 0, self.end + later_by
-            self.gaps = [(place + later_by, missing) for place, missing in self.gaps]
+            self.gaps = [gap._replace(place=gap.place + later_by) for gap in self.gaps]
             traces, later = [trace.moved(by) for trace in traces], later.moved(later_by)
             over += by
             self._after = -1
         self.trace = Trace.joined([*traces, later])
         self.raw_from = -1
         if self.gaps:
-            self.gaps[0] = (over, self.gaps[0][1])
+            self.gaps[0] = self.gaps[0]._replace(place=over)
         else:
             self.end = over
 
@@ -171,8 +180,7 @@ class Part:
             if self.final:
                 self._finish()
             return False
-        missing = self.gaps.pop(0)[1]
-        self._lose(start, stop, missing)
+        self._lose(start, stop, self.gaps.pop(0))
         self.start = self._after if self._after >= 0 else stop
         self._after = -1
         return True
@@ -228,10 +236,10 @@ class Part:
             )  # fmt: skip
         half.state, half.begun = b"", Trace.empty()
 
-    def _lose(self, start: int, stop: int, missing: int) -> None:
+    def _lose(self, start: int, stop: int, gap: Gap) -> None:
         """A gap: what stands before it will never be a frame."""
         half = self.half
-        named = f"{missing} bytes were not captured"
+        named = f"{gap.missing} bytes were not captured"
         if half.mode == SEEK:
             if start < stop:
                 half.refused = self._absorb(half.refused or Refused(MIDSTREAM, _BEFORE), start, stop)
@@ -246,7 +254,7 @@ class Part:
         refused = Refused(GAP, named)
         if start >= stop:
             # Nothing stood before it: the row is about the place where the bytes should be.
-            refused.time_us, refused.file, refused.offset = self._place_of_gap()
+            refused.time_us, refused.file, refused.offset = self._place_of(gap)
         half.refused = self._absorb(refused, start, stop)
         plain = self.connection.wrapping == PLAIN
         resumes = plain and protocol(self.connection.protocol or "").framing is Framing.LINES
@@ -254,10 +262,10 @@ class Part:
         if not resumes:
             half.refused.detail += "; this protocol has no mark from which to read on"
 
-    def _place_of_gap(self) -> tuple[int, int, int]:
-        place = self._after if self._after >= 0 else self.gaps[0][0] if self.gaps else self.stop
+    def _place_of(self, gap: Gap) -> tuple[int, int, int]:
+        place = self._after if self._after >= 0 else self.gaps[0].place if self.gaps else self.stop
         if not len(self.trace.at):
-            return 0, 0, 0
+            return gap.origin
         return self.trace.where(max(min(place, self.end - 1), int(self.trace.at[0])))
 
     def _seek(self) -> bool:
@@ -299,7 +307,7 @@ class Part:
             if unwrapped.clause is not None:
                 return False
             ahead = copied[: unwrapped.end].tobytes()
-        return found.holds(ahead, self.half.direction, found.observing(), final=final)
+        return found.holds(ahead, self.half.direction, self.choice.settings(found.name), final=final)
 
     def _resume(self) -> bool:
         """Find the mark after a gap; what stands before it is rejected with the gap."""

@@ -5,8 +5,8 @@ streams. Of bytes that were sent twice those that were captured first count. Pie
 is missing before them, within limits; a hole that is not filled becomes a piece of the kind `GAP`. It is remembered:
 should its bytes come after all, they are no repetition of others, and become pieces of the kind `MISSED`.
 
-Whatever is decided here is decided at a packet, by packets before it: so it does not matter how a capture is cut
-into parts, and a batch and a stream give the same.
+Whatever is decided here is decided at a packet, by packets before it, or by the capture's clock in a way that the next
+packet would not change: so it does not matter how a capture is cut into parts, and a batch and a stream give the same.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ how many pieces wait, with how many bytes, since when; the initial sequence numb
 NOT_YET, FROM_START, MIDSTREAM = 0, 1, 2
 
 # What is known of the connection.
-CLOSED, CLOSED_AT, LAST, FIRST, CLIENT = range(5)
-"""How it was closed (0: not) and when; the latest and the first packet's time (-1: none); the side that opened it."""
+CLOSED, CLOSED_AT, LAST, FIRST, CLIENT, ENDED = range(6)
+"""How it was closed (0: not) and when; the latest and the first packet's time (-1: none); the side that opened it; from
+`ENDED` on, when each side was through with its stream (-1: not)."""
 BY_FIN, BY_RST = 1, 2
 
 MOST_WAITING = 2048
@@ -37,6 +38,8 @@ MOST_WAITING = 2048
 MOST_HELD = 4 << 20
 """So many bytes of one direction may wait: more than a window."""
 LONGEST_WAIT_US = 30_000_000
+ANY_TIME = 1 << 62
+"""Later than any time."""
 MOST_HOLES = 64
 """So many holes of one direction are remembered, the latest."""
 _MOST_AT_ONCE = 8 * MOST_WAITING
@@ -63,7 +66,7 @@ def new_sides() -> NDArray[np.int64]:
 
 def new_connection() -> NDArray[np.int64]:
     """What is known of a connection before its first packet."""
-    return np.array([0, -1, -1, -1, -1], np.int64)
+    return np.array([0, -1, -1, -1, -1, -1, -1], np.int64)
 
 
 def room(packets: int) -> NDArray[np.int64]:
@@ -95,6 +98,8 @@ def walk(  # type: ignore[no-untyped-def]
         if connection[LAST] >= 0 and now - connection[LAST] > idle_us:
             return index, SILENT, made
         own, other = sides[side], sides[1 - side]
+        if _has_waited(sides, now):
+            made = give_up(connection, sides, waiting, holes, streams, now - LONGEST_WAIT_US, pieces, made)
         length = size[row]
         number = seq[row]
         if flag & SYN:
@@ -147,30 +152,79 @@ def walk(  # type: ignore[no-untyped-def]
                     _take_from(own, holes[side], waiting[side, 0, 0])
                 if own[KNOWN] != NOT_YET:
                     made = _drain(own, waiting[side], holes[side], streams[side], now, pieces, made)
-                    while own[WAITING] and (
-                        own[WAITING] >= MOST_WAITING - 1 or own[HELD] > MOST_HELD or now - own[SINCE] > LONGEST_WAIT_US
-                    ):
+                    while own[WAITING] and (own[WAITING] >= MOST_WAITING - 1 or own[HELD] > MOST_HELD):
                         made = _skip_hole(own, waiting[side], holes[side], streams[side], now, pieces, made)
         if flag & FIN and own[FIN_AT] < 0:
             if own[KNOWN] == NOT_YET:
                 _take_from(own, holes[side], waiting[side, 0, 0] if own[WAITING] else begin)
                 made = _drain(own, waiting[side], holes[side], streams[side], now, pieces, made)
             own[FIN_AT] = begin + length
+            if not _is_done(own):
+                if own[WAITING] == 0:
+                    own[SINCE] = now
+                _mark_end(own, waiting[side], row)
         while own[WAITING] and _is_done(own):
             made = _skip_hole(own, waiting[side], holes[side], streams[side], now, pieces, made)
         if flag & RST and not connection[CLOSED]:
-            made = give_up(sides, waiting, holes, streams, now, pieces, made)
+            made = _give_up(sides, waiting, holes, streams, ANY_TIME, now, pieces, made)
             connection[CLOSED], connection[CLOSED_AT] = BY_RST, now
-        if not connection[CLOSED] and _is_done(own) and _is_done(other):
-            connection[CLOSED], connection[CLOSED_AT] = BY_FIN, now
+        _note_ends(connection, sides, now)
     return last, END, made
 
 
 @kernel
-def give_up(sides, waiting, holes, streams, now, pieces, made):  # type: ignore[no-untyped-def]
-    """Nothing more will come: what waits goes out, with the holes between; how many pieces there are now."""
+def _has_waited(sides, now):  # type: ignore[no-untyped-def]
+    """Whether something has waited too long for what is missing before it."""
+    for side in range(2):
+        if sides[side, WAITING] and now - sides[side, SINCE] > LONGEST_WAIT_US:
+            return True
+    return False
+
+
+@kernel
+def give_up(connection, sides, waiting, holes, streams, before, pieces, made):  # type: ignore[no-untyped-def]
+    """What has waited since before some time goes out, with the holes between; how many pieces there are now.
+
+    It makes no difference whether a packet of the connection or the capture's clock is what tells the time: the pieces
+    have the time of the last packet before.
+    """
+    made = _give_up(sides, waiting, holes, streams, before, connection[LAST], pieces, made)
+    _note_ends(connection, sides, connection[LAST])
+    return made
+
+
+@kernel
+def _note_ends(connection, sides, now):  # type: ignore[no-untyped-def]
+    """Note which sides are through, and that the connection is closed if both are."""
+    for side in range(2):
+        if connection[ENDED + side] < 0 and _is_done(sides[side]):
+            connection[ENDED + side] = now
+    if not connection[CLOSED] and _is_done(sides[0]) and _is_done(sides[1]):
+        connection[CLOSED], connection[CLOSED_AT] = BY_FIN, now
+
+
+@kernel
+def _mark_end(own, waiting, packet):  # type: ignore[no-untyped-def]
+    """A piece of no bytes where the stream ends: the end waits for what is missing before it, as bytes would."""
+    index = own[WAITING]
+    while index > 0 and waiting[index - 1, 0] > own[FIN_AT]:
+        for column in range(4):
+            waiting[index, column] = waiting[index - 1, column]
+        index -= 1
+    waiting[index, 0] = own[FIN_AT]
+    waiting[index, 1] = own[FIN_AT]
+    waiting[index, 2] = -1
+    waiting[index, 3] = packet
+    own[WAITING] += 1
+
+
+@kernel
+def _give_up(sides, waiting, holes, streams, before, now, pieces, made):  # type: ignore[no-untyped-def]
+    """What has waited since before some time goes out, with the holes between; how many pieces there are now."""
     for side in range(2):
         own = sides[side]
+        if own[SINCE] >= before:
+            continue
         if own[KNOWN] == NOT_YET and own[WAITING]:
             _take_from(own, holes[side], waiting[side, 0, 0])
             made = _drain(own, waiting[side], holes[side], streams[side], now, pieces, made)
@@ -300,7 +354,8 @@ def _drain(own, waiting, holes, stream, now, pieces, made):  # type: ignore[no-u
         kind = GAP if waiting[taken, 2] == -1 else DATA
         if kind == GAP:
             _lose(holes, waiting[taken, 0], waiting[taken, 1])
-        made = _put(pieces, made, stream, kind, waiting[taken, 2], length, waiting[taken, 3], now)
+        if length > 0:
+            made = _put(pieces, made, stream, kind, waiting[taken, 2], length, waiting[taken, 3], now)
         own[NEXT] = waiting[taken, 1]
         own[HELD] -= length
         taken += 1

@@ -162,18 +162,30 @@ class Walk:
             reason = "reset" if connection.numbers[tcp.CLOSED] == tcp.BY_RST else "close"
             self.ended.append((connection, reason))
 
+    def give_up(self, connection: Connection, now_us: int) -> None:
+        """Wait no longer for what is missing in a connection that has been silent for too long."""
+        self._give_up(connection, now_us - tcp.LONGEST_WAIT_US)
+        if not connection.id:
+            self._identify(connection)
+        self._note_ends(connection)
+
+    def _give_up(self, connection: Connection, before_us: int) -> None:
+        if len(self.pieces) - self.made < 8 * tcp.MOST_WAITING:
+            self.pieces = np.concatenate([self.pieces, tcp.room(0)])
+        self._load(connection)
+        self.made = tcp.give_up(
+            connection.numbers, connection.sides, self._waiting, self._holes, self._streams(connection), before_us,
+            self.pieces, self.made,
+        )  # fmt: skip
+        self._store(connection)
+
     def end(self, connection: Connection, reason: str | None) -> None:
         """Nothing more will come of a connection; no reason: it is the input that ends."""
         if not connection.id:
             return
         streams = self._streams(connection)
         if connection.key[0] == TCP:
-            if len(self.pieces) - self.made < 8 * tcp.MOST_WAITING:
-                self.pieces = np.concatenate([self.pieces, tcp.room(0)])
-            self._load(connection)
-            now = int(connection.numbers[tcp.LAST])
-            self.made = tcp.give_up(connection.sides, self._waiting, self._holes, streams, now, self.pieces, self.made)
-            self._store(connection)
+            self._give_up(connection, tcp.ANY_TIME)
         self.final.update(streams.tolist())
         if not connection.closed_told:
             connection.closed_told = True

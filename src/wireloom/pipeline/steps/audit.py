@@ -17,7 +17,7 @@ from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.ledger import Clock, name_hash
 from wireloom.pipeline.steps import findings
 from wireloom.pipeline.steps.turns import BUCKETS
-from wireloom.pipeline.steps.view import WORDS, View, coded, codes, files_in_order, one_piece, typed
+from wireloom.pipeline.steps.view import WORDS, View, coded, codes, files_in_order, one_piece, order_of, typed
 from wireloom.protocols.audit import AUTHENTICITIES, NAME_SIZE, Auditor, Examined, Finding, Packets, Window
 from wireloom.protocols.conversation import Rule, Severity
 
@@ -35,6 +35,7 @@ PACKETS = pa.schema(
         ("message_id", pa.string()),
         ("file", WORDS),
         ("offset", pa.int64()),
+        ("sequence", pa.int64()),
     ]
 )
 """Packets that a receiver remembers; `rule` is what a second one breaks."""
@@ -95,7 +96,10 @@ def _remembered(auditor: Auditor, view: View, found: Examined) -> pa.Table:
         "until": found.until_us[rows],
         "rule": coded(np.zeros(count, np.int8), [rule]),
         "severity": coded(np.zeros(count, np.int8), [auditor.severities[rule]]),
-        **{n: view.column(n).take(taken) for n in ("protocol", "connection", "message_id", "file", "offset")},
+        **{
+            n: view.column(n).take(taken)
+            for n in ("protocol", "connection", "message_id", "file", "offset", "sequence")
+        },
     }
     return typed(values, PACKETS)
 
@@ -103,8 +107,13 @@ def _remembered(auditor: Auditor, view: View, found: Examined) -> pa.Table:
 def join(packets: pa.Table, seen: pa.Table, clock: Clock) -> tuple[pa.Table, pa.Table]:
     """Findings about replays, and the names that are still remembered."""
     packets = unified(packets).combine_chunks()
-    places = files_in_order(one_piece(packets["file"]))
-    order = np.lexsort((packets["offset"].to_numpy(), places, packets["time"].to_numpy()))
+    order = order_of(
+        packets["time"].to_numpy(),
+        files_in_order(one_piece(packets["file"])),
+        packets["offset"].to_numpy(),
+        codes(one_piece(packets["connection"]))[0],
+        packets["sequence"].to_numpy(),
+    )
     packets = packets.take(pa.array(order)).combine_chunks()
     window = Window(_bytes(seen["name"]) + seen["until"].to_numpy().astype("<i8").tobytes())
     names = np.frombuffer(_bytes(packets["name"]), f"S{NAME_SIZE}")

@@ -20,8 +20,9 @@ from wireloom.pipeline.dictionaries import unified
 from wireloom.pipeline.ledger import MARK, OPEN, Clock
 from wireloom.pipeline.steps import findings, resends
 from wireloom.pipeline.steps.exchanges import NEVER, OUTCOMES, exchange_rows
+from wireloom.pipeline.steps.sessions import Endings
 from wireloom.pipeline.steps.turns import MARKS, TURNS, broken_rules, ended_at
-from wireloom.pipeline.steps.view import codes, files_in_order, one_piece, typed
+from wireloom.pipeline.steps.view import DIRECTIONS, codes, files_in_order, one_piece, order_of, typed
 from wireloom.protocols.registry import protocols
 
 
@@ -44,14 +45,14 @@ class Joined:
 def join(
     turns: pa.Table,
     marks: pa.Table,
-    ended: Mapping[str, int],
+    endings: Endings,
     clock: Clock,
     without_past: Collection[str] = (),
     received: pa.Table | None = None,
 ) -> Joined:
     """Settle what tasks, and earlier batches, left over.
 
-    `ended` says when connections were closed: after that nobody waits for anything. `without_past` are connections
+    `endings` say when nobody could answer any more: after that nobody waits for anything. `without_past` are connections
     whose beginning was not seen: what answers nothing there may well answer something earlier. `received` is what
     earlier batches know of messages that may be sent again.
     """
@@ -60,7 +61,7 @@ def join(
     resent = turns.filter(pa.array(again)) if again.any() else None
     if resent is not None:
         turns = turns.filter(pa.array(~again)).combine_chunks()
-    joined = _Join(turns, clock).result(ended, without_past)
+    joined = _Join(turns, clock).result(endings, without_past)
     joined.received = known
     if resent is not None:
         joined.findings = pa.concat_tables([joined.findings, _resent_findings(resent)])
@@ -98,8 +99,14 @@ def _with_marks(turns: pa.Table, marks: pa.Table) -> pa.Table:
         }
         turns = pa.concat_tables([turns, typed(values, TURNS)])
     turns = unified(turns).combine_chunks()
-    places = files_in_order(one_piece(turns["file"]))
-    order = np.lexsort((turns["offset"].to_numpy(), places, turns["time"].to_numpy()))
+    # What an earlier version carried has neither lane nor sequence, and is earlier than all else.
+    order = order_of(
+        turns["time"].to_numpy(),
+        files_in_order(one_piece(turns["file"])),
+        turns["offset"].to_numpy(),
+        one_piece(turns["lane"]).fill_null(0).to_numpy(),
+        one_piece(turns["sequence"]).fill_null(0).to_numpy(),
+    )
     return turns if (order[1:] > order[:-1]).all() else turns.take(pa.array(order)).combine_chunks()
 
 
@@ -128,18 +135,20 @@ class _Join:
     def _of_pairing(self, values: Sequence[object], kind: type[np.generic]) -> NDArray[Any]:
         return np.array(list(values) or [0], kind)[self.pairing]
 
-    def result(self, ended: Mapping[str, int], without_past: Collection[str]) -> Joined:
+    def result(self, endings: Endings, without_past: Collection[str]) -> Joined:
         """Everything, sorted into what is final and what is not."""
         settled, act, time_us = self.settled, self.act, self.time
         watermark = self.clock.watermark_us
         connection, names = codes(one_piece(self.turns["connection"]))
-        closed = np.array([ended.get(name or "", NEVER) for name in names] or [NEVER])[connection]
-        end = np.minimum(closed, ended_at(settled, time_us))
+        closed = self._when(endings.closed, connection, names)
+        end = np.minimum(np.minimum(closed, self._silent(endings)), ended_at(settled, time_us))
         opens, mated = act == OPEN, settled.mate >= 0
         waiting = opens & ~mated & (end == NEVER) & (watermark - settled.last <= ledger.FORGET_US)
         exchange = opens & self._of_pairing([pairing.exchange for pairing, _ in self.pairings], np.bool_)
         rows = np.flatnonzero(exchange)
-        all_exchanges = self._exchanges(rows, np.minimum(end, watermark), waiting)
+        # A goodbye does not end the waiting, but if nothing comes after it, it is why.
+        goodbye = self._when(endings.goodbye, connection, names)
+        all_exchanges = self._exchanges(rows, np.minimum(np.minimum(end, goodbye), watermark), waiting)
         kept = waiting[rows]
         past = np.array([name in without_past for name in names] or [False])[connection]
         final, open_findings = self._findings(waiting, past)
@@ -152,11 +161,32 @@ class _Join:
             resends.RECEIVED.empty_table(),
         )
 
+    def _when(
+        self, times: Mapping[str, int], connection: NDArray[np.int64], names: Sequence[str | None]
+    ) -> NDArray[np.int64]:
+        """When something happened to the connection of each turn."""
+        found: NDArray[np.int64] = np.array([times.get(name or "", NEVER) for name in names] or [NEVER])[connection]
+        return found
+
+    def _silent(self, endings: Endings) -> NDArray[np.int64]:
+        """When the side that was to answer each turn was through with its stream."""
+        lanes: dict[int, int] = {}
+        for way, times in endings.silent.items():
+            asks = DIRECTIONS.index(way.opposite)
+            most = max((len(each.pairings) for _, each in self.pairings), default=0)
+            for number in range(most if times else 0):
+                seeds = ledger.seeds(list(times), len(DIRECTIONS), number)[asks :: len(DIRECTIONS)]
+                lanes.update(zip(seeds.tolist(), times.values(), strict=True))
+        if not lanes:
+            return np.full(len(self.time), NEVER)
+        own = one_piece(self.turns["lane"]).fill_null(0).to_pylist()
+        return np.array([lanes.get(lane, NEVER) for lane in own], np.int64)
+
     def _exchanges(self, rows: NDArray[np.int64], end: NDArray[np.int64], waiting: NDArray[np.bool_]) -> pa.Table:
         mate = self.settled.mate[rows]
         closing = np.maximum(mate, 0)
         asking, answering = pa.array(rows), pa.array(closing)
-        taken = self.turns.select(["protocol", "connection", "topic", "message_id", "size"])
+        taken = self.turns.select(["protocol", "connection", "topic", "verb", "message_id", "size"])
         taken = taken if len(rows) == len(self.time) else taken.take(asking)
         answers = self.turns.select(["outcome", "status", "size"]).take(answering)
         said, words = codes(one_piece(answers["outcome"]))
@@ -166,6 +196,7 @@ class _Join:
             protocol=taken["protocol"],
             connection=taken["connection"],
             topic=taken["topic"],
+            verb=taken["verb"],
             request_id=taken["message_id"],
             requested=self.time[rows],
             last=self.settled.last[rows],

@@ -7,7 +7,7 @@ the last that is heard of it need not be the last that was said.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wireloom.kernels import allocating
-from wireloom.model import KINDS
+from wireloom.model import KINDS, Direction
 from wireloom.pipeline.ledger import Clock, name_hash
 from wireloom.pipeline.schemas import SESSIONS, arrow_schema
 from wireloom.pipeline.steps.exchanges import NEVER
@@ -51,13 +51,15 @@ VISITS = pa.schema(
         ("lane", pa.string()),
         ("place", pa.string()),
         ("midstream", pa.bool_()),
+        ("ended_c2s", pa.int64()),
+        ("ended_s2c", pa.int64()),
     ]
 )
-"""What is known of a connection. `from_c2s` and `from_s2c` are the smallest sequence numbers seen, `place` is where in
-the lane it was last heard of. A row without a connection says that whoever wrote the lane was started there: no
-connection outlives that."""
+"""What is known of a connection. `from_c2s` and `from_s2c` are the smallest sequence numbers seen, `ended_c2s` and
+`ended_s2c` when a side was through while the other may go on, `place` is where in the lane it was last heard of. A row
+without a connection says that whoever wrote the lane was started there: no connection outlives that."""
 
-_MIN = ("first", "opened", "closed", "farewell", "from_c2s", "from_s2c")
+_MIN = ("first", "opened", "closed", "farewell", "from_c2s", "from_s2c", "ended_c2s", "ended_s2c")
 _SUM = ("messages_c2s", "messages_s2c", "bytes_c2s", "bytes_s2c", "rejects")
 _ANY = ("midstream",)
 _MAX = tuple(name for name in VISITS.names if name not in (*_MIN, *_SUM, "bucket", "connection", *_ANY))
@@ -70,7 +72,8 @@ class Event:
     """Something that happened to a connection beside messages.
 
     `opened`, `closed`; `midstream`: it began before anybody looked; `refused`: bytes that were no message;
-    `overhead`: bytes of the transport's own; `started`, of a whole lane: whoever wrote it was started then.
+    `overhead`: bytes of the transport's own; `ended`: a side was through, the other may go on; `started`, of a whole
+    lane: whoever wrote it was started then.
     """
 
     what: str
@@ -219,6 +222,12 @@ def _of_events(events: Sequence[Event]) -> dict[str, Sequence[object]]:
         "bytes_s2c": [event.size if way else 0 for event, way in zip(events, back, strict=True)],
         "rejects": [int(event.what == "refused") for event in events],
         "midstream": [event.what == "midstream" for event in events],
+        **{
+            f"ended_{way}": [
+                event.time_us if event.what == "ended" and event.direction == way else None for event in events
+            ]
+            for way in ("c2s", "s2c")
+        },
     }
 
 
@@ -239,13 +248,24 @@ def _together(visits: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Sessions that are over, those that may still change, and what is carried; `ended` when connections closed."""
+    """Sessions that are over, those that may still change, what is carried, and how connections ended."""
 
     sessions: pa.Table
     open_sessions: pa.Table
     visits: pa.Table
-    ended: Mapping[str, int]
+    endings: Endings
     without_past: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """When nobody could answer any more, by connection."""
+
+    closed: Mapping[str, int] = field(default_factory=dict)
+    goodbye: Mapping[str, int] = field(default_factory=dict)
+    """When somebody said goodbye: an answer that is on its way may still come, others not."""
+    silent: Mapping[Direction, Mapping[str, int]] = field(default_factory=dict)
+    """By direction: when that side was through with its stream."""
 
 
 def join(visits: pa.Table, clock: Clock) -> Joined:
@@ -263,9 +283,18 @@ def join(visits: pa.Table, clock: Clock) -> Joined:
         rows.filter(pa.array(over)),
         rows.filter(pa.array(~over)),
         known.filter(pa.array(~over)).combine_chunks(),
-        {name: int(at) for name, at in zip(names, closed.tolist(), strict=True) if at < NEVER},
+        Endings(
+            _times(names, known["closed"]),
+            _times(names, known["farewell"]),
+            {way: _times(names, known[f"ended_{way}"]) for way in (Direction.C2S, Direction.S2C)},
+        ),
         frozenset(name for name, each in zip(names, unseen.tolist(), strict=True) if each),
     )
+
+
+def _times(names: Sequence[str], column: pa.ChunkedArray) -> dict[str, int]:
+    """What happened to connections, and when; those it did not happen to are left out."""
+    return {name: at for name, at in zip(names, column.to_pylist(), strict=True) if at is not None}
 
 
 def _end_at_starts(known: pa.Table, starts: pa.Table) -> pa.Table:
@@ -286,16 +315,17 @@ def _end_at_starts(known: pa.Table, starts: pa.Table) -> pa.Table:
 def _rows(known: pa.Table) -> pa.Table:
     """Rows of `sessions`."""
     opened = pc.coalesce(known["opened"], known["first"]).to_numpy()
-    closed = pc.coalesce(known["closed"], known["farewell"])
     goodbye = coded(pc.fill_null(known["farewell_rank"], len(_RANKS)).to_numpy(), [*_RANKS, None]).cast(pa.string())
     # A goodbye says more than the FIN after it; a reset or a silence says more than a goodbye that was one.
     plain = pc.fill_null(pc.equal(known["reason"], "close"), True)
     telling = pc.fill_null(pc.greater(known["farewell_rank"], 0), False)
-    reason = pc.coalesce(pc.if_else(pc.or_(plain, telling), goodbye, None), known["reason"], pa.scalar("open"))
+    said = pc.coalesce(pc.if_else(pc.or_(plain, telling), goodbye, None), known["reason"], pa.scalar("open"))
+    # After a goodbye the other end may stay for long: as long as it does, the connection is open.
+    reason = pc.if_else(pc.is_valid(known["closed"]), said, "open")
     values = {
         **{name: known[name] for name in SESSIONS.names if name in VISITS.names},
         "opened_at": timestamps(opened),
-        "closed_at": closed.cast(pa.timestamp("us", tz="UTC")),
+        "closed_at": known["closed"].cast(pa.timestamp("us", tz="UTC")),
         "close_reason": reason,
         **{name: pc.fill_null(known[name], 0) for name in _SUM},
         "date": dates(opened),

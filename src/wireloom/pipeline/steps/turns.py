@@ -47,6 +47,7 @@ TURNS = pa.schema(
         ("asked", pa.bool_()),
         ("connection", WORDS),
         ("topic", WORDS),
+        ("verb", WORDS),
         ("message_id", pa.string()),
         ("correlation_id", pa.string()),
         ("outcome", WORDS),
@@ -55,15 +56,19 @@ TURNS = pa.schema(
         ("file", WORDS),
         ("offset", pa.int64()),
         ("lane", pa.uint64()),
+        ("sequence", pa.int64()),
         ("number", pa.int64()),
     ]
 )
 """A message that opens or closes something, as it is carried until both ends are known.
 
-`lane` and `number` tell one that is sent again, where that can be told: see `resends.py`.
+`lane` is the direction of the connection, `sequence` the message's place in it. `number` tells one that is sent again,
+where that can be told: see `resends.py`.
 """
 
-_OF_A_MARK = ("bucket", "key", "protocol", "pairing", "time", "connection", "message_id", "file", "offset")
+_OF_A_MARK = (
+    "bucket", "key", "protocol", "pairing", "time", "connection", "message_id", "file", "offset", "lane", "sequence",
+)  # fmt: skip
 MARKS = pa.schema([TURNS.field(name) for name in _OF_A_MARK])
 """Something that was opened and closed inside one task, under a key that may be open elsewhere."""
 
@@ -120,7 +125,7 @@ def _acts(pairing: Pairing) -> NDArray[np.uint8]:
 
 
 def _choose(view: View, rows: NDArray[np.int64], number: int, pairing: Pairing) -> _Chosen:
-    act = _acts(pairing)[view.kind[rows]]
+    act = _acts(pairing)[view.carried_by[rows]]
     chosen = act != NONE
     rows, act = (rows, act) if chosen.all() else (rows[chosen], act[chosen])
     if pairing.stopped_by is not None and (act == STOP).any():
@@ -246,6 +251,7 @@ def _finished(
         protocol=view.column("protocol").take(pa.array(asks)),
         connection=coded(connection[asks], names),
         topic=view.column("topic").take(pa.array(asks)),
+        verb=view.column("verb").take(pa.array(asks)),
         request_id=view.column("message_id").take(pa.array(asks)),
         requested=view.time_us[asks],
         last=settled.last[opens],
@@ -274,9 +280,21 @@ def _marks(view: View, chosen: _Chosen, places: NDArray[np.int64], number: int) 
         "key": chosen.key[places],
         "pairing": np.full(len(rows), number, np.uint8),
         "time": view.time_us[rows],
-        **{name: view.column(name).take(taken) for name in ("protocol", "connection", "message_id", "file", "offset")},
+        "lane": _lanes(view, rows, number),
+        **{
+            name: view.column(name).take(taken)
+            for name in ("protocol", "connection", "message_id", "file", "offset", "sequence")
+        },
     }
     return typed(values, MARKS)
+
+
+def _lanes(view: View, rows: NDArray[np.int64], number: int) -> NDArray[np.uint64]:
+    """The direction of the connection that each message belongs to, as one number."""
+    connection, names = view.connection
+    seeds = ledger.seeds([name or "" for name in names], len(DIRECTIONS), number)
+    lanes: NDArray[np.uint64] = seeds[connection[rows] * len(DIRECTIONS) + view.direction[rows]]
+    return lanes
 
 
 def _left_over(
@@ -291,7 +309,7 @@ def _left_over(
     rows = chosen.rows[places]
     taken = pa.array(rows)
     status = view.column("status").take(taken)
-    texts = ("protocol", "connection", "topic", "message_id", "correlation_id", "file", "offset")
+    texts = ("protocol", "connection", "topic", "verb", "message_id", "correlation_id", "file", "offset", "sequence")
     stops = chosen.act[places] == STOP
     values = {
         "bucket": _buckets(view, rows),
@@ -306,12 +324,9 @@ def _left_over(
         "status": status,
         "size": view.column("body_size").to_numpy()[rows],
         **{name: view.column(name).take(taken) for name in texts},
-        "lane": pa.nulls(len(rows), pa.uint64()),
-        "number": pa.nulls(len(rows), pa.int64()),
+        "lane": _lanes(view, rows, number),
+        "number": pa.nulls(len(rows), pa.int64())
+        if resent_by is None
+        else whole_numbers(view.attribute(resent_by, rows)),
     }
-    if resent_by is not None:
-        connection, names = view.connection
-        seeds = ledger.seeds([name or "" for name in names], len(DIRECTIONS), number)
-        values["lane"] = seeds[connection[rows] * len(DIRECTIONS) + view.direction[rows]]
-        values["number"] = whole_numbers(view.attribute(resent_by, rows))
     return typed(values, TURNS)

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from wireloom.model import KINDS, Direction
+from wireloom.model import KINDS, Direction, Kind
 from wireloom.pipeline.dictionaries import unified
+from wireloom.protocols.published import Verb
 
 DAY_US = 86_400_000_000
 DIRECTIONS = tuple(Direction)
@@ -45,6 +46,13 @@ class View:
     def kind(self) -> NDArray[np.uint8]:
         """Kinds as indexes into `KINDS`."""
         return _translate(*self.codes("kind"), _KIND_CODES)
+
+    @cached_property
+    def carried_by(self) -> NDArray[np.uint8]:
+        """The kinds that carried the messages: of an acknowledged publish, which is an event, that is a request."""
+        verb, names = self.codes("verb")
+        publishes = np.array([name == Verb.PUBLISH for name in names] or [False])[verb]
+        return np.where(publishes, np.uint8(KINDS.index(Kind.REQUEST)), self.kind)
 
     @cached_property
     def direction(self) -> NDArray[np.uint8]:
@@ -104,13 +112,44 @@ def files_in_order(column: pa.Array) -> NDArray[np.int64]:
 
 
 def in_order(rows: pa.Table) -> pa.Table:
-    """Rows in order of time, then of their place: as they are, mostly."""
+    """Rows of messages in order, see `order_of`: as they are, mostly."""
     time_us = micros(one_piece(rows["time"]))
-    if (time_us[1:] >= time_us[:-1]).all():
-        return rows
-    places = files_in_order(one_piece(rows["file"]))
     offset = one_piece(rows["offset"]).to_numpy()
-    return rows.take(pa.array(np.lexsort((offset, places, time_us))))
+    file = codes(one_piece(rows["file"]))[0]
+    later, same = time_us[1:] > time_us[:-1], time_us[1:] == time_us[:-1]
+    if (later | (same & (file[1:] == file[:-1]) & (offset[1:] > offset[:-1]))).all():
+        return rows
+    connection, direction = (codes(one_piece(rows[name]))[0].astype(np.int64) for name in ("connection", "direction"))
+    stream = connection * len(DIRECTIONS) + direction
+    places = files_in_order(one_piece(rows["file"]))
+    sequence = one_piece(rows["sequence"]).to_numpy()
+    return rows.take(pa.array(order_of(time_us, places, offset, stream, sequence)))
+
+
+def order_of(
+    time_us: NDArray[np.int64],
+    file: NDArray[np.int64],
+    offset: NDArray[np.int64],
+    stream: NDArray[np.integer],
+    sequence: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """The order of messages: by time, at one moment by file and offset, but those of one direction of a connection
+    (`stream`) always as they were sent, by `sequence`.
+
+    A packet that was captured late completes many messages at one moment. Their bytes stand in the file in the order in
+    which packets were captured, which need not be that of the stream. The messages of one stream and moment then keep
+    the places that they have among those of other streams, and take them in the order of their sequence.
+    """
+    order = np.lexsort((offset, file, time_us))
+    own = order[np.argsort(stream[order], kind="stable")]
+    together = (stream[own][1:] == stream[own][:-1]) & (time_us[own][1:] == time_us[own][:-1])
+    if not (together & (sequence[own][1:] < sequence[own][:-1])).any():
+        return order
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    ordered = np.empty(len(order), np.int64)
+    ordered[place[np.lexsort((place, stream, time_us))]] = np.lexsort((sequence, stream, time_us))
+    return ordered
 
 
 def one_piece(column: pa.ChunkedArray | pa.Array) -> pa.Array:

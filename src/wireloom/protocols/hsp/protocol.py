@@ -169,6 +169,14 @@ class Hsp(Protocol):
         """No limit on payloads but the protocol's own."""
         return HspSettings(max_payload=frames.MAX_PAYLOAD_LIMIT)
 
+    def observing(self) -> Settings:
+        """Likewise; the reserved types are types like any other, because nobody says that a hub is at one end."""
+        return HspSettings(max_payload=frames.MAX_PAYLOAD_LIMIT, profile=False)
+
+    def has_profile(self, settings: Settings) -> bool:
+        """What the setting says."""
+        return cast(HspSettings, settings).profile
+
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
         """A decoder for one direction."""
         own = cast(HspSettings, settings)
