@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import uuid
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,34 @@ def test_what_the_application_says_during_the_key_exchange_waits_for_its_end() -
     both.server.receive(offer, 0.0)
     _, (answer,) = both.settle()
     assert (answer.correlation_id, answer.value(), answer.attributes["encryption"]) == (asked.id, "1", "aes")
+
+
+def test_establishing_a_connection_is_answered_with_a_guid_as_string() -> None:
+    answers = [stranger().ask("EstablishConnection") for _ in range(2)]
+    for answer in answers:
+        assert isinstance(answer, Response)
+        assert answer.value is not None
+        assert answer.value.type == "string"
+        assert str(uuid.UUID(str(answer.value.data))) == answer.value.data
+
+
+@pytest.mark.parametrize(
+    ("value", "connected"),
+    [
+        (Value("string", "5d7b3a52-6f0e-4c0c-8f58-0d4f3b1c9a11"), True),
+        (Value("boolean", True), True),
+        (Value("boolean", False), False),
+        (Value("string", "no"), False),
+        (Value("int32", 1), False),
+        (None, False),
+    ],
+)
+def test_a_client_takes_a_guid_or_true_for_a_connection(value: Value | None, connected: bool) -> None:
+    client = opened(Role.CLIENT, **{**CLIENT, "authenticate": 1})
+    (call,) = documents(client.outgoing())
+    assert isinstance(call, Call)
+    client.receive(line(Response("Authentication", call.call_id, value)), 0.0)
+    assert (client.state is SessionState.OPEN, client.trust) == ((True, 1) if connected else (False, 0))
 
 
 def test_keys_and_tokens_are_never_the_same_twice() -> None:

@@ -64,14 +64,14 @@ def test_every_message_is_confirmed_when_it_was_received() -> None:
 
 
 def test_the_confirmation_of_an_answer_goes_out_with_what_is_said_next_or_soon_by_itself() -> None:
-    client = opened(Role.CLIENT, unique=7)
+    client = opened(Role.CLIENT)
     first = client.send(request(), 0.0)
     client.outgoing()
     client.receive(line(Response("Test", first.id or ""), 1), 1.0)
     assert client.outgoing() == b""
     assert client.deadline() == 1.01
     client.send(request(), 1.0)
-    assert client.outgoing().startswith(b"result:0;message_id:1;\nmessage_id:8;")
+    assert client.outgoing().startswith(b"result:0;message_id:1;\nmessage_id:2;")
     client.receive(line(Error("Test", 1), 2), 2.0)
     assert client.outgoing_frames() == []
     client.expire(2.01)
@@ -121,21 +121,97 @@ def test_what_cannot_be_taken_is_answered_with_its_result_code_and_the_conversat
 
 
 def test_a_failed_delivery_fails_the_call() -> None:
-    client = opened(Role.CLIENT, unique=7)
+    client = opened(Role.CLIENT)
     asked = client.send(request(), 0.0)
-    (failed,) = messages_of(client.receive(b"result:5;message_id:7;\n", 0.1))
+    (failed,) = messages_of(client.receive(b"result:5;message_id:1;\n", 0.1))
     assert (failed.kind, failed.correlation_id, failed.status) == (Kind.ERROR, asked.id, "result 5")
     assert not client._waiting
 
 
 def test_message_ids_count_up_wrap_and_skip_those_that_still_wait() -> None:
-    client = opened(Role.CLIENT, unique=2**32 - 2)
+    client = opened(Role.CLIENT)
+    client._unconfirmed.next_id = 2**31 - 2
     for _ in range(3):
         client.send(request(), 0.0)
-    assert [frame.message_id for frame in said(client.outgoing())] == [2**32 - 2, 2**32 - 1, 0]
-    client._unconfirmed.next_id = 2**32 - 2
+    assert [frame.message_id for frame in said(client.outgoing())] == [2**31 - 2, 2**31 - 1, 1]
+    client._unconfirmed.next_id = 2**31 - 2
+    client.send(request(), 0.0)
+    assert [frame.message_id for frame in said(client.outgoing())] == [2]
+
+
+@pytest.mark.parametrize("unique", [0, 1, 2**31, 2**32 - 1, 2**64 - 1])
+def test_message_ids_begin_at_1_because_some_peers_read_them_as_signed_numbers(unique: int) -> None:
+    client = opened(Role.CLIENT, unique=unique)
     client.send(request(), 0.0)
     assert [frame.message_id for frame in said(client.outgoing())] == [1]
+
+
+@pytest.mark.parametrize("message_id", [0, 2**31 - 1, 2**31, 2**32 - 1])
+def test_every_id_of_32_bits_is_taken_and_confirmed(message_id: int) -> None:
+    server = opened()
+    (asked,) = messages_of(server.receive(line(call("Test", "Echo", HELLO), message_id), 0.0))
+    assert asked.topic == "Test.Echo"
+    assert results(server.outgoing()) == [(message_id, 0)]
+
+
+# Answers that are held back
+
+
+def test_an_answer_waits_for_the_delay_and_its_confirmation_does_not() -> None:
+    server = opened(answer_delay=0.5)
+    (asked,) = messages_of(server.receive(line(call("Test", "Echo", HELLO)), 1.0))
+    server.send(Message(Kind.RESPONSE, correlation_id=asked.id, body=b'"hello"', content_type="application/json"), 1.0)
+    assert server.outgoing() == b"result:0;message_id:1;\n"
+    assert server.deadline() == 1.5
+    server.expire(1.4)
+    assert server.outgoing() == b""
+    server.expire(1.5)
+    assert [type(each) for each in documents(server.outgoing())] == [Response]
+    # The peer has the whole time to confirm it, from when it was sent.
+    assert server.deadline() == 1.5 + server.settings.delivery_timeout
+
+
+def test_what_is_said_after_an_answer_that_waits_stays_behind_it() -> None:
+    server = opened(answer_delay=0.5)
+    (asked,) = messages_of(server.receive(line(call("Test", "Echo", HELLO)), 1.0))
+    server.send(Message(Kind.RESPONSE, correlation_id=asked.id), 1.0)
+    server.send(request(), 1.1)
+    assert documents(server.outgoing()) == []
+    server.expire(1.5)
+    assert [type(each) for each in documents(server.outgoing())] == [Response, Call]
+    server.send(request(), 1.6)
+    assert [type(each) for each in documents(server.outgoing())] == [Call]
+
+
+def test_a_session_that_ends_sends_the_answers_it_held_back() -> None:
+    server = opened(answer_delay=0.5)
+    (asked,) = messages_of(server.receive(line(call("Test", "Echo", HELLO)), 1.0))
+    server.end_of_input(1.0)
+    server.send(Message(Kind.RESPONSE, correlation_id=asked.id), 1.1)
+    assert server.state is SessionState.CLOSING
+    server.expire(1.6)
+    assert [type(each) for each in documents(server.outgoing())] == [Response]
+    assert server.state is SessionState.CLOSED
+
+
+# What errors say
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(305, b"invalid parameters"), (502, b"item not found"), (401, b"invalid response"), (7, b"")]
+)
+def test_an_error_reaches_the_caller_with_the_meaning_of_its_code(code: int, text: bytes) -> None:
+    client = opened(Role.CLIENT)
+    asked = client.send(request(), 0.0)
+    (failed,) = messages_of(client.receive(line(Error("Test", code, asked.id)), 0.1))
+    assert (failed.kind, failed.status, failed.body) == (Kind.ERROR, str(code), text)
+    # Whoever passes it on to another wolpertinger peer says the same code.
+    server = opened()
+    (owed,) = messages_of(server.receive(line(call("Test", "Echo", HELLO)), 0.2))
+    server.send(failed.with_(correlation_id=owed.id), 0.2)
+    (error,) = documents(server.outgoing())
+    assert isinstance(error, Error)
+    assert error.code == code
 
 
 # Resends and duplicates
@@ -871,13 +947,13 @@ def test_a_response_that_is_too_large_becomes_an_error() -> None:
 
 
 def test_the_session_is_the_one_the_protocol_makes() -> None:
-    made = WOLPERTINGER.session(Role.CLIENT, WolpertingerSettings(), unique=5)
+    made = WOLPERTINGER.session(Role.CLIENT, WolpertingerSettings())
     assert isinstance(made, WolpertingerSession)
     made.connected(0.0)
     made.send(request(), 0.0)
     frame = said(made.outgoing())[0]
     assert isinstance(frame, frames.Data)
-    assert frame.message_id == 5
+    assert frame.message_id == 1
 
 
 def test_a_limit_of_the_transport_is_kept_by_splitting() -> None:

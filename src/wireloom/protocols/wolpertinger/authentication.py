@@ -4,7 +4,7 @@ Implements what the decisions say of the component `Authentication`. The convers
 may be called at which level of trust, and `STEPS`, what a client calls, in order, to climb.
 
     client                                     server
-      | -- EstablishConnection() -------------> |    -> true                              trust 1
+      | -- EstablishConnection() -------------> |    -> a GUID, as string                 trust 1
       | -- KeyExchange(public key, iv) --------> |    -> public key; encrypted from here   trust 2
       | -- ClusterAuthGetToken() --------------> |    -> token
       | -- ClusterAuthVerify(proof) -----------> |    -> true                              trust 3
@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from wireloom.model import ConfigError
-from wireloom.protocols.wolpertinger import keys
+from wireloom.protocols.wolpertinger import keys, values
 from wireloom.protocols.wolpertinger.keys import Cipher, KeyPair
 from wireloom.protocols.wolpertinger.layer2 import Call
 from wireloom.protocols.wolpertinger.refusal import ErrorCode
@@ -92,7 +93,8 @@ class Authentication:
 
     def _establish(self) -> Outcome:
         self.trust = max(self.trust, CONNECTED)
-        return Outcome(YES)
+        # The peer's resource in XMPP, where there is one; elsewhere a GUID takes its place.
+        return Outcome(Value("string", str(UUID(bytes=self.entropy(16), version=4))))
 
     def _key_exchange(self, public: str, iv: str) -> Outcome:
         if self.trust >= ENCRYPTED:
@@ -184,9 +186,11 @@ class Authentication:
         return value == YES
 
     def _connected(self, value: Value | None) -> bool:
-        if value == YES:
+        """The answer is a GUID as string. Earlier versions of ours answered true."""
+        connected = value == YES or (value is not None and value.type == "string" and values.is_guid(str(value.data)))
+        if connected:
             self.trust = max(self.trust, CONNECTED)
-        return value == YES
+        return connected
 
     def _both_proven(self, value: Value | None) -> bool:
         """The peer says that it has proven itself; what counts is that it did."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from wireloom.protocols.wolpertinger.frames import MAX_ID
-
+FIRST_ID, LAST_ID = 1, 2**31 - 1
+"""The ids we give. Received ids go up to 2³²−1, but peers are out there that read them as signed 32-bit numbers."""
 _SLICE = 60.0
 """Seconds of ids that share one time of arrival; what a span is remembered longer than asked for, at most."""
 _MOST_SPANS = 65_536
@@ -93,12 +93,16 @@ class Sent:
     size: int = 0
 
 
+def _after(message_id: int) -> int:
+    return FIRST_ID if message_id == LAST_ID else message_id + 1
+
+
 @dataclass(slots=True)
 class Unconfirmed:
     """What waits for its confirmation, in the order in which it becomes due."""
 
     timeout: float
-    next_id: int
+    next_id: int = FIRST_ID
     waiting: dict[int, Sent] = field(default_factory=dict)
     size: int = 0
     """Bytes of all that waits."""
@@ -106,9 +110,9 @@ class Unconfirmed:
     def draw_id(self) -> int:
         """The next id: a counter that skips what is still waiting."""
         while self.next_id in self.waiting:
-            self.next_id = self.next_id + 1 & MAX_ID
+            self.next_id = _after(self.next_id)
         drawn = self.next_id
-        self.next_id = drawn + 1 & MAX_ID
+        self.next_id = _after(drawn)
         return drawn
 
     def add(self, message_id: int, lines: list[bytes], now: float, call_id: str | None) -> None:

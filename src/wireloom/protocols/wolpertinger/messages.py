@@ -24,7 +24,7 @@ from wireloom.protocols.contract import HUB_PREFIX, LOGIN, PUBLISH
 from wireloom.protocols.wolpertinger import layer2, values
 from wireloom.protocols.wolpertinger.frames import Confirmation, Data, decode_base64
 from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
-from wireloom.protocols.wolpertinger.refusal import ErrorCode, Refused
+from wireloom.protocols.wolpertinger.refusal import ERROR_TEXTS, ErrorCode, Refused
 from wireloom.protocols.wolpertinger.values import Value, json_bytes
 
 NAME = "wolpertinger"
@@ -48,7 +48,6 @@ NO_RESPONSE = "none"
 """`attributes["response"]` of a call of a method without response value, and of its answer."""
 
 _TOPIC = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
-_GUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 
 _STATUSES = {
     "400": ErrorCode.INVALID_PARAMETERS,
@@ -404,13 +403,13 @@ def component_of(message: Message) -> str:
 
 
 def error_code(message: Message) -> int:
-    """The code of a RemoteError. A status that comes with a text is the hub's or another protocol's.
+    """The code of a RemoteError. A status that comes with a text of its own is the hub's or another protocol's.
 
     >>> error_code(Message(Kind.ERROR, status="502")), error_code(Message(Kind.ERROR, body=b"no", status="404"))
     (502, 304)
     """
     status = message.status or ""
-    if message.body:
+    if message.body and message.body != text_of(status):
         known = _STATUSES.get(status)
         if known is not None:
             return int(known)
@@ -420,6 +419,21 @@ def error_code(message: Message) -> int:
     if not (number.isascii() and number.isdecimal() and len(number) < 11 and -(2**31) <= int(status) < 2**31):
         return int(ErrorCode.UNSPECIFIED)
     return int(status)
+
+
+def text_of(status: str) -> bytes:
+    """What an error code means; nothing for a code that is not known."""
+    return ERROR_TEXTS.get(status, "").encode()
+
+
+def with_text(error: Message) -> Message:
+    """An error as its caller gets it: with the meaning of its code.
+
+    >>> with_text(Message(Kind.ERROR, status="305")).body
+    b'invalid parameters'
+    """
+    text = text_of(error.status or "")
+    return error.with_(body=text, content_type="text/plain") if text else error
 
 
 def parameters(message: Message) -> tuple[Value, ...]:
@@ -498,7 +512,7 @@ def _opaque(body: bytes) -> Value:
 
 
 def _guid(text: str | None, what: str) -> str:
-    if text is None or not _GUID.fullmatch(text):
+    if text is None or not values.is_guid(text):
         raise NotSupported(f"{what} of a wolpertinger message is a GUID with hyphens, not {text!r}")
     return text
 

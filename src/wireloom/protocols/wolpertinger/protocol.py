@@ -204,7 +204,7 @@ class Wolpertinger(Protocol):
     def session(
         self, role: Role, settings: Settings, *, unique: int = 0, topics: Mapping[int, str] | None = None
     ) -> WolpertingerSession:
-        """A new session; its message ids count up from `unique`, its CallIds are drawn from it."""
+        """A new session; its CallIds are drawn from `unique`."""
         from wireloom.protocols.wolpertinger.session import WolpertingerSession
 
         return WolpertingerSession(role, cast(WolpertingerSettings, settings).with_secrets(), unique=unique)

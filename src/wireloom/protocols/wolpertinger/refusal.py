@@ -71,6 +71,31 @@ class ErrorCode(IntEnum):
     ITEM_NOT_FOUND = 502
 
 
+ERROR_TEXTS: dict[str, str] = {
+    str(code.value): text
+    for code, text in {
+        ErrorCode.UNSPECIFIED: "unspecified error",
+        ErrorCode.SECURITY: "security error",
+        ErrorCode.NOT_AUTHORISED: "not authorised",
+        ErrorCode.ENCRYPTION: "encryption error",
+        ErrorCode.SIGNATURE: "signature error",
+        ErrorCode.REQUEST: "request error",
+        ErrorCode.INVALID_XML: "invalid XML",
+        ErrorCode.UNKNOWN_MESSAGE: "unknown message",
+        ErrorCode.METHOD_NOT_FOUND: "method not found",
+        ErrorCode.COMPONENT_NOT_FOUND: "component not found",
+        ErrorCode.INVALID_PARAMETERS: "invalid parameters",
+        ErrorCode.UNSUPPORTED_DATATYPE: "unsupported datatype",
+        ErrorCode.RESPONSE: "response error",
+        ErrorCode.INVALID_RESPONSE: "invalid response",
+        ErrorCode.FILE_SERVER: "file server error",
+        ErrorCode.MOUNT: "mount error",
+        ErrorCode.ITEM_NOT_FOUND: "item not found",
+    }.items()
+}
+"""What the codes mean: a RemoteError has no field for a text."""
+
+
 class Refused(ProtocolViolation):
     """A message that is not taken.
 

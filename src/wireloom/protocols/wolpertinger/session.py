@@ -82,7 +82,7 @@ class WolpertingerSession(Transmission):
     def __init__(
         self, role: Role, settings: WolpertingerSettings, *, unique: int = 0, entropy: Entropy = os.urandom
     ) -> None:
-        super().__init__(role, settings, unique=unique)
+        super().__init__(role, settings)
         layer2.check_available()
         if settings.authenticate >= authentication.ENCRYPTED:
             keys.check_available()
@@ -192,6 +192,8 @@ class WolpertingerSession(Transmission):
                 self.count("wolpertinger.response.unknown-call")
                 return
         message = message or self._message(document, whole, wire)
+        if isinstance(document, Error):
+            message = messages.with_text(message)
         if asked is not None and asked.carried:
             message = messages.open_answer(message, document)
         self._add(message)
@@ -471,6 +473,7 @@ class WolpertingerSession(Transmission):
         if due is not None and due <= now:
             self._heartbeat(now)
         self._expire_transmission(now)
+        self._close_when_settled()
         return self._finish()
 
     # The end
@@ -501,7 +504,7 @@ class WolpertingerSession(Transmission):
         self._close_when_settled()
 
     def _close_when_settled(self) -> None:
-        if self.state is _CLOSING and not self._owed and not self._is_busy:
+        if self.state is _CLOSING and not self._owed and not self._is_busy and not self._delayed:
             self._confirm_now()
             self.state = _CLOSED
 

@@ -48,6 +48,8 @@ class WolpertingerSettings(Settings):
     """Seconds of work on a call after which a Heartbeat is sent; 0: never."""
     failure_delay: float = 0.25
     """Seconds after which an encrypted message that could not be read is answered, whatever was wrong with it."""
+    answer_delay: float = 0.0
+    """Seconds that answers to calls are held back, for peers that lose an answer which comes at once."""
     authenticate: int = 0
     """Clients: the trust level to reach before the conversation begins."""
     required_trust: int = 0
@@ -79,7 +81,14 @@ class WolpertingerSettings(Settings):
             "authenticate": (0, MAX_TRUST),
             "required_trust": (0, MAX_TRUST),
         }
-        for name in ("reassembly_timeout", "delivery_timeout", "remember", "heartbeat", "failure_delay"):
+        for name in (
+            "reassembly_timeout",
+            "delivery_timeout",
+            "remember",
+            "heartbeat",
+            "failure_delay",
+            "answer_delay",
+        ):
             ranges[name] = (0, 1e9)
         for name, (least, most) in ranges.items():
             if not least <= getattr(self, name) <= most:

@@ -100,7 +100,7 @@ class Transmission(Session):
     offloads = True
     remembers = True
 
-    def __init__(self, role: Role, settings: WolpertingerSettings, *, unique: int = 0) -> None:
+    def __init__(self, role: Role, settings: WolpertingerSettings) -> None:
         super().__init__(role)
         self.settings = settings
         self._direction = role.sends.opposite
@@ -115,6 +115,8 @@ class Transmission(Session):
         self._soon_due = 0.0
         self._late: deque[tuple[float, bytes]] = deque()
         """Answers that wait for their time, so that all failures take as long."""
+        self._delayed: deque[tuple[float, list[bytes]]] = deque()
+        """Messages that `answer_delay` holds back, and what was said after them: messages keep their order."""
         self._seen = Seen(settings.remember)
         self._blanked: dict[int, bytes] = {}
         """Received messages with credentials, and the lines that stand for them in records."""
@@ -123,7 +125,7 @@ class Transmission(Session):
         self._private: dict[int, tuple[list[bytes], bytes]] = {}
         """The same for what was sent: the lines, and what stands for all of them."""
         self._assembly = layer1.Assembly(settings)
-        self._unconfirmed = Unconfirmed(settings.delivery_timeout, (unique & frames.MAX_ID) or 1)
+        self._unconfirmed = Unconfirmed(settings.delivery_timeout)
         self._reading = Reading()
         """What was read since the last control message."""
         self._batches: list[Batch] = []
@@ -468,8 +470,17 @@ class Transmission(Session):
         if hidden is not None:
             self._private[message_id] = lines, b"".join(encode(hidden, message_id, self.settings, self._cipher))
             _limit(self._private)
-        self._unconfirmed.add(message_id, lines, now, document.call_id if isinstance(document, Call) else None)
-        self._out += lines
+        call_id = document.call_id if isinstance(document, Call) else None
+        due = now
+        if self._delayed:
+            due = self._delayed[-1][0]
+        if not isinstance(document, Call):
+            due = max(due, now + self.settings.answer_delay)
+        self._unconfirmed.add(message_id, lines, due, call_id)
+        if self._delayed or due > now:
+            self._delayed.append((due, lines))
+        else:
+            self._out += lines
         self.sent += 1
         if len(self._unconfirmed.waiting) > 2 * self.settings.max_unconfirmed or self._unconfirmed.size > 2 * BYTES:
             # A peer that asks and never confirms the answers would make us keep all of them.
@@ -484,6 +495,8 @@ class Transmission(Session):
     def outgoing(self) -> bytes:
         """Lines to write now."""
         out = self._out
+        if self._delayed and self._is_closed():
+            self._release(math.inf)
         if not out:
             return b""
         if self._soon:
@@ -494,10 +507,17 @@ class Transmission(Session):
 
     def outgoing_frames(self) -> Sequence[bytes]:
         """The same, a line each."""
+        if self._delayed and self._is_closed():
+            self._release(math.inf)
         if self._soon and self._out:
             self._confirm_now()
         out, self._out = self._out, []
         return out
+
+    def _release(self, now: float) -> None:
+        """Send the messages whose delay is over."""
+        while self._delayed and self._delayed[0][0] <= now:
+            self._out += self._delayed.popleft()[1]
 
     def say_all(self) -> None:
         """Confirmations wait no longer."""
@@ -572,8 +592,9 @@ class Transmission(Session):
         due = self._unconfirmed.deadline
         if self._soon and (due is None or self._soon_due < due):
             due = self._soon_due
-        if self._late and (due is None or self._late[0][0] < due):
-            due = self._late[0][0]
+        for waiting in (self._late, self._delayed):
+            if waiting and (due is None or waiting[0][0] < due):
+                due = waiting[0][0]
         if self._assembly.open:
             given_up = self._assembly.deadline
             if given_up is not None and (due is None or given_up < due):
@@ -584,6 +605,7 @@ class Transmission(Session):
         """Send late answers, give up half messages, resend what was not confirmed."""
         if self._soon and self._soon_due <= now:
             self._confirm_now()
+        self._release(now)
         while self._late and self._late[0][0] <= now:
             self._queue(self._late.popleft()[1])
         self._assembly.expire(now)

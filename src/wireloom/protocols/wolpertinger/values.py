@@ -89,7 +89,7 @@ def read(type_: str, text: str) -> Value:
         number = float(text)
         return Value(type_, number if math.isfinite(number) else ("INF" if number > 0 else "-INF"))
     if type_ == "guid":
-        if not _GUID.fullmatch(text):
+        if not is_guid(text):
             raise ValueError(f"{text[:40]!r} is no guid")
         return Value(type_, text.lower())
     return Value(type_, _date_time(text))
@@ -107,6 +107,11 @@ def write(value: Value) -> str:
     if isinstance(data, bool):
         return "true" if data else "false"
     return repr(data) if isinstance(data, float) else str(data)
+
+
+def is_guid(text: str) -> bool:
+    """Whether a text is a GUID with hyphens."""
+    return _GUID.fullmatch(text) is not None
 
 
 def _in_range(type_: str, number: int) -> int:
