@@ -52,9 +52,9 @@ def join(
 ) -> Joined:
     """Settle what tasks, and earlier batches, left over.
 
-    `endings` say when nobody could answer any more: after that nobody waits for anything. `without_past` are connections
-    whose beginning was not seen: what answers nothing there may well answer something earlier. `received` is what
-    earlier batches know of messages that may be sent again.
+    `endings` say when nobody could answer any more: after that nobody waits for anything. `without_past` are
+    connections whose beginning was not seen: what answers nothing there may well answer something earlier. `received`
+    is what earlier batches know of messages that may be sent again.
     """
     turns = _with_marks(turns, marks)
     again, known = resends.find(turns, received if received is not None else resends.RECEIVED.empty_table(), clock)
