@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wireloom.model import Message
-from wireloom.protocols.contract import Batch, Publishes
+from wireloom.protocols.contract import Batch, Calls, Publishes
 
 
 def messages_of(batches: Sequence[Batch]) -> list[Message]:
@@ -28,4 +28,6 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 def in_messages(batch: Batch) -> Batch:
     """A batch as messages, whether or not it is in columns."""
+    if isinstance(batch, Calls):
+        return batch.as_messages()
     return batch.as_messages()[0] if isinstance(batch, Publishes) else batch

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.protocols.reading import data_of, messages_of
 from tests.protocols.talking import STREAMS, TOPICS, talking
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed
-from wireloom.protocols.contract import Batch, Publishes, Role, Session, SessionState, decode_stream, is_control
+from wireloom.protocols.contract import Batch, Calls, Publishes, Role, Session, SessionState, decode_stream, is_control
 from wireloom.protocols.decoding import Decoded
 from wireloom.protocols.hsp import frames as hsp_frames
 from wireloom.protocols.hsp.profile import ENVELOPE, MAP_TYPE, make_envelope
@@ -44,13 +44,14 @@ several = st.integers(1, 3) | st.integers(20, 60)
 
 @st.composite
 def published_run(draw: st.DrawFn, name: str) -> bytes:
-    """Publishes one after the other, most of them alike; two runs may use the same ids."""
+    """Publishes and calls one after the other, most of them alike; two runs may use the same ids."""
     client = talking(name, Role.CLIENT, unique=draw(st.sampled_from([1, 1, 30, 2**32 - 20])), **SETTINGS[name])
     for _ in range(draw(st.integers(1, 4))):
         topic, kind = draw(topics), draw(st.sampled_from(FORMATS[name]))
         asks, body = draw(st.booleans()), b'"%b"' % (b"x" * draw(st.integers(0, 60)))
+        prefix = "$hub/publish/" if name != "hsp" and draw(st.booleans()) else ""
         for _ in range(draw(several)):
-            named = topic if not asks or name == "hsp" else f"$hub/publish/{topic}"
+            named = f"{prefix}{topic}" if asks else topic
             message = Message(Kind.REQUEST if asks else Kind.EVENT, named, body, content_type=kind)
             with contextlib.suppress(NotSupported, LimitExceeded):
                 client.send(message, 0.0)
@@ -77,7 +78,7 @@ def streams(name: str) -> st.SearchStrategy[bytes]:
 
 def messages_in(batch: Batch) -> list[Message]:
     """The messages of a batch; whoever answers it is not affected."""
-    if isinstance(batch, PublishColumns):
+    if isinstance(batch, PublishColumns | Calls):
         return [batch.message(row) for row in range(batch.count)]
     return list(batch.messages)
 
@@ -112,7 +113,7 @@ def answer(session: Session, batches: Sequence[Batch]) -> None:
                 with contextlib.suppress(PeerClosed):
                     session.send_frames(frames, count)
             continue
-        for message in batch.messages:
+        for message in messages_in(batch):
             if message.kind is Kind.REQUEST:
                 with contextlib.suppress(PeerClosed, NotSupported):
                     session.send(Message(Kind.RESPONSE, correlation_id=message.id, status="done"), 1.0)

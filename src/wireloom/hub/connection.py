@@ -28,7 +28,7 @@ from wireloom.journal.lines import Line
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import fresh
-from wireloom.protocols.contract import CUT, LOGIN, Batch, Publishes, Role, Session, Sessions
+from wireloom.protocols.contract import CUT, LOGIN, Batch, Calls, Publishes, Role, Session, Sessions
 from wireloom.protocols.published import published
 from wireloom.transports.base import Pipe
 
@@ -319,6 +319,8 @@ class Connection(Outbox):
         if self.session.identities is not self._proved:
             self.authorise()
         denied: Sequence[str | None] = ()
+        if isinstance(batch, Calls) and not self._passes(batch):
+            batch = batch.as_messages()
         has_fault = not hub.topic_limits.allow(batch)
         if self._guarded or has_fault:
             batch, denied = self._guard(batch, has_fault)
@@ -339,6 +341,15 @@ class Connection(Outbox):
         hub.router.route((self,), batch, ticket)
         for refused in batch.refused:
             self._record_refused(refused.clause, refused.detail, refused.data)
+
+    def _passes(self, calls: Calls) -> bool:
+        """Whether requests or answers can be passed on together: no rule, rate or route concerns one of them."""
+        hub = self.hub
+        if not self.grants.everything or hub.router.routes:
+            return False
+        if self._bucket is not None and hub.config.limits.over_rate is OverRate.REFUSE:
+            return False
+        return calls.is_answers or all(hub.topic_limits.fault(topic) is None for topic in calls.topics)
 
     def _after_read(self) -> None:
         """All batches of a read are routed: write what came of it."""

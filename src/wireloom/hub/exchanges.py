@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from wireloom.hub.logs import about
@@ -23,7 +25,7 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
-from wireloom.protocols.contract import TRACE
+from wireloom.protocols.contract import TRACE, Calls
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -98,10 +100,43 @@ class Exchanges:
             return
         if request.body:
             request = request.with_(body=b"")  # the provider has it
-        exchange = Exchange(requester, request, provider, provider_id, self._hub.now() + self.timeout)
-        self._waiting[exchange] = None
-        self._by_provider.setdefault(provider, {})[provider_id] = exchange
-        self._by_requester.setdefault(requester, {})[request.id or ""] = exchange
+        self._remember(requester, provider, ((request, provider_id),))
+
+    def forward_all(self, requester: Connection, calls: Calls, rows: Sequence[int], provider: Connection) -> None:
+        """Hand requests of a batch to their provider: together, or one by one where that cannot be."""
+        limits, ids = self._hub.config.limits, list[str]()
+        frames = None
+        if (
+            provider.driver.failure is None
+            and provider.unsent <= limits.queue_bytes
+            and len(self) + len(rows) <= limits.requests
+        ):
+
+            def draw() -> Sequence[str] | None:
+                ids.extend(provider.session.new_ids(len(rows)) or ())
+                return ids or None
+
+            frames = calls.frames(rows, provider.session, draw)
+        if frames is None:
+            for row in rows:
+                request = calls.message(row)
+                self.forward(requester, request, provider, request)
+            return
+        provider.send_frames(frames, len(rows))
+        topics = calls.topics_of(rows)
+        requests = [Message(_REQUEST, topic, b"", calls.ids[row]) for row, topic in zip(rows, topics, strict=True)]
+        self._remember(requester, provider, zip(requests, ids, strict=True))
+
+    def _remember(self, requester: Connection, provider: Connection, asked: Iterable[tuple[Message, str]]) -> None:
+        """Requests, without their bodies, wait for their answers under these ids of their provider."""
+        deadline, waiting = self._hub.now() + self.timeout, self._waiting
+        by_provider = self._by_provider.setdefault(provider, {})
+        by_requester = self._by_requester.setdefault(requester, {})
+        for request, provider_id in asked:
+            exchange = Exchange(requester, request, provider, provider_id, deadline)
+            waiting[exchange] = None
+            by_provider[provider_id] = exchange
+            by_requester[request.id or ""] = exchange
 
     def asked(self, provider: Connection, provider_id: str) -> Exchange | None:
         """The request that has this id at its provider."""
@@ -144,6 +179,30 @@ class Exchanges:
         except WireloomError as error:
             extra = about("answer.unsent", requester)
             log.info("%r: an answer could not be sent: %s", requester, error, extra=extra)
+
+    def answer_all(self, provider: Connection, calls: Calls) -> None:
+        """Answers came from a provider: those for one requester go to it together, or else one by one."""
+        asked = self._by_provider.get(provider, {})
+        groups: dict[tuple[Connection, str | None], list[tuple[int, Exchange]]] = {}
+        for row, provider_id in enumerate(calls.ids):
+            exchange = asked.get(provider_id)
+            if exchange is not None:
+                groups.setdefault((exchange.requester, exchange.request.topic), []).append((row, exchange))
+        for (requester, topic), found in groups.items():
+            rows = [row for row, _ in found]
+            frames = None
+            if requester.driver.failure is None and requester.unsent <= self._hub.config.limits.queue_bytes:
+                ids = [exchange.request.id or "" for _, exchange in found]
+                session = requester.session
+                frames = calls.frames(rows, session, partial(session.answer_all, ids), topic)
+            if frames is None:
+                for row in rows:
+                    self.answer(provider, calls.message(row))
+                continue
+            requester.send_frames(frames, len(rows))
+            for _, exchange in found:
+                self._forget(exchange)
+            self._hub.metrics.requests.add(len(rows), requester.name, "done")
 
     def cancel(self, requester: Connection, message: Message) -> None:
         """The requester no longer wants the answer, or wants it cut short."""

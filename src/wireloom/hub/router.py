@@ -20,7 +20,7 @@ from wireloom.hub.logs import about
 from wireloom.hub.routes import Routes
 from wireloom.hub.turn import acknowledge
 from wireloom.model import BodyError, ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
-from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Batch, EventList, Events, Publishes
+from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Batch, Calls, EventList, Events, Publishes
 from wireloom.protocols.published import validate_publish
 from wireloom.topics import Subscriptions
 
@@ -59,8 +59,30 @@ class Router:
             self._publish(sources[0], batch.events(), ticket)
             if batch.unanswered:
                 self._hub.commit.when_durable(ticket, lambda: acknowledge(self._hub, sources, batch))
+        elif isinstance(batch, Calls):
+            self._route_calls(sources[0], batch, ticket)
         else:
             self._route_messages(sources[0], batch.messages, ticket)
+
+    def _route_calls(self, source: Connection, calls: Calls, ticket: int) -> None:
+        """Pass on requests to their providers, or answers to those who asked."""
+        if calls.is_answers:
+            self.exchanges.answer_all(source, calls)
+            return
+        providers = [self.providers.lookup(topic) for topic in calls.topics]
+        if not all(providers):
+            # Some get an error: these are messages.
+            self._route_messages(source, calls.as_messages().messages, ticket)
+            return
+        parts: dict[Connection, list[int]] = {}
+        for code, found in enumerate(providers):
+            rows = calls.rows_of(code)
+            for offset in range(min(len(rows), len(found))):
+                provider = found[(self._turn + offset) % len(found)]
+                parts.setdefault(provider, []).extend(rows[offset :: len(found)])
+            self._turn += len(rows)
+        for provider, rows in parts.items():
+            self.exchanges.forward_all(source, calls, sorted(rows), provider)
 
     def _route_messages(self, source: Connection, messages: Sequence[Message], ticket: int) -> None:
         """Act on messages in order; what is published without anything in between is delivered together."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from wireloom.hub.exchanges import Exchange, Exchanges
 from wireloom.hub.router import Router
 from wireloom.model import Kind, Message
-from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Batch, Events, Publishes
+from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Batch, Calls, Events, Publishes
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -266,6 +266,10 @@ class TracedRouter(Router):
             super().route(sources, batch, ticket)
         finally:
             self._of_batch.clear()
+
+    def _route_calls(self, source: Connection, calls: Calls, ticket: int) -> None:
+        """Each has a span of its own, so each is a message."""
+        self._route_messages(source, calls.as_messages().messages, ticket)
 
     def _routed_copies(self, source: Connection, message: Message) -> list[Message]:
         before = self._now

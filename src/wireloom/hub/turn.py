@@ -99,7 +99,8 @@ class Turn:
         buffer = b"".join(reads)
         taken = columns.take([connection.session for connection in connections], buffer, starts, ends)
         if taken.batch is not None:
-            self._route(connections, taken.batch)
+            # In reads of several connections the kernel looks for publishes only.
+            self._route(connections, cast("PublishColumns", taken.batch))
         left: list[tuple[Connection, bytes]] = []
         for connection, stopped, end, is_odd in zip(connections, taken.ends, ends, taken.odd, strict=True):
             if stopped < end:

@@ -141,6 +141,52 @@ class EventList(Events):
         return session.write_events(self._events, now)
 
 
+class Calls(Batch, abc.ABC):
+    """Nothing but requests for providers, or nothing but answers to requests, of one connection: no object for each.
+
+    `messages` of the base class stays empty; see `as_messages`.
+    """
+
+    __slots__ = ()
+
+    session: Session
+    """Who read them. It knows their ids: the peer waits for the answers, or no longer for these."""
+    is_answers: bool
+    ids: Sequence[str]
+    """Of each request its id, of each answer that of its request."""
+    topics: Sequence[str]
+    """Each topic once."""
+
+    @abc.abstractmethod
+    def rows_of(self, code: int) -> Sequence[int]:
+        """Which of them have a topic, given by its index in `topics`, in order."""
+
+    @abc.abstractmethod
+    def topics_of(self, rows: Sequence[int]) -> Sequence[str]:
+        """The topics of some of them."""
+
+    @abc.abstractmethod
+    def frames(
+        self,
+        rows: Sequence[int],
+        session: Session,
+        ids: Callable[[], Sequence[str] | None],
+        topic: str | None = None,
+    ) -> bytes | None:
+        """Some of them as frames that a session writes, under other ids, and maybe another topic.
+
+        None, and `ids` not asked for, where they have to be sent one by one; None also where `ids` gives none.
+        """
+
+    @abc.abstractmethod
+    def message(self, row: int) -> Message:
+        """One of them."""
+
+    def as_messages(self) -> Batch:
+        """The same as a batch of messages."""
+        return Batch(self.data, [self.message(row) for row in range(self.count)])
+
+
 class Publishes(Batch, abc.ABC):
     """Nothing but events and acknowledged publishes, of one connection or of several: no object is made for each.
 

@@ -8,7 +8,8 @@ How a read is taken
 The kernel goes through the frames of each read. It fills a row for each event and each acknowledged publish of the
 usual form, and stops at the first frame that is anything else: incomplete, a control message, wrong, or just odd. The
 rows before it are the batch. The session decodes the odd frame with `frames.py`, and the kernel goes on behind it
-(`Session._decode`). So a batch never holds anything but publishes, and order is kept.
+(`Session._decode`). So a batch never holds anything but publishes, and order is kept. In the read of one connection,
+where it begins with requests or answers, the rows are those: see `call_columns.py`.
 
 Topics
 ------
@@ -27,7 +28,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +41,14 @@ from wireloom.protocols.owing import Owed
 from wireloom.protocols.published import validate_publish
 from wireloom.protocols.session import EventHead, Session
 
+if TYPE_CHECKING:
+    from wireloom.protocols.call_columns import CallColumns
+
 # The fields of a row.
-READ, OFFSET, SIZE, ASKS, TOPIC, TOPIC_SIZE, BODY, BODY_SIZE, ID = range(9)
+READ, OFFSET, SIZE, KIND, TOPIC, TOPIC_SIZE, BODY, BODY_SIZE, ID = range(9)
 FIELDS = 9
+
+"""`KIND` is 0 for an event, 1 for an acknowledged publish, and in batches of calls what `call_columns.py` says."""
 
 Columns = NDArray[np.int64]
 
@@ -98,6 +104,17 @@ def _number_topics(data: NDArray[np.uint8], rows: Columns, table: Columns, first
     return count
 
 
+def number_topics(buffer: bytes, columns: Columns) -> tuple[list[bytes], Columns]:
+    """The bytes that decide a topic, each once, and of each row which of them it has."""
+    count = columns.shape[1]
+    codes, firsts = np.empty(count, np.int64), np.empty(count, np.int64)
+    table = np.full(1 << max((2 * count).bit_length(), 4), -1, np.int64)
+    distinct = _number_topics(np.frombuffer(buffer, np.uint8), columns, table, firsts, codes)
+    at = columns[TOPIC, firsts[:distinct]].tolist()
+    size = columns[TOPIC_SIZE, firsts[:distinct]].tolist()
+    return [buffer[a : a + s] for a, s in zip(at, size, strict=True)], codes
+
+
 @kernel
 def _summarise(rows: Columns, reads: int, bounds: Columns, owed: Columns) -> int:
     """Where the rows of each read begin, and which ids it owes; returns how many publishes are owed in all.
@@ -110,7 +127,7 @@ def _summarise(rows: Columns, reads: int, bounds: Columns, owed: Columns) -> int
         low, high, asked, ascending = np.int64(0), np.int64(0), 0, 1
         last = np.int64(-1)
         while row < count and rows[READ, row] == read:
-            if rows[ASKS, row]:
+            if rows[KIND, row]:
                 number = rows[ID, row]
                 if asked == 0:
                     low, high = number, number
@@ -195,7 +212,7 @@ class Meaning(NamedTuple):
 class Taken(NamedTuple):
     """What the kernel took of some reads."""
 
-    batch: PublishColumns | None
+    batch: PublishColumns | CallColumns | None
     ends: Sequence[int]
     """How many bytes of each read were taken."""
     odd: Sequence[bool]
@@ -209,6 +226,8 @@ class PublishColumns(Publishes):
 
     smallest: ClassVar[int]
     """Bytes of the smallest frame that is a row."""
+    calls: ClassVar[type[CallColumns] | None] = None
+    """What batches of requests and answers are, in protocols whose kernel finds them."""
     uid_from: ClassVar[int] = -1
     """Where in a frame its uid stands, in protocols whose events have one."""
 
@@ -227,17 +246,12 @@ class PublishColumns(Publishes):
     def _set(self, columns: Columns) -> None:
         self.columns = columns
         self._keys: dict[int, frozenset[object]] = {}
-        count = self.count = columns.shape[1]
+        self.count = columns.shape[1]
         reads = len(self.sessions)
         self.bounds, self.owed = np.empty(reads + 1, np.int64), np.empty((4, reads), np.int64)
         self.unanswered = _summarise(columns, reads, self.bounds, self.owed)
-        self.codes = np.empty(count, np.int64)
-        table = np.full(1 << max((2 * count).bit_length(), 4), -1, np.int64)
-        firsts = np.empty(count, np.int64)
-        distinct = _number_topics(self.view, columns, table, firsts, self.codes)
-        at = columns[TOPIC, firsts[:distinct]].tolist()
-        size = columns[TOPIC_SIZE, firsts[:distinct]].tolist()
-        self.meanings = [self._valid_meaning(self.buffer[a : a + s]) for a, s in zip(at, size, strict=True)]
+        keys, self.codes = number_topics(self.buffer, columns)
+        self.meanings = [self._valid_meaning(key) for key in keys]
 
     def _valid_meaning(self, key: bytes) -> Meaning | None:
         """What a key means; None also for a topic that nobody may publish to: the router refuses it."""
@@ -259,6 +273,8 @@ class PublishColumns(Publishes):
         count = cls.scan(sessions[0], np.frombuffer(buffer, np.uint8), start, end, columns, stops, odd)
         if not count:
             return Taken(None, stops.tolist(), odd.tolist())
+        if columns[KIND, 0] > 1:
+            return cls._take_calls(sessions[0], buffer, columns[:, :count], starts[0], stops.item(), odd.item())
         batch = cls(sessions, buffer, columns[:, :count], starts, stops.tolist())
         strange = [code for code, meaning in enumerate(batch.meanings) if meaning is None]
         wrong = np.flatnonzero(np.isin(batch.codes, strange)).tolist() if strange else []
@@ -266,6 +282,17 @@ class PublishColumns(Publishes):
         if not wrong and not refused:
             return Taken(batch, batch.ends, odd.tolist())
         return batch._without(wrong, refused, odd)
+
+    @classmethod
+    def _take_calls(
+        cls, session: Session, buffer: bytes, columns: Columns, start: int, stop: int, is_odd: bool
+    ) -> Taken:
+        """Take requests or answers, unless one of them may break a rule: then `frames.py` finds out which."""
+        assert cls.calls is not None
+        batch = cls.calls(session, buffer, columns, start, stop)
+        if batch.is_usual and session.take_calls(batch.ids, are_answers=batch.is_answers):
+            return Taken(batch, (stop,), (is_odd,))
+        return Taken(None, (start,), (True,))
 
     def _owe(self, read: int) -> bool:
         """Let the session remember the ids of one read; False if one of them is in use."""
@@ -310,7 +337,7 @@ class PublishColumns(Publishes):
         """The answers of each read."""
         if not self.unanswered:
             return
-        asks = self.columns[:, self.columns[ASKS] > 0] if self.unanswered < self.count else self.columns
+        asks = self.columns[:, self.columns[KIND] > 0] if self.unanswered < self.count else self.columns
         frames, ends = self.answers(asks)
         self.unanswered = 0
         at = row = 0
@@ -341,7 +368,7 @@ class PublishColumns(Publishes):
         found = self._keys.get(read)
         if found is None:
             rows = self.columns[:, self.bounds[read] : self.bounds[read + 1]]
-            found = self._keys[read] = self.exact_keys(rows[:, rows[ASKS] > 0])
+            found = self._keys[read] = self.exact_keys(rows[:, rows[KIND] > 0])
         return found
 
     def exact_keys(self, rows: Columns) -> frozenset[object]:
@@ -515,7 +542,7 @@ def warm() -> None:
 
 
 __all__ = [
-    "ASKS", "BODY", "BODY_SIZE", "FIELDS", "ID", "OFFSET", "PREFIX_SIZE", "READ", "SIZE", "TOPIC",
-    "TOPIC_SIZE", "Columns", "Meaning", "PublishColumns", "PublishedRows", "Taken", "copy", "put_u32", "same",
-    "topic_after_prefix", "u32", "warm",
+    "BODY", "BODY_SIZE", "FIELDS", "ID", "KIND", "OFFSET", "PREFIX_SIZE", "READ", "SIZE", "TOPIC",
+    "TOPIC_SIZE", "Columns", "Meaning", "PublishColumns", "PublishedRows", "Taken", "copy", "number_topics", "put_u32",
+    "same", "topic_after_prefix", "u32", "warm",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from wireloom.model import Direction, Message, ProtocolViolation
+from wireloom.model import Direction, Kind, Message, ProtocolViolation
 from wireloom.protocols.batch import NOTHING, TRACE, Batch
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class EventHead(NamedTuple):
     size_at: int
     extra: int
     largest: int
+    id_at: int = -1
+    """Where the id of a request stands, or of the one that is answered; see `Session.call_head`."""
 
     def with_size(self, body_size: int) -> bytes:
         """The head of an event with a body of so many bytes."""
@@ -335,6 +337,31 @@ class Session(abc.ABC):
 
     def settled(self, batch: PublishColumns, read: int) -> None:
         """The publishes of a read are answered, or answered one by one from now on."""
+        raise NotImplementedError
+
+    # Calls in columns (see `call_columns.py`); only sessions whose kernel finds them, or who say what they begin with.
+
+    def take_calls(self, ids: Sequence[str], *, are_answers: bool) -> bool:
+        """Requests with these ids came, or answers to ours; False, and nothing done, if that may break a rule."""
+        raise NotImplementedError
+
+    def call_head(self, kind: Kind, topic: str | None, content_type: str | None) -> EventHead | None:
+        """What the frames of such requests or responses begin with, with the place of the id empty.
+
+        None where they have to be sent one by one. Raises what `send` raises.
+        """
+        return None
+
+    def new_ids(self, count: int) -> Sequence[str] | None:
+        """Ids for so many requests that are sent now, by `send_frames`; None if they cannot be sent together."""
+        raise NotImplementedError
+
+    def answer_all(self, ids: Sequence[str]) -> Sequence[str] | None:
+        """The peer's requests with these ids are answered now; None, and nothing done, if one does not wait."""
+        raise NotImplementedError
+
+    def id_bytes(self, ids: Sequence[str]) -> bytes:
+        """Ids as they are on the wire, one behind the other; all have the same size."""
         raise NotImplementedError
 
     def enable_work(self) -> None:

@@ -14,7 +14,7 @@ from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message,
 from wireloom.protocols.contract import Decoded
 from wireloom.protocols.emp import EMP, EmpSettings, extensions, frames
 from wireloom.protocols.emp.frames import Block, Frame, SizeMode, Type
-from wireloom.protocols.emp.messages import to_frame, to_message
+from wireloom.protocols.emp.messages import encode, to_frame, to_message
 from wireloom.protocols.emp.settings import Profile
 from wireloom.protocols.registry import protocol, scheme
 
@@ -392,3 +392,18 @@ def test_a_hundred_thousand_blocks_are_read_in_proportion_to_their_number() -> N
 
     few, many = (min(cost(count) for _ in range(3)) for count in (5_000, 100_000))
     assert many < 100 * few
+
+
+@given(message=any_message, mode=st.sampled_from(["inclusive", "exclusive"]), profile=st.sampled_from(["on", "off"]))
+def test_a_remembered_beginning_gives_the_bytes_of_the_frame(message: Message, mode: str, profile: str) -> None:
+    settings = EmpSettings(size_mode=SizeMode(mode), profile=Profile(profile), max_message=1024)
+    try:
+        expected: bytes | str = frames.encode(to_frame(message, settings), settings.size_mode)
+    except (NotSupported, LimitExceeded) as error:
+        expected = str(error)
+    for _ in range(2):
+        try:
+            found: bytes | str = encode(message, settings)
+        except (NotSupported, LimitExceeded) as error:
+            found = str(error)
+        assert found == expected

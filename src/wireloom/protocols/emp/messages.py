@@ -21,6 +21,7 @@ means nothing and is kept like an unknown one. The trace in which a message is s
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import cast
@@ -58,6 +59,11 @@ _DATA, _FIRST_APPLICATION_TYPE = int(Type.DATA), frames.FIRST_APPLICATION_TYPE
 _REQUEST_RESPONSE, _HUB, _GZIP = Extension.REQUEST_RESPONSE, Extension.HUB, Scheme.GZIP
 _UNPROVEN = Authenticity.NONE
 _OFF = Profile.OFF
+_EXCLUSIVE = SizeMode.EXCLUSIVE
+_PLAIN = frozenset((_EVENT, _REQUEST, _RESPONSE))
+ID_AT = 20
+"""Where the id stands in a request and in a response: their first block is that of request-response."""
+_SIZE, _ID = struct.Struct(">I"), struct.Struct(">Q")
 HUB_EXTENSIONS = (int(Extension.HUB), context.EXTENSION)
 """Those that only peers with the hub profile know."""
 _UNAWARE = "an emp peer that does not know the hub's extension (setting profile)"
@@ -163,7 +169,40 @@ def encode(message: Message, settings: EmpSettings) -> bytes:
     >>> encode(Message(Kind.EVENT, "a", b"hi"), EmpSettings()).hex()
     '00000016058000000000000c80000000010001616869'
     """
+    kind, body = message.kind, message.body
+    most = settings.max_message if settings.compress_above is None else settings.compress_above
+    if kind in _PLAIN and not message.attributes and len(body) <= most:
+        plain = plain_frame(kind, message.topic, message.content_type, message.status, settings)
+        size = len(plain) + len(body)
+        if size <= settings.max_message:
+            head = _SIZE.pack(size - 4 if settings.size_mode is _EXCLUSIVE else size)
+            if kind is _EVENT:
+                return b"".join((head, plain[4:], body))
+            text, name = (message.id, "id") if kind is _REQUEST else (message.correlation_id, "correlation_id")
+            number = _ID.pack(_number(text, name, 1, extensions.MAX_ID))
+            return b"".join((head, plain[4:ID_AT], number, plain[ID_AT + 8 :], body))
     return frames.encode(to_frame(message, settings), settings.size_mode)
+
+
+def plain_frame(
+    kind: Kind, topic: str | None, content_type: str | None, status: str | None, settings: EmpSettings
+) -> bytes:
+    """An event, a request or a response without a body. Another differs from it in size, id and body alone.
+
+    The last thousand are remembered: to fill in the rest takes a third of the time that it takes to make one.
+    """
+    is_long = len(topic or "") + len(content_type or "") + len(status or "") > extensions.REMEMBERED
+    make = _plain_frame.__wrapped__ if is_long else _plain_frame
+    return make(kind, topic, content_type, status, settings.size_mode, settings.profile)
+
+
+@lru_cache(maxsize=1024)
+def _plain_frame(
+    kind: Kind, topic: str | None, content_type: str | None, status: str | None, size_mode: SizeMode, profile: Profile
+) -> bytes:
+    request_id, correlation_id = "1" if kind is _REQUEST else None, "1" if kind is _RESPONSE else None
+    message = Message(kind, topic, b"", request_id, correlation_id, status, content_type)
+    return frames.encode(to_frame(message, EmpSettings(size_mode=size_mode, profile=profile)), size_mode)
 
 
 def to_frame(message: Message, settings: EmpSettings) -> Frame:

@@ -5,6 +5,8 @@ An id is taken from the request until its response. Ours count up from 1 and are
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wireloom.model import LimitExceeded
 from wireloom.protocols.emp.extensions import MAX_ID
 from wireloom.protocols.emp.frames import violation
@@ -53,6 +55,47 @@ class Pending:
         if request_id not in self.waiting:
             raise violation("emp.response.unknown-id", f"no request {request_id} waits for a response")
         self.waiting.remove(request_id)
+
+    # Many at once: nothing is done where one of them may break a rule
+
+    def ask_all(self, count: int) -> list[str] | None:
+        """So many requests go out: their ids."""
+        first = self.last_id + 1
+        if self.last_id + count > MAX_ID or len(self.waiting) + count > self.max_requests:
+            return None
+        ids = list(map(str, range(first, first + count)))
+        self.waiting.update(ids)
+        self.last_id += count
+        return ids
+
+    def settle_all(self, ids: Sequence[str]) -> bool:
+        """Responses arrived, each to a request that waits."""
+        answered = set(ids)
+        if len(answered) < len(ids) or not answered <= self.waiting:
+            return False
+        self.waiting -= answered
+        return True
+
+    def owe_all(self, ids: Sequence[str]) -> bool:
+        """Requests arrived, each with an id that is not taken."""
+        asked = dict(zip(ids, map(int, ids), strict=True))
+        batches = self.owed_batches
+        if len(asked) < len(ids) or not self.owed.keys().isdisjoint(asked):
+            return False
+        if batches and any(map(batches.has, asked.values())):
+            return False
+        if len(self.owed) + batches.size + len(ids) > self.max_requests:
+            return False
+        self.owed.update(asked)
+        return True
+
+    def answer_all(self, ids: Sequence[str]) -> Sequence[str] | None:
+        """Requests are answered, each of which waits."""
+        if not self.owed.keys() >= set(ids):
+            return None
+        for request_id in ids:
+            del self.owed[request_id]
+        return ids
 
     # Requests that the peer sends
 

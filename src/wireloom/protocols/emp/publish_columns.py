@@ -1,4 +1,4 @@
-"""`data` messages with a topic of many reads in columns: events, and acknowledged publishes."""
+"""`data` messages with a topic of many reads in columns: events, acknowledged publishes, requests and answers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_of
-from wireloom.protocols import publish_columns
+from wireloom.protocols import call_columns, publish_columns
 from wireloom.protocols.buffers import u32
+from wireloom.protocols.call_columns import ANSWER, REQUEST, CallColumns
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.frames import Extension, SizeMode, Type
 from wireloom.protocols.emp.messages import to_message
 from wireloom.protocols.emp.session import EmpSession
 from wireloom.protocols.publish_columns import (
-    ASKS,
     BODY,
     BODY_SIZE,
     FIELDS,
     ID,
+    KIND,
     OFFSET,
     READ,
     SIZE,
@@ -55,8 +56,11 @@ def _scan(
     stops: Columns,
     odd: NDArray[np.bool_],
 ) -> int:
-    """Rows of `data` with a topic, and of requests for `$hub/publish/`. Topic and content type stand in a row."""
-    row = 0
+    """Rows of `data` with a topic. Topic and content type stand in a row.
+
+    Of one read alone, the rows may be requests for providers, or answers, if it begins with one.
+    """
+    row, first = 0, np.int64(-1)
     for read in range(starts.shape[0]):
         at, end = starts[read], ends[read]
         while end - at >= 8:
@@ -67,12 +71,12 @@ def _scan(
             if size > end - at:
                 odd[read] = False
                 break
-            stop, block, number, asks = at + size, at + 8, np.int64(-1), 0
+            stop, block, number, kind = at + size, at + 8, np.int64(-1), 0
             if data[block + 4] == _REQUEST_RESPONSE:
-                if size < 28 + 11 or u32(data, block) != 20 or data[block + 5] < 0x80 or data[block + 8] < 0x80:
+                if size < 28 + 11 or u32(data, block) != 20 or data[block + 5] < 0x80:
                     break
                 number = (u32(data, block + 12) << 32) | u32(data, block + 16)
-                asks = 1
+                kind = 1 if data[block + 8] >= 0x80 else ANSWER
                 if number <= 0:
                     break
                 block += 20
@@ -89,8 +93,13 @@ def _scan(
             topic_size = (np.int64(data[block + 9]) << 8) | np.int64(data[block + 10])
             if topic_size > block + length - topic:
                 break
-            skipped = topic_after_prefix(data, topic, topic_size, asks > 0)
-            if skipped < 0:
+            skipped = topic_after_prefix(data, topic, topic_size, kind == 1)
+            if skipped < 0 and kind == 1:
+                kind = REQUEST
+                skipped = topic_after_prefix(data, topic, topic_size, False)
+            if first < 0:
+                first = np.int64(kind if starts.shape[0] == 1 else 0)
+            if skipped < 0 or ((kind > 1 or first > 1) and kind != first):
                 break
             position, is_ascii = topic + topic_size, True
             if data[block + 8] & 0x02:
@@ -108,7 +117,7 @@ def _scan(
                 break
             odd[read] = False
             columns[READ, row], columns[OFFSET, row], columns[SIZE, row] = read, at, size
-            columns[ASKS, row], columns[ID, row] = asks, number
+            columns[KIND, row], columns[ID, row] = kind, number
             columns[TOPIC, row], columns[TOPIC_SIZE, row] = topic + skipped, position - topic - skipped
             columns[BODY, row], columns[BODY_SIZE, row] = position, stop - position
             row += 1
@@ -134,9 +143,43 @@ def _write_answers(ids: Columns, out: NDArray[np.uint8]) -> None:
 def warm() -> None:
     """Compile or load the kernels, once, before a connection waits for them."""
     publish_columns.warm()
+    call_columns.warm()
     one, data = np.zeros(1, np.int64), np.zeros(8, np.uint8)
     _scan(data, one, one, 1, np.empty((FIELDS, 1), np.int64), np.empty(1, np.int64), np.zeros(1, np.bool_))
     _write_answers(np.zeros((FIELDS, 2), np.int64)[ID], np.empty(2 * _ANSWER, np.uint8))
+
+
+def _meaning(key: bytes) -> Meaning:
+    """The topic, and behind it the content type, if there is one: two bytes for its size, and itself."""
+    at = key.find(b"\0")
+    return Meaning(key.decode(), None) if at < 0 else Meaning(key[:at].decode(), sys.intern(key[at + 2 :].decode()))
+
+
+def _message(session: Session, buffer: bytes, start: int) -> Message:
+    """The message that stands at a place, by the reference decoder."""
+    settings = cast(EmpSession, session).settings
+    found = frames.decode(buffer, start, settings.max_message, SizeMode.INCLUSIVE)
+    assert found is not None, "kernel and decoder disagree"
+    return to_message(found[0], settings, session.inbound)
+
+
+class EmpCalls(CallColumns):
+    """Requests and answers of a session whose sizes are inclusive."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def id_texts(columns: Columns) -> Sequence[str]:
+        """Numbers."""
+        return list(map(str, columns[ID].tolist()))
+
+    def meaning(self, key: bytes) -> Meaning:
+        """The topic and the content type."""
+        return _meaning(key)
+
+    def message(self, row: int) -> Message:
+        """A row as the message it is."""
+        return _message(self.session, self._buffer, int(self.columns[OFFSET, row]))
 
 
 class EmpPublishes(PublishColumns):
@@ -144,6 +187,7 @@ class EmpPublishes(PublishColumns):
 
     __slots__ = ()
 
+    calls = EmpCalls
     smallest: ClassVar[int] = _LEAST
 
     @classmethod
@@ -162,17 +206,12 @@ class EmpPublishes(PublishColumns):
         return count
 
     def meaning(self, key: bytes) -> Meaning | None:
-        """The topic, and behind it the content type, if there is one: two bytes for its size, and itself."""
-        at = key.find(b"\0")
-        return Meaning(key.decode(), None) if at < 0 else Meaning(key[:at].decode(), sys.intern(key[at + 2 :].decode()))
+        """The topic and the content type."""
+        return _meaning(key)
 
     def message(self, row: int) -> Message:
         """A row as the message it is."""
-        session = cast(EmpSession, self.sessions[0])
-        settings, start = session.settings, int(self.columns[OFFSET, row])
-        found = frames.decode(self.buffer, start, settings.max_message, SizeMode.INCLUSIVE)
-        assert found is not None, "kernel and decoder disagree"
-        return to_message(found[0], settings, session.inbound)
+        return _message(self.sessions[0], self.buffer, int(self.columns[OFFSET, row]))
 
     def event_messages(self, rows: Columns, codes: Sequence[int]) -> list[Message]:
         """Rows as the events they publish."""

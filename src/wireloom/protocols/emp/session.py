@@ -10,8 +10,9 @@ publishes are decoded by the kernel of `publish_columns.py`, once `enable_column
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
@@ -30,6 +31,7 @@ from wireloom.protocols.contract import (
     NOTHING,
     NOTHING_AGREED,
     Batch,
+    Calls,
     EventHead,
     Publishes,
     Role,
@@ -38,7 +40,7 @@ from wireloom.protocols.contract import (
 )
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
-from wireloom.protocols.emp.messages import HUB_EXTENSIONS, encode, is_reserved, to_message
+from wireloom.protocols.emp.messages import DONE, HUB_EXTENSIONS, ID_AT, encode, is_reserved, plain_frame, to_message
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.pending import Pending
 from wireloom.protocols.emp.settings import EmpSettings, Profile, settled
@@ -145,7 +147,7 @@ class EmpSession(Session):
     def _looking_for_hub(self, batches: Iterable[Batch]) -> Iterable[Batch]:
         """Batches in columns hold nothing but messages with the hub's block."""
         for batch in batches:
-            if isinstance(batch, Publishes):
+            if isinstance(batch, Publishes | Calls):
                 self._see_hub()
             yield batch
 
@@ -447,12 +449,15 @@ class EmpSession(Session):
 
     def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
         """`data`, mostly with the hub's block; its size counts all of it, or all but itself."""
-        plain = _plain_event(topic, content_type, self.settings)
+        return self._head(plain_frame(_EVENT, topic, content_type, None, self.settings))
+
+    def _head(self, plain: bytes, id_at: int = -1) -> EventHead:
+        """What frames begin with that differ from this one, which has no body, in body and id alone."""
         settings = self.settings
         largest = settings.max_message - len(plain)
         if settings.compress_above is not None:
             largest = min(largest, settings.compress_above)
-        return EventHead(bytes(4) + plain[4:], 0, int.from_bytes(plain[:4]), largest)
+        return EventHead(bytes(4) + plain[4:], 0, int.from_bytes(plain[:4]), largest, id_at)
 
     def _hold(self, message: Message, size: int) -> None:
         if self._held_size + size > self.settings.max_message:
@@ -527,6 +532,29 @@ class EmpSession(Session):
     def settled(self, batch: PublishColumns, read: int) -> None:
         """The publishes of a read are answered."""
         self._pending.owed_batches.settle(batch, read)
+
+    def take_calls(self, ids: Sequence[str], *, are_answers: bool) -> bool:
+        """Requests or answers came."""
+        return (self._pending.settle_all if are_answers else self._pending.owe_all)(ids)
+
+    def call_head(self, kind: Kind, topic: str | None, content_type: str | None) -> EventHead | None:
+        """`data` with the request-response block, and mostly the hub's."""
+        if self.state is not OPEN or self._slow.behind:
+            return None
+        status = None if kind is _REQUEST else DONE
+        return self._head(plain_frame(kind, topic, content_type, status, self.settings), ID_AT)
+
+    def new_ids(self, count: int) -> Sequence[str] | None:
+        """The next ones."""
+        return self._pending.ask_all(count)
+
+    def answer_all(self, ids: Sequence[str]) -> Sequence[str] | None:
+        """The requests no longer wait."""
+        return self._pending.answer_all(ids)
+
+    def id_bytes(self, ids: Sequence[str]) -> bytes:
+        """Eight bytes each."""
+        return struct.pack(f">{len(ids)}Q", *map(int, ids))
 
     def send_frames(self, encoded: bytes, count: int) -> None:
         """Queue frames that are encoded already."""
@@ -613,9 +641,3 @@ def _told(error: Message) -> str:
     if about is not None and int(about) in HUB_EXTENSIONS:
         text += '; it does not know the extension that carries topics: set profile = "off"'
     return text
-
-
-@lru_cache(maxsize=1024)
-def _plain_event(topic: str, content_type: str | None, settings: EmpSettings) -> bytes:
-    """An event without a body."""
-    return encode(Message(_EVENT, topic, content_type=content_type), settings)

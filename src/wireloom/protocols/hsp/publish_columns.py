@@ -19,11 +19,11 @@ from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERV
 from wireloom.protocols.hsp.protocol import to_message
 from wireloom.protocols.hsp.session import HspSession
 from wireloom.protocols.publish_columns import (
-    ASKS,
     BODY,
     BODY_SIZE,
     FIELDS,
     ID,
+    KIND,
     OFFSET,
     READ,
     SIZE,
@@ -93,7 +93,7 @@ def _scan(
                     odd[read] = True
                     break
             columns[READ, row], columns[OFFSET, row], columns[SIZE, row] = read, at, head + length
-            columns[ASKS, row], columns[ID, row] = asks, u32(data, at + 1) if asks else np.int64(-1)
+            columns[KIND, row], columns[ID, row] = asks, u32(data, at + 1) if asks else np.int64(-1)
             columns[TOPIC, row], columns[TOPIC_SIZE, row] = topic, topic_size
             columns[BODY, row], columns[BODY_SIZE, row] = body, body_size
             row += 1

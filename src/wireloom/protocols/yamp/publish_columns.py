@@ -14,11 +14,11 @@ from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_o
 from wireloom.protocols import publish_columns
 from wireloom.protocols.buffers import u32
 from wireloom.protocols.publish_columns import (
-    ASKS,
     BODY,
     BODY_SIZE,
     FIELDS,
     ID,
+    KIND,
     OFFSET,
     READ,
     SIZE,
@@ -84,7 +84,7 @@ def _scan(
                 break
             odd[read] = False
             columns[READ, row], columns[OFFSET, row], columns[SIZE, row] = read, at, body + size - at
-            columns[ASKS, row] = asks
+            columns[KIND, row] = asks
             columns[ID, row] = (u32(data, at + 1) << 31) | (u32(data, at + 5) >> 1) if asks else np.int64(-1)
             columns[TOPIC, row], columns[TOPIC_SIZE, row] = uri + skipped, uri_size - skipped
             columns[BODY, row], columns[BODY_SIZE, row] = body, size
