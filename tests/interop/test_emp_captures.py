@@ -36,6 +36,15 @@ def conversation(port: int, *, most: int = 200, first: int = 0) -> list[Captured
     return exchange(wire, streams, random.Random(3), most).close().packets
 
 
+def as_recorded(port: int) -> list[Captured]:
+    """The conversation in the order in which it was led."""
+    wire = Wire("10.0.0.1:4000", f"10.0.0.2:{port}").open()
+    for entry in RECORDED:
+        if entry["hex"]:
+            wire.say(("c2s", "s2c").index(entry["direction"]), bytes.fromhex(entry["hex"]))
+    return wire.close().packets
+
+
 def kinds(found: Found, direction: str) -> list[object]:
     return [kind for kind, _, _ in found.said(direction)]
 
@@ -72,7 +81,7 @@ def test_connections_of_both_modes_in_one_capture(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_pipeline_run_gives_messages_and_exchanges(tmp_path: Path) -> None:
     capture = tmp_path / "erlang.pcap"
-    capture.write_bytes(pcap(conversation(5040), nano=True))
+    capture.write_bytes(pcap(as_recorded(5040), nano=True))
     warehouse = tmp_path / "warehouse"
     run = [*WIRELOOM, "pipeline", "run", "--input", str(capture), "--warehouse", str(warehouse)]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
