@@ -93,7 +93,7 @@ class Demo:
             "mesh": f'settings = {{ trust = "{trust}", key = "{self.folder / "hub.json"}", publish = ["alarms/#"] }}\n',
         }
         tables = [
-            f'[[listener]]\nurl = "{self.url(name)}"\nprofile = true\n{extra.get(name, "")}'
+            f'[[listener]]\nurl = "{self.url(name)}"\n{extra.get(name, "")}'
             for name in self.ports
             if name != "http"
         ]

@@ -69,11 +69,11 @@ async def test_a_peer_may_leave_a_subscription_that_it_did_not_ask_for(tmp_path:
 
 
 async def test_a_peer_gets_nothing_that_it_may_not_subscribe_to(tmp_path: Path) -> None:
-    rules = '[[access.rule]]\nwho = ["*"]\nsubscribe = ["news"]\n'
+    rules = '[[access.rule]]\nwho = ["anyone"]\nsubscribe = ["news"]\n'
     async with hub_on(tmp_path, hub_text(tmp_path, "hsp", rules)) as hub, wireloom.connect(url_of(hub, "hsp")):
         await eventually(lambda: len(hub.router.subscriptions.lookup("news")) == 1)
         assert not hub.router.subscriptions.lookup("alerts/fire")
-        rules = '[[access.rule]]\nwho = ["*"]\nsubscribe = ["#"]\n'
+        rules = '[[access.rule]]\nwho = ["anyone"]\nsubscribe = ["#"]\n'
         reload(hub, config(tmp_path, hub_text(tmp_path, "hsp", rules)))
         assert len(hub.router.subscriptions.lookup("alerts/fire")) == 1, "rules that allow more take effect at once"
 

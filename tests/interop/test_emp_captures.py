@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.captures.conversations import Wire, exchange
-from tests.captures.reading import Found, read_packets
+from tests.captures.reading import Found, read_files, read_packets
 from tests.captures.writing import Captured, pcap
 from tests.cli.running import wireloom
 from tests.pipeline.commands import WIRELOOM
+from wireloom.model import ConfigError
+from wireloom.pipeline.captures.reader import CaptureReader
+from wireloom.pipeline.options import Options
 
 RECORDED = json.loads((Path(__file__).parents[1] / "vectors" / "emp-erlang-exclusive.json").read_text())
 STREAMS = tuple(
@@ -31,6 +34,15 @@ def conversation(port: int, *, most: int = 200, first: int = 0) -> list[Captured
         wire.open()
     streams = b"".join(STREAMS[0][first:]), b"".join(STREAMS[1][first:])
     return exchange(wire, streams, random.Random(3), most).close().packets
+
+
+def as_recorded(port: int) -> list[Captured]:
+    """The conversation in the order in which it was led."""
+    wire = Wire("10.0.0.1:4000", f"10.0.0.2:{port}").open()
+    for entry in RECORDED:
+        if entry["hex"]:
+            wire.say(("c2s", "s2c").index(entry["direction"]), bytes.fromhex(entry["hex"]))
+    return wire.close().packets
 
 
 def kinds(found: Found, direction: str) -> list[object]:
@@ -69,7 +81,7 @@ def test_connections_of_both_modes_in_one_capture(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_pipeline_run_gives_messages_and_exchanges(tmp_path: Path) -> None:
     capture = tmp_path / "erlang.pcap"
-    capture.write_bytes(pcap(conversation(5040), nano=True))
+    capture.write_bytes(pcap(as_recorded(5040), nano=True))
     warehouse = tmp_path / "warehouse"
     run = [*WIRELOOM, "pipeline", "run", "--input", str(capture), "--warehouse", str(warehouse)]
     done = subprocess.run(run, capture_output=True, text=True, check=False)
@@ -80,3 +92,16 @@ def test_pipeline_run_gives_messages_and_exchanges(tmp_path: Path) -> None:
     assert json.loads(asked.out) == {"n": 0}
     asked = wireloom("sql", "select outcome from exchanges", "--warehouse", warehouse, "--json")
     assert [json.loads(line)["outcome"] for line in asked.lines] == ["done", "done"]
+
+
+def test_settings_of_a_protocol_reach_the_reader_of_captures(tmp_path: Path) -> None:
+    path = tmp_path / "erlang.pcap"
+    path.write_bytes(pcap(conversation(5040), nano=True))
+    options = Options.parse({"path": str(path), "set": 'emp.size_mode="inclusive",mesh.seeds=["a:1", "b:2"]'})
+    assert [each[:2] for each in options.captures.given] == [("emp", "size_mode"), ("mesh", "seeds")]
+    found = read_files([path], CaptureReader(options.captures.choice))
+    assert found.messages == []
+    assert all('size_mode = "exclusive"' in str(row["detail"]) for row in found.rejects)
+    for name, problem in (("emp.sise_mode", "unknown setting 'sise_mode'"), ("smtp.size", "smtp")):
+        with pytest.raises(ConfigError, match=problem):
+            Options.parse({"path": str(path), "set": f"{name}=1"})

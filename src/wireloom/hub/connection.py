@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from wireloom.hub.access import ANONYMOUS, EVERYTHING, Grants, Right
 from wireloom.hub.config import ListenerConfig
-from wireloom.hub.exchanges import TOO_MANY
+from wireloom.hub.exchanges import TOO_MANY, UNSUPPORTED
 from wireloom.hub.limits import Bucket, OverRate, address_of
 from wireloom.hub.logs import about
 from wireloom.hub.outbox import Outbox
@@ -59,6 +59,16 @@ def _context(numbers: Mapping[int, str], agreed: Mapping[str, str | bool]) -> Co
 def _logins(batch: Batch) -> int:
     """How many messages of a batch show a token: such a message is the last one."""
     return sum(each.topic == LOGIN and each.kind is Kind.REQUEST for each in batch.messages[-1:])
+
+
+def _without(batch: Batch, answered: Sequence[Message]) -> Batch:
+    """The same batch; on some of its messages nobody is to act any more."""
+    gone = {id(each) for each in answered}
+    rest = [each for each in batch.messages if id(each) not in gone]
+    added = len(batch.messages) - batch.count
+    kept = Batch(batch.data, rest, ignored=max(-added, 0) + len(answered), added=max(added, 0), refused=batch.refused)
+    kept.numbers = batch.numbers
+    return kept
 
 
 class Connection(Outbox):
@@ -324,8 +334,9 @@ class Connection(Outbox):
         has_fault = not hub.topic_limits.allow(batch)
         if self._guarded or has_fault:
             batch, denied = self._guard(batch, has_fault)
-        if batch.denied:
-            denied = (*denied, *batch.denied)
+        if self.session.refuses and not isinstance(batch, Publishes):
+            batch, meant = self._refuse_unmeant(batch)
+            denied = (*denied, *meant)
         if self.protocol.request_is_publish:
             self.taken = _NOTHING
             if hub.router.providers or hub.router.routes:
@@ -418,13 +429,18 @@ class Connection(Outbox):
         requests = [each for each in batch.messages if each.kind is Kind.REQUEST]
         for message in requests:
             self.hub.router.exchanges.fail(self, message, TOO_MANY, "too many messages; try again later")
-        if requests:
-            rest = [each for each in batch.messages if each.kind is not Kind.REQUEST]
-            added = len(batch.messages) - batch.count
-            kept = Batch(batch.data, rest, ignored=max(-added, 0) + len(requests), added=max(added, 0))
-            kept.numbers, kept.refused, kept.denied = batch.numbers, batch.refused, batch.denied
-            batch = kept
-        return batch, [each.id for each in requests if published(each) is not None]
+        denied = [each.id for each in requests if published(each) is not None]
+        return (_without(batch, requests) if requests else batch), denied
+
+    def _refuse_unmeant(self, batch: Batch) -> tuple[Batch, Sequence[str | None]]:
+        """Answer requests that would be taken for publishes, and are meant for something else, with an error."""
+        providers, refused = self.hub.router.providers, list[Message]()
+        for message in batch.messages:
+            why = self.session.refusal(message) if message.kind is Kind.REQUEST else None
+            if why is not None and not providers.lookup(message.topic or ""):
+                self.hub.router.exchanges.fail(self, message, UNSUPPORTED, why)
+                refused.append(message)
+        return (_without(batch, refused) if refused else batch), [each.id for each in refused]
 
     # What `Turn` asks
 

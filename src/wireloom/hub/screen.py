@@ -61,7 +61,7 @@ def screen(connection: Connection, batch: Batch, verdict: Verdict) -> Screened:
     kept = [message for message in batch.messages if message.kind is not Kind.EVENT or allowed(message)]
     added = len(batch.messages) - batch.count
     found.batch = Batch(b"".join(parts), kept, ignored=max(-added, 0), added=max(added, 0), refused=batch.refused)
-    found.batch.numbers, found.batch.denied = batch.numbers, batch.denied
+    found.batch.numbers = batch.numbers
     return found
 
 

@@ -52,7 +52,7 @@ class Batch:
     blanked there. `count` says how many messages `data` holds.
     """
 
-    __slots__ = ("count", "data", "denied", "messages", "numbers", "refused")
+    __slots__ = ("count", "data", "messages", "numbers", "refused")
 
     def __init__(
         self,
@@ -69,8 +69,6 @@ class Batch:
         self.count = len(messages) + ignored - added
         self.refused = refused
         """Datagrams or lines that were not accepted; the conversation goes on without them."""
-        self.denied: Sequence[str] = ()
-        """Ids of requests in `data` that the session has answered with an error by itself; they are in `data` alone."""
         self.numbers: Mapping[int, str] | None = None
         """The numbers that stand for topics in it, where its last message has changed them."""
 

@@ -281,6 +281,15 @@ class Session(abc.ABC):
         """Whether an encoded frame goes ahead of others in every queue."""
         return False
 
+    @property
+    def refuses(self) -> bool:
+        """Whether `refusal` need be asked at all."""
+        return False
+
+    def refusal(self, request: Message) -> str | None:
+        """Why a hub must not take a request for a publish: its sender means something that nobody would do."""
+        return None
+
     # Batches in columns (see `publish_columns.py`)
 
     columns: type[PublishColumns] | None = None

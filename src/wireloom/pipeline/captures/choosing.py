@@ -6,6 +6,7 @@ encrypted (TLS, QUIC) shows nothing, and counts as other traffic.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -14,6 +15,7 @@ from wireloom.model import ConfigError, Direction
 from wireloom.pipeline.captures.plain import TCP, UDP
 from wireloom.protocols.contract import Settings
 from wireloom.protocols.registry import protocol, protocols
+from wireloom.protocols.settings import Written
 
 PLAIN, WEBSOCKET = "plain", "websocket"
 _SEEN = {"tcp": (TCP, PLAIN), "ws": (TCP, WEBSOCKET), "udp": (UDP, PLAIN)}
@@ -89,8 +91,12 @@ class Choice:
         return int(ports[0] < ports[1])
 
 
+_NEXT = re.compile(r",(?=\s*[\w+-]+\.\w+\s*=|\s*$)")
+"""The comma between two settings; others are part of a value."""
+
+
 def parse_given(text: str) -> Given:
-    """Settings from a text such as `hsp.profile=true,emp.max_message=1000`.
+    """Settings from a text such as `hsp.profile=true,emp.max_message=1000`; values are in the syntax of TOML.
 
     >>> parse_given("hsp.profile=true")
     (('hsp', 'profile', 'true'),)
@@ -99,14 +105,14 @@ def parse_given(text: str) -> Given:
     wireloom.model.ConfigError: option 'set' has 'profile=true'; write protocol, setting and value: hsp.profile=true
     """
     given = []
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in filter(None, (part.strip() for part in _NEXT.split(text))):
         place, equals, value = item.partition("=")
         name, dot, setting = place.partition(".")
         if not equals or not dot:
             raise ConfigError(f"option 'set' has {item!r}; write protocol, setting and value: hsp.profile=true")
         if name not in protocols():
             raise ConfigError(f"option 'set' names the protocol {name!r}; known: {', '.join(sorted(protocols()))}")
-        given.append((name, setting, value))
+        given.append((name, setting.strip(), value.strip()))
     found = tuple(given)
     for name in {name for name, _, _ in found}:
         _settings(name, found)
@@ -116,7 +122,7 @@ def parse_given(text: str) -> Given:
 @cache
 def _settings(name: str, given: Given) -> Settings:
     known = protocol(name)
-    values = {setting: value for own, setting, value in given if own == name}
+    values = {setting: Written(value) for own, setting, value in given if own == name}
     parsed = known.settings(values)
     return replace(known.observing(), **{setting: getattr(parsed, setting) for setting in values})
 

@@ -33,8 +33,6 @@ OPERATIONS = {
     0xFD06: LOGIN,
 }
 FIRST_RESERVED, LAST_RESERVED = 0xFD00, 0xFD0F
-NOT_SUPPORTED = 501
-"""The type of the `ERROR` that answers an operation where the profile is off."""
 _OPERATION_TYPES = {topic: number for number, topic in OPERATIONS.items()}
 UNNAMED = "hsp/"
 """Topics of types that no map names: `hsp/7`."""

@@ -25,7 +25,7 @@ from wireloom.protocols.contract import (
     is_control,
 )
 from wireloom.protocols.hsp import frames
-from wireloom.protocols.hsp.profile import NOT_SUPPORTED, Names, parse_map
+from wireloom.protocols.hsp.profile import Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
 from wireloom.protocols.kept import Kept
 from wireloom.protocols.owing import Owed, OwedBatches
@@ -125,7 +125,6 @@ class HspSession(Session):
         numbers = self.names.topics
         credentials = 0
         """How many bytes at the end of what was accepted are credentials."""
-        denied: list[str] = []
         over = False
         try:
             for _ in range(most):
@@ -137,8 +136,6 @@ class HspSession(Session):
                 position = found[1]
                 if message is None:
                     ignored += 1
-                    if isinstance(found[0], frames.DataAck):
-                        denied.append(str(found[0].message_id))
                     continue
                 messages.append(message)
                 if is_control(message):
@@ -152,8 +149,6 @@ class HspSession(Session):
         if credentials:
             data = data[:-credentials] + b"*" * credentials
         batch = Batch(data, messages, ignored=ignored) if data else None
-        if batch is not None and denied:
-            batch.denied = denied
         if batch is not None and self.names.topics is not numbers:
             batch.numbers = numbers
         if not over:
@@ -167,9 +162,6 @@ class HspSession(Session):
         if isinstance(frame, frames.DataAck):
             if self.owes(frame.message_id):
                 raise reused(frame.message_id)
-            if not self.names.profile and self.names.is_kept_for_hub(frame.type):
-                self._refuse_operation(frame)
-                return None
             self._owed[frame.message_id] = None
         elif isinstance(frame, frames.Ping):
             self._queue(frames.encode(frames.PONG))
@@ -182,11 +174,17 @@ class HspSession(Session):
             self._learn(message.body)
         return message
 
-    def _refuse_operation(self, frame: frames.DataAck) -> None:
-        """Where the hub profile is off, nobody acts on its operations: an `ACK` would say that somebody did."""
-        self.count("hsp.profile.off")
-        text = f"type {frame.type} is kept for the hub profile, which is off here (profile): name the type in `topics`"
-        self._queue(frames.encode(frames.Error(frame.message_id, NOT_SUPPORTED, text.encode())))
+    @property
+    def refuses(self) -> bool:
+        """Where the hub profile is off, nobody acts on its operations."""
+        return not self.names.profile
+
+    def refusal(self, request: Message) -> str | None:
+        """An operation would be acknowledged as a publish, and its sender would take that for done."""
+        number = int(request.attributes["type"])
+        if self.names.profile or not self.names.is_kept_for_hub(number):
+            return None
+        return f"type {number} is kept for the hub profile, which is off here (profile): name the type in `topics`"
 
     def settle(self, message_id: int) -> bool:
         """An answer arrived: the request no longer waits. Answers to nothing are counted, and ignored."""
