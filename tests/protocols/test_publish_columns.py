@@ -239,7 +239,7 @@ def test_plain_publishes_are_passed_on_by_the_kernel(name: str, target: str) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(data=st.data(), count=st.integers(1, 4))
+@given(data=st.data(), count=st.integers(2, 4))
 @settings(max_examples=100, deadline=None)
 def test_reads_of_several_sessions_taken_together_are_what_each_takes_alone(
     name: str, data: st.DataObject, count: int

@@ -394,7 +394,7 @@ def test_a_hundred_thousand_blocks_are_read_in_proportion_to_their_number() -> N
     assert many < 100 * few
 
 
-@given(message=any_message, mode=st.sampled_from(["inclusive", "exclusive"]), profile=st.sampled_from(["on", "off"]))
+@given(message=any_message(), mode=st.sampled_from(["inclusive", "exclusive"]), profile=st.sampled_from(["on", "off"]))
 def test_a_remembered_beginning_gives_the_bytes_of_the_frame(message: Message, mode: str, profile: str) -> None:
     settings = EmpSettings(size_mode=SizeMode(mode), profile=Profile(profile), max_message=1024)
     try:
