@@ -93,9 +93,7 @@ class Demo:
             "mesh": f'settings = {{ trust = "{trust}", key = "{self.folder / "hub.json"}", publish = ["alarms/#"] }}\n',
         }
         tables = [
-            f'[[listener]]\nurl = "{self.url(name)}"\n{extra.get(name, "")}'
-            for name in self.ports
-            if name != "http"
+            f'[[listener]]\nurl = "{self.url(name)}"\n{extra.get(name, "")}' for name in self.ports if name != "http"
         ]
         tables.append(f'[http]\nurl = "{self.url("http")}"\n[limits]\nqueue_bytes = 262144\n')
         config = self.folder / "hub.toml"

@@ -22,13 +22,13 @@ from wireloom.protocols.batch import Calls
 from wireloom.protocols.publish_columns import (
     BODY,
     BODY_SIZE,
-    FIELDS,
     KIND,
     Columns,
     Meaning,
     copy,
     number_topics,
     put_u32,
+    sample_rows,
 )
 from wireloom.protocols.session import EventHead, Session
 
@@ -168,7 +168,7 @@ class CallColumns(Calls):
 @cache
 def warm() -> None:
     """Compile or load the kernel, once, before a connection waits for it."""
-    data, one, rows = np.frombuffer(bytes(64), np.uint8), np.zeros(1, np.int64), np.zeros((FIELDS, 1), np.int64)
+    data, one, rows = np.frombuffer(bytes(64), np.uint8), np.zeros(1, np.int64), sample_rows()
     places = np.zeros((1, 5), np.int64)
     _write_calls(data, rows, one, one, data, places, data, 8, np.empty(64, np.uint8))
 

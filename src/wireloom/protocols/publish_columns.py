@@ -168,26 +168,25 @@ def _write_events(
     chosen: Columns,
     codes: Columns,
     heads: NDArray[np.uint8],
-    head_at: Columns,
-    size_at: Columns,
-    extra: Columns,
+    places: Columns,
     uid_at: int,
     uid_from: int,
     uid: NDArray[np.uint64],
     out: NDArray[np.uint8],
 ) -> np.int64:
-    """Write the chosen rows as events: the head of their code, the size in it, the body.
+    """Write the chosen rows as events: the head of their code, the size in it, the body; returns how many bytes.
 
+    `places` has of each code: where its head begins and ends, where the size stands, and what is added to the body's.
     Where frames have uids, they are copied from `uid_from` bytes into the frame that was read, or counted up.
     """
     at, low = np.int64(0), uid[1]
     for index in range(chosen.shape[0]):
         row = chosen[index]
         code = codes[row]
-        head, body_size = head_at[code], rows[BODY_SIZE, row]
-        head_size = head_at[code + 1] - head
+        head, body_size = places[code, 0], rows[BODY_SIZE, row]
+        head_size = places[code, 1] - head
         copy(heads, head, head_size, out, at)
-        put_u32(out, at + size_at[code], body_size + extra[code])
+        put_u32(out, at + places[code, 2], body_size + places[code, 3])
         if uid_at >= 0:
             if uid_from >= 0:
                 copy(data, rows[OFFSET, row] + uid_from, np.int64(16), out, at + uid_at)
@@ -200,6 +199,19 @@ def _write_events(
         copy(data, rows[BODY, row], body_size, out, at + head_size)
         at += head_size + body_size
     return at
+
+
+def _those(rows: Columns, wanted: NDArray[np.bool_]) -> Columns:
+    """The rows that are wanted, in the layout that a slice of rows has: kernels are compiled for that one."""
+    count = int(wanted.sum())
+    kept: Columns = np.empty((FIELDS, count + 1), np.int64)[:, :count]
+    kept[:] = rows[:, wanted]
+    return kept
+
+
+def sample_rows() -> Columns:
+    """One row of zeros, to call kernels with so that they are compiled."""
+    return np.zeros((FIELDS, 2), np.int64)[:, :1]
 
 
 class Meaning(NamedTuple):
@@ -316,7 +328,7 @@ class PublishColumns(Publishes):
         self.ends = ends
         if len(ends) == 1:
             self.data = memoryview(self.buffer)[self.starts[0] : ends[0]]
-        self._set(self.columns[:, kept])
+        self._set(_those(self.columns, kept))
         for read in range(len(self.sessions)):
             if read not in refused:
                 self._owe(read)
@@ -327,7 +339,7 @@ class PublishColumns(Publishes):
     def events(self) -> PublishedRows:
         """All rows, as events."""
         # Not kept: a batch and its rows that know each other would stay in memory until a garbage collection.
-        return PublishedRows(self, None)
+        return PublishedRows(self)
 
     def topics(self) -> list[tuple[str, str | None]]:
         """Each topic; whoever wrote to it is the peer."""
@@ -337,7 +349,7 @@ class PublishColumns(Publishes):
         """The answers of each read."""
         if not self.unanswered:
             return
-        asks = self.columns[:, self.columns[KIND] > 0] if self.unanswered < self.count else self.columns
+        asks = _those(self.columns, self.columns[KIND] > 0) if self.unanswered < self.count else self.columns
         frames, ends = self.answers(asks)
         self.unanswered = 0
         at = row = 0
@@ -431,10 +443,12 @@ class PublishColumns(Publishes):
 class PublishedRows(Events):
     """Rows of a batch, as events."""
 
-    def __init__(self, batch: PublishColumns, rows: Columns | None) -> None:
+    def __init__(self, batch: PublishColumns, rows: Columns | None = None, chosen: Sequence[int] | None = None) -> None:
         self._batch = batch
         self._rows = rows
         """Which; None: all."""
+        self._chosen = range(len(batch.meanings)) if chosen is None else chosen
+        """The topics that they have."""
         self.topics = [meaning.topic for meaning in batch.meanings if meaning is not None]
         self._order: tuple[Columns, Sequence[int]] | None = None
 
@@ -452,7 +466,7 @@ class PublishedRows(Events):
             self._order = by_topic, bounds.tolist()
         order, ends = self._order
         parts = [order[ends[code] : ends[code + 1]] for code in chosen]
-        return PublishedRows(self._batch, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts)))
+        return PublishedRows(self._batch, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts)), chosen)
 
     def messages(self) -> list[Message]:
         """As events."""
@@ -467,41 +481,39 @@ class PublishedRows(Events):
         heads = self._heads(session)
         if heads is None:
             return None
-        largest = np.array([0 if head is None else head.largest for head in heads], np.int64)
-        columns, codes = batch.columns, batch.codes
+        columns = batch.columns
         sizes = columns[BODY_SIZE] if rows is None else columns[BODY_SIZE, rows]
-        if (sizes > largest[codes if rows is None else codes[rows]]).any():
+        if int(sizes.max()) > min(head.largest for head in heads):
             return None
         alike = type(batch.sessions[0]) is type(session)
         if rows is None and alike and not batch.owed[2].any() and self._are_as_wanted(heads):
             if len(batch.sessions) == 1:
                 return bytes(batch.data)
             return b"".join(batch.buffer[a:b] for a, b in zip(batch.starts, batch.ends, strict=True))
-        written = [b"" if head is None else head.head for head in heads]
-        head_at = np.cumsum([0, *map(len, written)])
-        chosen = np.arange(batch.count) if rows is None else rows
-        total = int(sizes.sum()) + int(np.diff(head_at)[codes[chosen]].sum())
-        out = np.empty(total, np.uint8)
+        places, written = np.empty((len(batch.meanings), 4), np.int64), b"".join(head.head for head in heads)
+        begins = 0
+        for code, head in zip(self._chosen, heads, strict=True):
+            ends = begins + len(head.head)
+            places[code] = begins, ends, head.size_at, head.extra
+            begins = ends
+        longest = max(len(head.head) for head in heads)
+        out = np.empty(int(sizes.sum()) + len(sizes) * longest, np.uint8)
         uid_from = batch.uid_from if alike else -1
         uid = np.zeros(2, np.uint64)
         if session.event_uid_at >= 0 and uid_from < 0:
             uid[:] = np.frombuffer(session.draw_uids(now), ">u8")
-        _write_events(
-            batch.view, columns, chosen, codes, np.frombuffer(b"".join(written) or b"\0", np.uint8), head_at,
-            np.array([0 if head is None else head.size_at for head in heads], np.int64),
-            np.array([0 if head is None else head.extra for head in heads], np.int64),
-            session.event_uid_at, uid_from, uid, out,
+        size = _write_events(
+            batch.view, columns, np.arange(batch.count) if rows is None else rows, batch.codes,
+            np.frombuffer(written, np.uint8), places, session.event_uid_at, uid_from, uid, out,
         )  # fmt: skip
-        return out.tobytes()
+        return out[:size].tobytes()
 
-    def _heads(self, session: Session) -> list[EventHead | None] | None:
-        """The head of each topic's events, None for those that no row has; None if one cannot be written this way."""
-        batch, heads = self._batch, list[EventHead | None]()
-        used = None if self._rows is None else frozenset(np.unique(batch.codes[self._rows]).tolist())
-        for code, meaning in enumerate(batch.meanings):
-            if meaning is None or (used is not None and code not in used):
-                heads.append(None)
-                continue
+    def _heads(self, session: Session) -> list[EventHead] | None:
+        """The head of the events of each topic; None if one cannot be written this way."""
+        heads, meanings = list[EventHead](), self._batch.meanings
+        for code in self._chosen:
+            meaning = meanings[code]
+            assert meaning is not None
             try:
                 head = session.event_head(meaning.topic, meaning.content_type)
             except (NotSupported, LimitExceeded):
@@ -511,12 +523,11 @@ class PublishedRows(Events):
             heads.append(head)
         return heads
 
-    def _are_as_wanted(self, heads: Sequence[EventHead | None]) -> bool:
+    def _are_as_wanted(self, heads: Sequence[EventHead]) -> bool:
         """Whether the frames that were read begin as the subscriber wants them to, for every topic."""
         batch = self._batch
         _, firsts = np.unique(batch.codes, return_index=True)
         for head, row in zip(heads, firsts.tolist(), strict=True):
-            assert head is not None
             start, body = int(batch.columns[OFFSET, row]), int(batch.columns[BODY, row])
             came = bytearray(batch.buffer[start:body])
             if len(came) != len(head.head):
@@ -532,17 +543,15 @@ class PublishedRows(Events):
 @cache
 def warm() -> None:
     """Compile or load the kernels, once, before a connection waits for them."""
-    data, one = np.zeros(64, np.uint8), np.zeros(1, np.int64)
-    rows = np.zeros((FIELDS, 1), np.int64)
+    data, one, rows = np.frombuffer(bytes(64), np.uint8), np.zeros(1, np.int64), sample_rows()
     _summarise(rows, 1, np.empty(2, np.int64), np.empty((4, 1), np.int64))
     _number_topics(data, rows, np.full(16, -1, np.int64), np.empty(1, np.int64), np.empty(1, np.int64))
-    topic_after_prefix(data, np.int64(0), np.int64(1), False)
-    bounds = np.zeros(2, np.int64)
-    _write_events(data, rows, one, one, data, bounds, one, one, -1, -1, np.zeros(2, np.uint64), np.empty(64, np.uint8))
+    uid, out = np.zeros(2, np.uint64), np.empty(64, np.uint8)
+    _write_events(data, rows, one, one, data, np.zeros((1, 4), np.int64), -1, -1, uid, out)
 
 
 __all__ = [
     "BODY", "BODY_SIZE", "FIELDS", "ID", "KIND", "OFFSET", "PREFIX_SIZE", "READ", "SIZE", "TOPIC",
     "TOPIC_SIZE", "Columns", "Meaning", "PublishColumns", "PublishedRows", "Taken", "copy", "number_topics", "put_u32",
-    "same", "topic_after_prefix", "u32", "warm",
+    "same", "sample_rows", "topic_after_prefix", "u32", "warm",
 ]  # fmt: skip

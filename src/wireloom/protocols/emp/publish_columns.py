@@ -34,6 +34,7 @@ from wireloom.protocols.publish_columns import (
     Meaning,
     PublishColumns,
     put_u32,
+    sample_rows,
     topic_after_prefix,
 )
 from wireloom.protocols.session import Session
@@ -144,9 +145,9 @@ def warm() -> None:
     """Compile or load the kernels, once, before a connection waits for them."""
     publish_columns.warm()
     call_columns.warm()
-    one, data = np.zeros(1, np.int64), np.zeros(8, np.uint8)
+    one, data = np.zeros(1, np.int64), np.frombuffer(bytes(8), np.uint8)
     _scan(data, one, one, 1, np.empty((FIELDS, 1), np.int64), np.empty(1, np.int64), np.zeros(1, np.bool_))
-    _write_answers(np.zeros((FIELDS, 2), np.int64)[ID], np.empty(2 * _ANSWER, np.uint8))
+    _write_answers(sample_rows()[ID], np.empty(2 * _ANSWER, np.uint8))
 
 
 def _meaning(key: bytes) -> Meaning:

@@ -33,6 +33,7 @@ from wireloom.protocols.publish_columns import (
     Meaning,
     PublishColumns,
     put_u32,
+    sample_rows,
 )
 from wireloom.protocols.session import Session
 
@@ -114,9 +115,9 @@ def _write_acks(ids: Columns, out: NDArray[np.uint8]) -> None:
 def warm() -> None:
     """Compile or load the kernels, once, before a connection waits for them."""
     publish_columns.warm()
-    one, data = np.zeros(1, np.int64), np.zeros(8, np.uint8)
+    one, data = np.zeros(1, np.int64), np.frombuffer(bytes(8), np.uint8)
     _scan(data, one, one, 1, True, np.empty((FIELDS, 1), np.int64), np.empty(1, np.int64), np.zeros(1, np.bool_))
-    _write_acks(np.zeros((FIELDS, 2), np.int64)[ID], np.empty(2 * _ACK_SIZE, np.uint8))
+    _write_acks(sample_rows()[ID], np.empty(2 * _ACK_SIZE, np.uint8))
 
 
 class HspPublishes(PublishColumns):

@@ -28,6 +28,7 @@ from wireloom.protocols.publish_columns import (
     Meaning,
     PublishColumns,
     copy,
+    sample_rows,
     topic_after_prefix,
 )
 from wireloom.protocols.session import Session
@@ -131,9 +132,9 @@ def _write_answers(
 def warm() -> None:
     """Compile or load the kernels, once, before a connection waits for them."""
     publish_columns.warm()
-    one, data = np.zeros(1, np.int64), np.zeros(64, np.uint8)
+    one, data = np.zeros(1, np.int64), np.frombuffer(bytes(64), np.uint8)
     _scan(data, one, one, 1, np.empty((FIELDS, 1), np.int64), np.empty(1, np.int64), np.zeros(1, np.bool_))
-    offsets = np.zeros((FIELDS, 2), np.int64)[OFFSET]
+    offsets = sample_rows()[OFFSET]
     _write_answers(data, offsets, np.uint64(1), np.uint64(1), np.empty(2 * _ANSWER, np.uint8), np.empty(2, np.int64))
 
 
