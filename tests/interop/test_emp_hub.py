@@ -202,3 +202,21 @@ async def test_a_client_of_ours_with_exclusive_sizes_has_topics_once_it_has_name
         await peer.publish("a/b", "x", ack=True)
         assert (await anext(events)).topic == "a/b"
     assert EMP.encode(Message(Kind.EVENT, "a"), EmpSettings.parse(settings))[:4] == b"\0\0\0\x10"
+
+
+async def test_many_requests_are_answered_by_a_provider_that_knows_the_hub(tmp_path: Path) -> None:
+    count = 300
+    async with hub_on(tmp_path, HUB) as hub, wireloom.connect(url_of(hub, "emp"), handler=double) as provider:
+        await provider.provide("math/double")
+        line = await beside(lambda: erlang_client(port_of(hub, "emp")))
+        line.say(b"".join(request(number, b"%d" % number) for number in range(1, count + 1)))
+
+        def all_of_them() -> list[Heard]:
+            return [reads(line) for _ in range(count)]
+
+        answers = {int.from_bytes(each.blocks[0][1][4:]): each for each in await beside(all_of_them)}
+        assert {number: each.body for number, each in answers.items()} == {
+            number: b"%d%d" % (number, number) for number in range(1, count + 1)
+        }
+        assert all(len(each.blocks) == 1 for each in answers.values())
+        line.close()

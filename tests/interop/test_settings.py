@@ -80,6 +80,13 @@ def test_the_query_of_a_websocket_is_its_own_but_for_settings() -> None:
     assert (place.address.path, dict(place.settings)) == ("/chat?room=7", {"max_body": "10"})
 
 
+def test_the_options_of_xmpp_stay_in_its_urls() -> None:
+    url = "wolpertinger+xmpp://bob@localhost/hub?password_file=bob.password&split=1000&allow=alice@localhost"
+    place = endpoint(url)
+    assert place.address.path == "/hub?password_file=bob.password&allow=alice%40localhost"
+    assert dict(place.settings) == {"split": "1000"}
+
+
 async def test_settings_in_urls_hold_for_clients_servers_and_listeners(tmp_path: Path) -> None:
     text = '[[listener]]\nurl = "hsp://127.0.0.1:0?max_payload=100"\n[http]\nurl = "off"\n'
     async with hub_on(tmp_path, text) as hub:

@@ -218,7 +218,7 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
     try:
         url = parse_url(text)
         protocol, scheme = find_scheme(url.scheme)
-        url, named = split_settings(url, protocol, scheme.transport)
+        url, named = split_settings(url, protocol, transport(scheme.transport))
         address = url.address(scheme.port, local=scheme.local)
     except ConfigError as error:
         raise WrongKey("url", str(error)) from None

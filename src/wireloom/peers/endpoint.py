@@ -12,8 +12,6 @@ from wireloom.protocols.settings import Written
 from wireloom.transports import URL, Address, Transport, parse_url, transport
 
 MEMORY = "memory"
-_HTTP = ("ws", "wss")
-"""Transports whose URLs have a query of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +42,14 @@ class Endpoint:
         return {**self.settings, **(values or {})}
 
 
-def split_settings(url: URL, protocol: Protocol, carrier: str) -> tuple[URL, Mapping[str, object]]:
-    """A URL without the settings in its query, and these. Of WebSocket, what is no setting stays: it is for the server.
+def split_settings(url: URL, protocol: Protocol, carrier: Transport) -> tuple[URL, Mapping[str, object]]:
+    """A URL without the settings in its query, and these. Where the transport has a query, what is no setting stays.
 
-    >>> rest, settings = split_settings(parse_url("hsp://127.0.0.1?max_payload=10"), registry.protocol("hsp"), "tcp")
+    >>> hsp, tcp = registry.protocol("hsp"), transport("tcp")
+    >>> rest, settings = split_settings(parse_url("hsp://127.0.0.1?max_payload=10"), hsp, tcp)
     >>> rest.text, settings
     ('hsp://127.0.0.1', {'max_payload': '10'})
-    >>> split_settings(parse_url("hsp://127.0.0.1?maximum=10"), registry.protocol("hsp"), "tcp")
+    >>> split_settings(parse_url("hsp://127.0.0.1?maximum=10"), hsp, tcp)
     Traceback (most recent call last):
     wireloom.model.ConfigError: URL 'hsp://127.0.0.1?maximum=10': unknown setting 'maximum'; known: max_payload, ...
     """
@@ -61,7 +60,7 @@ def split_settings(url: URL, protocol: Protocol, carrier: str) -> tuple[URL, Map
             if name in settings:
                 raise ConfigError(f"URL {url.text!r}: setting {name!r} is given twice")
             settings[name] = Written(value)
-        elif carrier not in _HTTP:
+        elif not carrier.has_query:
             raise ConfigError(f"URL {url.text!r}: unknown setting {name!r}; known: {', '.join(known)}")
     return (url.without(settings) if url.query else url), settings
 
@@ -82,7 +81,7 @@ def endpoint(url: str) -> Endpoint:
     parts = parse_url(url)
     if parts.scheme == MEMORY:
         protocol = registry.protocol(parts.host)
-        parts, settings = split_settings(parts, protocol, MEMORY)
+        parts, settings = split_settings(parts, protocol, transport(MEMORY))
         name = parts.path.strip("/")
         if not name:
             raise ConfigError(f"URL {url!r}: write it as memory://<protocol>/<name>")
@@ -91,6 +90,6 @@ def endpoint(url: str) -> Endpoint:
         protocol, scheme = registry.scheme(parts.scheme)
     except ConfigError as error:
         raise ConfigError(f"{error}, {MEMORY}") from None
-    parts, settings = split_settings(parts, protocol, scheme.transport)
+    parts, settings = split_settings(parts, protocol, transport(scheme.transport))
     address = parts.address(scheme.port, local=scheme.local)
     return Endpoint(protocol, scheme.name, transport(scheme.transport), address, scheme.secure, settings)

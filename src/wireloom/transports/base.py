@@ -188,6 +188,8 @@ class Transport(abc.ABC):
     name: str
     listens_as_client: bool = False
     """Whether a listener is itself a client of a server elsewhere (XMPP), and so has a client's certificates."""
+    has_query: bool = False
+    """Whether URLs may have a query that is for the transport, beside settings of the protocol."""
 
     @abc.abstractmethod
     async def connect(self, address: Address, owner: Owner, options: Options) -> Pipe:

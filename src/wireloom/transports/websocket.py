@@ -224,6 +224,8 @@ class _Mute:
 class WebSocketTransport(Transport):
     """WebSocket; `secure` puts TLS below it."""
 
+    has_query = True
+
     def __init__(self, name: str, *, secure: bool) -> None:
         self.name = name
         self._secure = secure

@@ -440,6 +440,7 @@ class XMPPTransport(Transport):
 
     name = "xmpp"
     listens_as_client = True
+    has_query = True
 
     async def connect(self, address: Address, owner: Owner, options: Options) -> Pipe:
         """Log in, and talk to the address in the path."""

@@ -19,6 +19,7 @@ from wireloom.protocols.contract import Publishes, Role, SessionState, decode_st
 from wireloom.protocols.emp import EMP, EmpSettings, frames
 from wireloom.protocols.emp.frames import Block, Error, Extension, Frame, SizeMode, Type
 from wireloom.protocols.emp.session import SILENCE, EmpSession
+from wireloom.protocols.emp.sizes import told_mode
 
 RECORDED = json.loads((Path(__file__).parents[2] / "vectors" / "emp-erlang-exclusive.json").read_text())
 STREAMS = {
@@ -191,7 +192,7 @@ def test_the_recorded_stream_is_read_without_being_told_how(direction: str) -> N
 @pytest.mark.parametrize("entry", [entry for entry in RECORDED if entry["hex"]], ids=lambda entry: entry["meaning"])
 def test_each_recorded_frame_shows_its_mode_by_itself(entry: dict[str, str]) -> None:
     data = bytes.fromhex(entry["hex"])
-    assert frames.told_mode(data) is SizeMode.EXCLUSIVE
+    assert told_mode(data) is SizeMode.EXCLUSIVE
     assert EMP.holds(data * 3, Direction.C2S, EMP.observing())
 
 

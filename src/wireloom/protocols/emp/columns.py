@@ -40,6 +40,7 @@ from wireloom.protocols.emp.extensions import Hub, RequestResponse, encode_hub, 
 from wireloom.protocols.emp.frames import Block, Extension, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import DONE, to_message
 from wireloom.protocols.emp.settings import EmpSettings, for_numbers, settled
+from wireloom.protocols.emp.sizes import told_mode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -281,9 +282,9 @@ def _told_modes(spans: Spans, own: Sequence[EmpSettings]) -> list[SizeMode | Non
             most = own[stream].max_message
             first = spans.data[start : min(start + _TELLING, end)].tobytes()
             # Most begin with a small frame.
-            told[stream] = frames.told_mode(first, 0, most)
+            told[stream] = told_mode(first, 0, most)
             if told[stream] is None and end - start > _TELLING:
-                told[stream] = frames.told_mode(spans.data[start:end].tobytes(), 0, most)
+                told[stream] = told_mode(spans.data[start:end].tobytes(), 0, most)
     return told
 
 

@@ -4,7 +4,7 @@ Implements the sections "Encoding" and "Messages" of the emp specification: what
 and the bodies of `hello` and `error`. What the blocks of the known extensions hold is in `extensions.py`.
 
 Sizes include their own four bytes, as the specification says. Peers that leave them out, in envelopes and in
-blocks alike, are spoken to with `SizeMode.EXCLUSIVE`. `told_mode` tells from the first frame which of the two it is.
+blocks alike, are spoken to with `SizeMode.EXCLUSIVE`. `sizes.py` tells from the first frame which of the two it is.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SizeMode(StrEnum):
     INCLUSIVE = "inclusive"
     EXCLUSIVE = "exclusive"
     AUTO = "auto"
-    """As the first frame shows; see `told_mode`. What is written before that is inclusive."""
+    """As the first frame shows; see `sizes.py`. What is written before that is inclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +186,9 @@ _SIZE = struct.Struct(">I")
 _HELLO = struct.Struct(">Bxxx")
 _ERROR = struct.Struct(">BBBxH")
 _MORE = 0x80
-_LAST_TYPE = int(max(Type))
+LAST_TYPE = int(max(Type))
 _EXCLUSIVE = SizeMode.EXCLUSIVE
-_TELLING = 3
-"""So many frames in a row show the size mode of a stream that does not begin with a `hello`."""
-_HELLO_SIZE = 12
+HELLO_SIZE = 12
 """Bytes of a `hello` without blocks."""
 _HINTS = {
     SizeMode.INCLUSIVE: '; its sizes seem to count their own four bytes: set size_mode = "inclusive", or "auto"',
@@ -252,11 +250,11 @@ def decode(
     size += left_out
     if not 8 <= size <= max_message:
         _check_size(size, left_out, max_message)
-    if _LAST_TYPE < type_ < FIRST_APPLICATION_TYPE:
+    if LAST_TYPE < type_ < FIRST_APPLICATION_TYPE:
         raise violation("emp.type.reserved", f"type {type_}")
-    if not type_ and size != _HELLO_SIZE and not flags & _MORE:
-        hint = size_hint(size - _HELLO_SIZE)
-        raise violation("emp.hello.body", f"{size - 8} bytes instead of {_HELLO_SIZE - 8}{hint}")
+    if not type_ and size != HELLO_SIZE and not flags & _MORE:
+        hint = size_hint(size - HELLO_SIZE)
+        raise violation("emp.hello.body", f"{size - 8} bytes instead of {HELLO_SIZE - 8}{hint}")
     if available < size:
         return None
     end = start + size
@@ -297,58 +295,6 @@ def _have_blocks_room(buffer: bytes | bytearray, position: int, end: int, left_o
         more = flags & _MORE
         position += size
     return True
-
-
-def told_mode(buffer: bytes | bytearray, start: int = 0, max_message: int = MAX_MESSAGE_DEFAULT) -> SizeMode | None:
-    """The size mode that the beginning of a stream shows; None while too little of the first frame is there.
-
-    A `hello`, which every stream begins with, has the size 12 or 8. Where a stream is seen from its middle on, the
-    mode is told in which frames follow each other. What makes no sense in either mode counts as inclusive.
-
-    >>> told_mode(bytes.fromhex("0000000c0000000001000000")), told_mode(bytes.fromhex("000000080000000001000000"))
-    (<SizeMode.INCLUSIVE: 'inclusive'>, <SizeMode.EXCLUSIVE: 'exclusive'>)
-    >>> told_mode(bytes.fromhex("0000000905000000") + b"hello")
-    <SizeMode.EXCLUSIVE: 'exclusive'>
-    """
-    available = len(buffer) - start
-    if available < 4:
-        return None
-    size: int = _SIZE.unpack_from(buffer, start)[0]
-    if size < 8:
-        return SizeMode.EXCLUSIVE if size >= 4 else SizeMode.INCLUSIVE
-    if size > max_message:
-        return SizeMode.INCLUSIVE
-    if available < 8:
-        return None
-    _, type_, flags = _unpack_head(buffer, start)
-    if type_ == Type.HELLO:
-        return SizeMode.EXCLUSIVE if size == _HELLO_SIZE - 4 and not flags & _MORE else SizeMode.INCLUSIVE
-    if _LAST_TYPE < type_ < FIRST_APPLICATION_TYPE:
-        return SizeMode.INCLUSIVE
-    if available < size:
-        return None
-    return max(_HINTS, key=lambda mode: _frames_in_a_row(buffer, start, max_message, mode))
-
-
-def _frames_in_a_row(buffer: bytes | bytearray, start: int, max_message: int, size_mode: SizeMode) -> float:
-    """How well some frames follow each other; -1 if what is said to be a frame is none."""
-    left_out = 4 if size_mode is _EXCLUSIVE else 0
-    at, end = start, len(buffer)
-    for count in range(_TELLING):
-        if at >= end:
-            # Whatever was sent together mostly ends with a frame.
-            return count + (0.5 if at == end else -1)
-        head = bytes(buffer[at : at + 8])
-        least = int.from_bytes(head[:4].ljust(4, b"\0")) + left_out
-        if least > max_message or (len(head) >= 4 and least < 8):
-            return -1
-        # Peers send unused bits as zero.
-        if len(head) == 8 and (_LAST_TYPE < head[4] < FIRST_APPLICATION_TYPE or head[5] & 0x7F or head[6] or head[7]):
-            return -1
-        if len(head) < 8:
-            return count
-        at += least
-    return _TELLING
 
 
 def _check_size(size: int, left_out: int, max_message: int) -> None:

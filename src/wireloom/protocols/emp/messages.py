@@ -42,6 +42,7 @@ from wireloom.protocols.emp import context, extensions, frames
 from wireloom.protocols.emp.extensions import Hub, Known, RequestResponse, Scheme
 from wireloom.protocols.emp.frames import Block, Extension, Frame, SizeMode, Type
 from wireloom.protocols.emp.settings import EmpSettings, Profile, settled
+from wireloom.protocols.emp.sizes import told_mode
 
 BLOCK = "extension."
 """Attributes with this prefix are blocks: `extension.200`."""
@@ -394,7 +395,7 @@ class EmpDecoder(Decoder):
     def decode_one(self, buffer: bytearray, start: int) -> tuple[object, int] | None:
         """The next frame, by `frames.decode`."""
         if self._settings.size_mode is SizeMode.AUTO:
-            mode = frames.told_mode(buffer, start, self._settings.max_message)
+            mode = told_mode(buffer, start, self._settings.max_message)
             if mode is None:
                 return None
             self._settings = settled(self._settings, mode, self._settings.profile)

@@ -44,6 +44,7 @@ from wireloom.protocols.emp.messages import DONE, HUB_EXTENSIONS, ID_AT, encode,
 from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.pending import Pending
 from wireloom.protocols.emp.settings import EmpSettings, Profile, settled
+from wireloom.protocols.emp.sizes import told_mode
 from wireloom.protocols.emp.states import (
     ANSWERS,
     APPLICATION,
@@ -215,7 +216,7 @@ class EmpSession(Session):
         """Find out how the peer means sizes, where the settings leave it open; False if there is nothing more to do."""
         if self._asked.size_mode is not _AUTO:
             return True
-        told = frames.told_mode(data, start, self.settings.max_message)
+        told = told_mode(data, start, self.settings.max_message)
         if told is None:
             self.keep(data[start:])
             return False
