@@ -462,15 +462,19 @@ class PublishedRows(Events):
         return batch.event_messages(batch.columns[:, rows], batch.codes[rows].tolist())
 
     def frames(self, session: Session, now: float) -> bytes | None:
-        """What the kernel writes for the session's peer."""
+        """What the kernel writes for the session's peer; or the session itself, where bodies change."""
         batch, rows = self._batch, self._rows
         heads = self._heads(session)
         if heads is None:
-            return None
+            return session.write_events(self.messages(), now)
         largest = np.array([0 if head is None else head.largest for head in heads], np.int64)
+        smallest = np.array([0 if head is None else head.smallest for head in heads], np.int64)
         columns, codes = batch.columns, batch.codes
         sizes = columns[BODY_SIZE] if rows is None else columns[BODY_SIZE, rows]
-        if (sizes > largest[codes if rows is None else codes[rows]]).any():
+        own = codes if rows is None else codes[rows]
+        if (sizes < smallest[own]).any():
+            return session.write_events(self.messages(), now)
+        if (sizes > largest[own]).any():
             return None
         alike = type(batch.sessions[0]) is type(session)
         if rows is None and alike and not batch.owed[2].any() and self._are_as_wanted(heads):
