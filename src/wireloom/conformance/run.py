@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -46,7 +46,7 @@ class Result:
     detail: str = ""
     seconds: float = 0.0
     is_barred: bool = False
-    """Skipped, because the peer did not pass another case that this one needs."""
+    """Skipped, because the peer failed in another case that this one needs."""
 
 
 Tell = Callable[[Result], object]
@@ -153,9 +153,10 @@ async def check_server(
         life = None  # it never showed what would be missed
     killed_by = ""
     for case in cases:
-        barred = f"the server is gone since {killed_by!r}" if killed_by else _barred(case, results)
-        if barred:
-            result = Result(case, Verdict.SKIPPED, barred, is_barred=True)
+        if killed_by:
+            result = Result(case, Verdict.SKIPPED, f"the server is gone since {killed_by!r}", is_barred=True)
+        elif barred := _barred(case, results):
+            result = barred
         else:
             result = await _run(case, await reach())
             death = await _death(reach, life)
@@ -198,12 +199,13 @@ async def _death(
         await asyncio.sleep(_AGAIN)
 
 
-def _barred(case: Case, results: Sequence[Result]) -> str:
-    """Why a case says nothing about this peer: it needs another, which was not passed."""
+def _barred(case: Case, results: Iterable[Result]) -> Result | None:
+    """The result of a case that says nothing about this peer: it needs another, which was not passed."""
     for each in results:
         if each.case.name in case.needs and each.verdict is not Verdict.PASSED:
-            return f"it needs {each.case.name!r}"
-    return ""
+            failed = each.verdict is Verdict.FAILED or each.is_barred
+            return Result(case, Verdict.SKIPPED, f"it needs {each.case.name!r}", is_barred=failed)
+    return None
 
 
 async def check_clients(
@@ -290,16 +292,14 @@ class _Door:
         if not await probe.is_open() or not self._left:
             await probe.leave()
             return
-        case = self._left.pop(0)
-        barred = _barred(case, tuple(self.results.values()))
-        while barred:
-            self._settle(Result(case, Verdict.SKIPPED, barred, is_barred=True))
-            if not self._left:
-                await probe.leave()
-                return
+        while self._left:
             case = self._left.pop(0)
-            barred = _barred(case, tuple(self.results.values()))
-        self._settle(await _run(case, probe))
+            barred = _barred(case, self.results.values())
+            if barred is None:
+                self._settle(await _run(case, probe))
+                return
+            self._settle(barred)
+        await probe.leave()
 
     def _settle(self, result: Result) -> None:
         self.results[result.case.name] = result
