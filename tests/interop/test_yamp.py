@@ -12,7 +12,8 @@ import pytest
 import wireloom
 from tests.cli.running import started
 from tests.cli.running import wireloom as command
-from tests.hub.running import eventually, hub_on, port_of, url_of
+from tests.hub.running import data, eventually, hub_on, port_of, url_of
+from tests.interop.netty_hsp import netty_client
 from tests.interop.yamp_peers import (
     DONE,
     EVENT,
@@ -184,17 +185,27 @@ async def test_many_publishes_in_one_write_get_answers_that_can_be_read(flavour:
             assert {(each.flag, each.value) for each in answers} == {(DONE, None)}
 
 
+VALUES = {
+    b'{"c": 21.5}': {"c": 21.5}, b"21.5": 21.5, b"plain text": "plain text", b"\xff\x00": "/wA=", b"null": None,
+    b"{broken": "{broken",
+}  # fmt: skip
+"""Bodies without a content type, and what a peer of plain values makes of them."""
+
+
 @FLAVOURS
-async def test_events_of_any_kind_reach_their_client_as_values(flavour: Flavour, tmp_path: Path) -> None:
-    bodies = [b'{"c": 21.5}', b"21.5", b"plain text", b"\xff\x00", b"", b"null", b"{broken"]
-    values = [{"c": 21.5}, 21.5, "plain text", "/wA=", None, None, "{broken"]
-    async with hub_on(tmp_path, HUB) as hub, wireloom.connect(url_of(hub), settings={"profile": False}) as sensor:
-        with closing(await asyncio.to_thread(Client, port_of(hub, "yamp"), flavour)) as client:
+@pytest.mark.parametrize("values", [VALUES, {**VALUES, b"": None}], ids=["with bodies", "one without"])
+async def test_events_of_any_kind_reach_their_client_as_values(
+    values: dict[bytes, object], flavour: Flavour, tmp_path: Path
+) -> None:
+    async with hub_on(tmp_path, HUB) as hub:
+        with (
+            closing(await asyncio.to_thread(Client, port_of(hub, "yamp"), flavour)) as client,
+            closing(await asyncio.to_thread(netty_client, port_of(hub))) as sensor,
+        ):
             await ask(client, "$hub/subscribe", {"topic": "#"})
-            for repeat in (1, 200):  # one by one, and so many that they are decoded in columns
-                for body in bodies * repeat:
-                    sensor.send(wireloom.Message(wireloom.Kind.EVENT, "hsp/7", body))
-                for value in values * repeat:
+            for repeat in (1, 200):  # few, and so many that they are decoded in columns
+                sensor.socket.sendall(b"".join(data(body) for body in values) * repeat)
+                for value in [*values.values()] * repeat:
                     event = await asyncio.to_thread(client.next)
                     assert (event.type, event.uri, event.value) == (EVENT, "sensors/kitchen", value)
 
