@@ -69,6 +69,10 @@ class Authenticity(StrEnum):
     UNCHECKED = "unchecked"
 
 
+BODY_READERS: dict[str, Callable[[bytes], object]] = {}
+"""How bodies of other content types than JSON and text are read; protocols that have such bodies add to it."""
+
+
 class Message(NamedTuple):
     """One message, whatever its protocol. A named tuple, because it is made six times in a round trip.
 
@@ -94,14 +98,18 @@ class Message(NamedTuple):
     authenticity: Authenticity = Authenticity.NONE
 
     def value(self) -> type_of_json | bytes:
-        """The body as a Python value: parsed where the content type is JSON, text where it is text."""
+        """The body as a Python value: parsed where it is JSON or its type is in `BODY_READERS`, text where it is text.
+
+        An empty body of such a type is None.
+        """
         if self.content_type is None:
             return self.body
         if _is_json(self.content_type):
             return cast(type_of_json, read_json(self.body)) if self.body else None
         if self.content_type.startswith("text/"):
             return self.body.decode()
-        return self.body
+        read = BODY_READERS.get(self.content_type)
+        return self.body if read is None else cast(type_of_json, read(self.body))
 
     def with_(self, **changes: object) -> Message:
         """A copy with some fields changed."""

@@ -32,13 +32,12 @@ PATIENCE = 20.0
 BUILT_IN = ["hsp", "emp", "yamp", "wolpertinger", "mesh"]
 
 
+# Without the profile the hub has no answer for a request that nobody provides, and the cases ask for one.
+SETTINGS = {"mesh": 'settings = { require = "any" }', "emp": 'settings = { profile = "on" }'}
+
+
 def hub_text(url: str) -> str:
-    settings = {
-        "mesh": 'settings = { require = "any" }',
-        # Nobody provides what the cases ask for, and a peer without the hub's extension cannot be told so.
-        "emp": 'settings = { profile = "on" }',
-    }
-    return LISTENER.format(url=url, settings=settings.get(url.partition(":")[0], ""))
+    return LISTENER.format(url=url, settings=SETTINGS.get(url.partition(":")[0], ""))
 
 
 def failures(outcome: Outcome) -> list[str]:

@@ -331,15 +331,61 @@ async def test_who_is_redirected_amid_the_conversation_5_times_in_a_row_goes_hom
     assert came[:8] == ["home", "away", "away", "away", "away", "away", "home", "away"]
 
 
-async def test_who_does_not_reconnect_is_told_of_a_redirect() -> None:
+async def test_who_does_not_reconnect_follows_a_redirect_all_the_same() -> None:
+    async with (
+        wireloom.serve("yamp://127.0.0.1:0", lambda message, peer: "there") as target,
+        wireloom.serve("yamp://127.0.0.1:0") as server,
+        wireloom.connect(server.url, reconnect=False) as peer,
+    ):
+        redirect(server.connections[0], f"tcp://127.0.0.1:{target.port}")
+        await until(lambda: peer.url == target.url and peer.connected)
+        assert await peer.request("where") == "there"
+
+
+async def test_a_request_that_was_redirected_is_asked_again_where_that_is_wanted() -> None:
+    async def elsewhere(message: Message, peer: Peer) -> object:
+        redirect(peer, f"tcp://127.0.0.1:{target.port}")
+        await asyncio.Event().wait()
+        return None
+
+    async with (
+        wireloom.serve("yamp://127.0.0.1:0", lambda message, peer: "there") as target,
+        wireloom.serve("yamp://127.0.0.1:0", elsewhere, drain=0.01) as server,
+    ):
+        async with wireloom.connect(server.url, reconnect=False, resend=True) as peer:
+            assert await peer.request("where") == "there"
+        async with wireloom.connect(server.url, reconnect=False) as peer:
+            with pytest.raises(PeerClosed, match="it redirects to"):
+                await peer.request("where")
+
+
+@pytest.mark.parametrize(
+    ("url", "why"), [("tcp://127.0.0.1:1", "cannot reach"), ("gopher://127.0.0.1:70", "which is not followed")]
+)
+async def test_who_does_not_reconnect_is_told_of_a_redirect_that_leads_nowhere(url: str, why: str) -> None:
     async with (
         wireloom.serve("yamp://127.0.0.1:0") as server,
         wireloom.connect(server.url, reconnect=False) as peer,
     ):
-        redirect(server.connections[0], "tcp://127.0.0.1:1")
+        redirect(server.connections[0], url)
         await until(lambda: peer._over is not None)
-        with pytest.raises(PeerClosed, match=r"was closed: it redirects to tcp://127.0.0.1:1"):
+        with pytest.raises((PeerClosed, HandshakeFailed), match=why):
             await peer.request("where")
+
+
+async def test_who_does_not_reconnect_is_redirected_5_times_at_most() -> None:
+    came: list[Peer] = []
+
+    def away(peer: Peer) -> None:
+        came.append(peer)
+        asyncio.get_running_loop().call_later(0.01, redirect, peer, server.url.replace("yamp", "tcp"))
+
+    async with wireloom.serve("yamp://127.0.0.1:0", on_connect=away) as server:
+        async with wireloom.connect(server.url, reconnect=False) as peer:
+            await until(lambda: peer._over is not None)
+            with pytest.raises(HandshakeFailed, match="more than 5 times"):
+                await peer.request("where")
+    assert len(came) == 6
 
 
 async def test_a_server_that_welcomes_nobody_any_more_is_tried_once_at_a_time() -> None:

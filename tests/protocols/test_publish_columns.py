@@ -219,7 +219,8 @@ def test_what_is_passed_on_reads_as_the_same_events(
         for event in some.messages():
             sender.send(event, 1.0)
         assert meanings(said(target, written)) == meanings(said(target, sender.outgoing()))
-        assert [e.body for e in said(target, written)] == [e.body for e in some.messages()]
+        if target != "yamp":  # there, bodies are written as the agreed serializer wants them
+            assert [e.body for e in said(target, written)] == [e.body for e in some.messages()]
 
 
 @pytest.mark.parametrize("name", NAMES)

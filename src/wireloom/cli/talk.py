@@ -125,6 +125,7 @@ def _peer(arguments: argparse.Namespace) -> Client:
         tls=options.tls(arguments),
         token=options.token(arguments),
         reconnect=False,
+        resend=True,  # where a redirect leads
         timeout=arguments.timeout,
     )
 

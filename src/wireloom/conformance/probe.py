@@ -68,6 +68,11 @@ class PipeProbe(Probe):
                 self.pipe.write(piece)
             await asyncio.sleep(0)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the end of what the peer sends was read."""
+        return self._over
+
     def unlock(self, secrets: Mapping[str, str]) -> None:
         """Secrets that open what the peer says from now on."""
         self._decoder.unlock([secrets])

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from wireloom.conformance.run import Outcome, Result, Verdict
 from wireloom.escaping import visible, visible_html
 from wireloom.model import type_of_json
-from wireloom.protocols.cases import Level
 
 _STYLE = """
 :root { color-scheme: light dark; --edge: #8886; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { border-bottom: 1px solid var(--edge); padding: .4rem .6rem; text-align: left; vertical-align: top; }
-.passed { color: #1a7f37; } .failed { color: #cf222e; font-weight: 600; } .skipped { color: #888; }
+.passed { color: #1a7f37; } .failed { color: #cf222e; font-weight: 600; } .differs { color: #9a6700; }
+.skipped { color: #888; }
 small { opacity: .75; display: block; }
 """
 
@@ -26,18 +26,19 @@ def line(result: Result) -> str:
     >>> from wireloom.protocols.registry import protocol
     >>> from wireloom.protocols.contract import Role
     >>> print(line(Result(choose(protocol("hsp"), Role.SERVER)[0], Verdict.FAILED, "the peer closed")))
-    failed   must    a PING is answered with a PONG: the peer closed
+    failed   must     a PING is answered with a PONG: the peer closed
     """
     why = f": {result.detail}" if result.detail else ""
-    return visible(f"{result.verdict:8} {result.case.level:7} {result.case.name}{why}")
+    return visible(f"{result.verdict:8} {result.case.level:8} {result.case.name}{why}")
 
 
 def summary(outcome: Outcome) -> str:
     """What came out, in a sentence."""
-    passed, failed, skipped = (outcome.count(verdict) for verdict in Verdict)
-    numbers = f"{passed} passed, {failed} failed, {skipped} skipped"
+    passed, failed, differs, skipped = (outcome.count(verdict) for verdict in Verdict)
+    differing = f"{differs} differ from our decisions, " if differs else ""
+    numbers = f"{passed} passed, {failed} failed, {differing}{skipped} skipped"
     if not outcome.conforms:
-        return f"{numbers}: {outcome.count(Verdict.FAILED, Level.MUST)} of what a {outcome.role} must do is not done"
+        return f"{numbers}: {outcome.undone} of what a {outcome.role} must do is not done"
     if not passed:
         return f"{numbers}: nothing is known"
     return f"{numbers}: the {outcome.role} conforms to {outcome.protocol.title}"

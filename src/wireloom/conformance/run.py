@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -13,7 +13,7 @@ from wireloom.conformance.probe import PipeProbe
 from wireloom.model import ConfigError, PeerClosed
 from wireloom.peers.client import why_unreachable
 from wireloom.peers.endpoint import endpoint
-from wireloom.protocols.cases import Case, CaseFailed, CaseSkipped, Level
+from wireloom.protocols.cases import Case, CaseFailed, CaseSkipped, Level, Run
 from wireloom.protocols.contract import Protocol, Role, Settings
 from wireloom.transports import TLS, Options
 from wireloom.transports.tls import client_context, server_context
@@ -23,6 +23,8 @@ TIMEOUT = 5.0
 WAIT = 60.0
 """Seconds that `check_clients` waits for the next client."""
 NOBODY = "no client connected for it"
+_AGAIN = 0.2
+"""Seconds between two looks whether a server that is gone has come back."""
 
 
 class Verdict(StrEnum):
@@ -30,6 +32,8 @@ class Verdict(StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"
+    DIFFERS = "differs"
+    """The peer does otherwise than a decision of ours: no fault, and good to know."""
     SKIPPED = "skipped"
 
 
@@ -41,6 +45,8 @@ class Result:
     verdict: Verdict
     detail: str = ""
     seconds: float = 0.0
+    is_barred: bool = False
+    """Skipped, because the peer failed in another case that this one needs."""
 
 
 Tell = Callable[[Result], object]
@@ -61,9 +67,18 @@ class Outcome:
         return sum(1 for each in self.results if each.verdict is verdict and level in (None, each.case.level))
 
     @property
+    def undone(self) -> int:
+        """How many things that the peer must do it failed in, or could not show for another failure."""
+        return sum(
+            1
+            for each in self.results
+            if each.case.level is Level.MUST and (each.verdict is Verdict.FAILED or each.is_barred)
+        )
+
+    @property
     def conforms(self) -> bool:
-        """Whether nothing failed that the peer must do."""
-        return not self.count(Verdict.FAILED, Level.MUST)
+        """Whether nothing is left undone that the peer must do."""
+        return not self.undone
 
 
 def choose(protocol: Protocol, role: Role, only: str | None = None) -> list[Case]:
@@ -109,8 +124,9 @@ async def check_server(
 ) -> Outcome:
     """Run the cases for servers against the one at a URL, each on a connection of its own.
 
-    `settings` are those of our side, see `settings_for`; `patience` is how many seconds the server may take.
-    Raises PeerClosed when there is nobody at all; who stops to listen later on fails what is left.
+    After each, the server must still be there: one that dies of a case has not passed it. Cases that it cannot be
+    looked at in any more are skipped. `settings` are those of our side, see `settings_for`; `patience` is how many
+    seconds the server may take. Raises PeerClosed when there is nobody at all.
     """
     place = endpoint(url)
     cases = choose(place.protocol, Role.SERVER, only)
@@ -122,22 +138,74 @@ async def check_server(
     async def dial(probe: PipeProbe) -> None:
         await place.transport.connect(place.address, probe, options)
 
-    for case in cases:
+    async def reach() -> PipeProbe:
         probe = PipeProbe(place.protocol, Role.SERVER, own, patience, dial)
         try:
             async with asyncio.timeout(patience):
                 await dial(probe)
         except OSError as error:
             reason = why_unreachable(error) if str(error) else f"no answer in {patience:g} seconds"
-            if not results:
-                raise PeerClosed(f"cannot reach {place.url}: {reason}") from error
-            result = Result(case, Verdict.FAILED, f"cannot connect any more: {reason}")
+            raise PeerClosed(f"cannot reach {place.url}: {reason}") from error
+        return probe
+
+    life = getattr(place.protocol.cases(), "life", None)
+    if await _death(reach, life, must_answer=False):
+        life = None  # it never showed what would be missed
+    killed_by = ""
+    for case in cases:
+        if killed_by:
+            result = Result(case, Verdict.SKIPPED, f"the server is gone since {killed_by!r}", is_barred=True)
+        elif barred := _barred(case, results):
+            result = barred
         else:
-            result = await _run(case, probe)
+            result = await _run(case, await reach())
+            death = await _death(reach, life)
+            if death:
+                verdict = Verdict.DIFFERS if case.level is Level.DECISION else Verdict.FAILED
+                result = replace(result, verdict=verdict, detail=f"the server died of it: {death}")
+                killed_by = case.name if await _death(reach, life, patience=patience) else ""
         results.append(result)
         if tell is not None:
             tell(result)
     return Outcome(place.protocol, place.url, Role.SERVER, results)
+
+
+async def _death(
+    reach: Callable[[], Awaitable[PipeProbe]], life: Run | None, *, must_answer: bool = True, patience: float = 0.0
+) -> str:
+    """What shows that a server is not there; nothing if it is. It has some time to come back.
+
+    Raises PeerClosed for one that cannot be reached, unless it `must_answer`.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            probe = await reach()
+        except PeerClosed as error:
+            if not must_answer:
+                raise
+            death = str(error)
+        else:
+            try:
+                if life is not None:
+                    await life(probe)
+                return ""
+            except (CaseFailed, CaseSkipped) as error:
+                death = str(error)
+            finally:
+                await probe.leave()
+        if time.monotonic() >= until:
+            return death
+        await asyncio.sleep(_AGAIN)
+
+
+def _barred(case: Case, results: Iterable[Result]) -> Result | None:
+    """The result of a case that says nothing about this peer: it needs another, which was not passed."""
+    for each in results:
+        if each.case.name in case.needs and each.verdict is not Verdict.PASSED:
+            failed = each.verdict is Verdict.FAILED or each.is_barred
+            return Result(case, Verdict.SKIPPED, f"it needs {each.case.name!r}", is_barred=failed)
+    return None
 
 
 async def check_clients(
@@ -213,16 +281,25 @@ class _Door:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def skip_rest(self) -> None:
-        """Cases that nobody came for say nothing."""
+        """Cases that nobody came for say nothing. The last client may have died of its case."""
+        last = next(reversed(self.results), "")
+        why = f"{NOBODY} after {last!r}" if last else NOBODY
         for case in self._cases:
             if case.name not in self.results:
-                self._settle(Result(case, Verdict.SKIPPED, NOBODY))
+                self._settle(Result(case, Verdict.SKIPPED, why))
 
     async def _serve(self, probe: PipeProbe) -> None:
         if not await probe.is_open() or not self._left:
             await probe.leave()
             return
-        self._settle(await _run(self._left.pop(0), probe))
+        while self._left:
+            case = self._left.pop(0)
+            barred = _barred(case, self.results.values())
+            if barred is None:
+                self._settle(await _run(case, probe))
+                return
+            self._settle(barred)
+        await probe.leave()
 
     def _settle(self, result: Result) -> None:
         self.results[result.case.name] = result
@@ -238,7 +315,8 @@ async def _run(case: Case, probe: PipeProbe) -> Result:
     try:
         await case.run(probe)
     except CaseFailed as failed:
-        verdict, detail = Verdict.FAILED, str(failed)
+        verdict = Verdict.DIFFERS if case.level is Level.DECISION else Verdict.FAILED
+        detail = str(failed)
     except CaseSkipped as skipped:
         verdict, detail = Verdict.SKIPPED, str(skipped)
     finally:

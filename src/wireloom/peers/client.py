@@ -69,8 +69,8 @@ def connect(
       number them.
     - `tls` are certificates, for schemes with TLS.
     - `token` says to a hub who we are; it is shown first of all on every connection.
-    - `reconnect` says whether, and how fast, a lost connection is made again. `resend` sends requests that were not
-      answered again, too; otherwise they fail with PeerClosed.
+    - `reconnect` says whether, and how fast, a lost connection is made again. A redirect is followed in any case.
+      `resend` sends requests that were not answered again, too; otherwise they fail with PeerClosed.
     - `queue` is how many messages a subscription holds before no more is read from the connection.
     - `timeout` is for one attempt to connect, handshake included.
     - `busy_poll` is for how many seconds the event loop stays awake after a read to take the next without delay, where
@@ -254,7 +254,7 @@ class Client(Peer):
         """The connection is gone: fail what waits, and begin to reconnect."""
         self._up.clear()
         self._last_error = error
-        if self._backoff is None or self._closing or self._over is not None:
+        if (self._backoff is None and self._redirect is None) or self._closing or self._over is not None:
             super().lost(error)
             return
         self._let_go(error)
@@ -274,9 +274,22 @@ class Client(Peer):
     async def _reconnect(self, error: WireloomError) -> None:
         LOG.info("%s; connecting again", error)
         try:
-            await self._try_again(error)
+            if self._backoff is None:
+                await self._go_where_redirected()
+            else:
+                await self._try_again(error)
         finally:
             self._reconnecting = None
+
+    async def _go_where_redirected(self) -> None:
+        """Who does not reconnect follows a redirect all the same."""
+        if asyncio.get_running_loop().time() - self._opened_at >= Backoff().stable:
+            self._redirects = 0
+        try:
+            self._follow()
+            await self._open()
+        except WireloomError as error:
+            self.end(error)
 
     async def _try_again(self, error: WireloomError) -> None:
         assert self._backoff is not None
@@ -344,7 +357,7 @@ class Client(Peer):
                 raise PeerClosed("not connected yet: use `async with connect(...) as peer`")
             if self._closing:
                 raise PeerClosed(f"the connection to {self.url} is closing")
-            if self._backoff is None:
+            if self._backoff is None and self._reconnecting is None:
                 return await super()._ready(timeout)
             # A connection may be closing for a while before it is lost.
             self._up.clear()

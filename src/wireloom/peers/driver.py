@@ -21,7 +21,7 @@ from wireloom.transports.base import Pipe
 LOG = logging.getLogger("wireloom.peers")
 
 LINGER = 5.0
-"""Seconds a closed conversation waits for the peer to take the last words and close its half."""
+"""Seconds a closed conversation waits for the peer to take the last words and close its half, before it is dropped."""
 
 _OPEN, _CLOSED = SessionState.OPEN, SessionState.CLOSED
 _NEVER = float("inf")
@@ -71,14 +71,13 @@ class Driver(Outlet):
         on_read: Callable[[], None] | None = None,
         on_open: Callable[[], None] | None = None,
         on_end: Callable[[WireloomError], None] | None = None,
-        linger: float = LINGER,
     ) -> None:
         super().__init__(session)
         self.on_batch = on_batch
         self.on_read = on_read
         self._on_open = on_open
         self._on_end = on_end
-        self._linger = linger
+        self._linger = LINGER
         self._timer: asyncio.TimerHandle | None = None
         self._round: float | None = None
         """The second at which to look, where no timer of our own is needed."""
@@ -341,7 +340,16 @@ class Driver(Outlet):
         else:
             # Closing with unread input would reset the connection and destroy what was just written.
             self.pipe.finish()
+        patience = self.session.linger
+        if patience is None:
+            self._timer = self._loop.call_later(self._linger, self.abort)
+        else:
+            self._timer = self._loop.call_later(patience, self._hang_up)
+
+    def _hang_up(self) -> None:
+        """The peer does not close its half: close both, once everything is sent."""
         self._timer = self._loop.call_later(self._linger, self.abort)
+        self.pipe.close()
 
     def _reason(self, error: Exception | None) -> WireloomError:
         session, where = self.session, (self._pipe.peername if self._pipe is not None else "") or "the peer"

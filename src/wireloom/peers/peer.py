@@ -279,7 +279,7 @@ class Peer(Channel):
             if driver is not None and driver.is_connected:
                 driver.close(reason)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LINGER):
+                    async with asyncio.timeout(LINGER + (driver.session.linger or 0.0)):
                         await self._gone.wait()
         finally:
             self.end(PeerClosed("the connection was closed by this end"))

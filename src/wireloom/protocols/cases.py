@@ -3,7 +3,8 @@
 A case is a coroutine over a `Probe`: it sends bytes, valid or not, and looks at what comes back. It knows no socket
 and no loop; whoever runs it (`wireloom.conformance`) brings the probe. Each protocol has its cases in `cases.py`
 and hands them out by `Protocol.cases`. They ask only for what the specification promises of everybody, so a peer
-may send pings and events of its own at any time.
+may send pings and events of its own at any time. Each asks for one thing, and what it sends beside that is as plain as
+it can be.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ class CaseSkipped(WireloomError):
 
 
 class Level(StrEnum):
-    """How much a case matters."""
+    """Who asks for what a case looks at: the specification in two words, or a decision where it says nothing.
+
+    A peer fails only in what it must do. One that does otherwise than a decision differs, and that is all.
+    """
 
     MUST = "must"
     SHOULD = "should"
+    DECISION = "decision"
 
 
 UNASKED = (Kind.PING, Kind.EVENT, Kind.REQUEST)
@@ -61,6 +66,11 @@ class Probe(abc.ABC):
         Bytes that are no valid message fail the case.
         """
 
+    @property
+    @abc.abstractmethod
+    def is_over(self) -> bool:
+        """Whether the peer has closed, as far as was read."""
+
     @abc.abstractmethod
     def unlock(self, secrets: Mapping[str, str]) -> None:
         """Secrets, as `Decoder.unlock` takes them, that open what the peer says from now on."""
@@ -87,10 +97,12 @@ class Probe(abc.ABC):
         return said
 
     async def silent(self, *kinds: Kind) -> None:
-        """Wait for a moment, in which no message of these kinds may come; of none, if none is named."""
+        """Wait for a moment, in which the peer stays and sends no message of these kinds; of any, if none is named."""
         while (found := await self.next(quiet=True)) is not None:
             if not kinds or found.kind in kinds:
                 raise CaseFailed(f"the peer sent {describe(found)}, which nothing asked for")
+        if self.is_over:
+            raise CaseFailed("the peer closed the connection")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,8 @@ class Case:
     """The end that is looked at."""
     run: Callable[[Probe], Awaitable[None]]
     level: Level = Level.MUST
+    needs: tuple[str, ...] = ()
+    """Names of other cases: a peer that does not pass them cannot be looked at in this one."""
 
 
 class Cases(list[Case]):
@@ -117,27 +131,38 @@ class Cases(list[Case]):
     ('a word is answered', 'must')
     """
 
-    def server(self, name: str, clause: str, level: Level = Level.MUST) -> Callable[[Run], Run]:
+    life: Run | None = None
+    """What shows, on a connection of its own, that a server is still there. It is asked for after each case."""
+
+    def lives(self, run: Run) -> Run:
+        """Decorator: this is `life`. It asks for as little as possible."""
+        self.life = run
+        return run
+
+    def server(self, name: str, clause: str, level: Level = Level.MUST, *, needs: Needs = ()) -> Callable[[Run], Run]:
         """A case for servers."""
-        return self._add(name, clause, (Role.SERVER,), level)
+        return self._add(name, clause, (Role.SERVER,), level, needs)
 
-    def client(self, name: str, clause: str, level: Level = Level.MUST) -> Callable[[Run], Run]:
+    def client(self, name: str, clause: str, level: Level = Level.MUST, *, needs: Needs = ()) -> Callable[[Run], Run]:
         """A case for clients."""
-        return self._add(name, clause, (Role.CLIENT,), level)
+        return self._add(name, clause, (Role.CLIENT,), level, needs)
 
-    def both(self, name: str, clause: str, level: Level = Level.MUST) -> Callable[[Run], Run]:
+    def both(self, name: str, clause: str, level: Level = Level.MUST, *, needs: Needs = ()) -> Callable[[Run], Run]:
         """A case for servers and the same for clients."""
-        return self._add(name, clause, (Role.SERVER, Role.CLIENT), level)
+        return self._add(name, clause, (Role.SERVER, Role.CLIENT), level, needs)
 
-    def _add(self, name: str, clause: str, roles: Sequence[Role], level: Level) -> Callable[[Run], Run]:
+    def _add(self, name: str, clause: str, roles: Sequence[Role], level: Level, needs: Needs) -> Callable[[Run], Run]:
+        needed = (needs,) if isinstance(needs, str) else tuple(needs)
+
         def add(run: Run) -> Run:
-            self.extend(Case(name, clause, role, run, level) for role in roles)
+            self.extend(Case(name, clause, role, run, level, needed) for role in roles)
             return run
 
         return add
 
 
 Run = Callable[[Probe], Awaitable[None]]
+Needs = str | Sequence[str]
 
 
 def describe(message: Message) -> str:

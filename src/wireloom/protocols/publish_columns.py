@@ -476,13 +476,15 @@ class PublishedRows(Events):
         return batch.event_messages(batch.columns[:, rows], batch.codes[rows].tolist())
 
     def frames(self, session: Session, now: float) -> bytes | None:
-        """What the kernel writes for the session's peer."""
+        """What the kernel writes for the session's peer; or the session itself, where bodies change."""
         batch, rows = self._batch, self._rows
         heads = self._heads(session)
         if heads is None:
-            return None
+            return session.write_events(self.messages(), now)
         columns = batch.columns
         sizes = columns[BODY_SIZE] if rows is None else columns[BODY_SIZE, rows]
+        if int(sizes.min()) < max(head.smallest for head in heads):
+            return session.write_events(self.messages(), now)
         if int(sizes.max()) > min(head.largest for head in heads):
             return None
         alike = type(batch.sessions[0]) is type(session)

@@ -56,8 +56,8 @@ class SessionState(StrEnum):
 class EventHead(NamedTuple):
     """What the frame of an event is, before its body: it depends on topic and content type alone, except for the size.
 
-    A size of four bytes, big-endian, stands at `size_at`; it is the body's plus `extra`. A body has at most `largest`
-    bytes. In protocols whose events have uids, the place for one is empty.
+    A size of four bytes, big-endian, stands at `size_at`; it is the body's plus `extra`. A body has `smallest`
+    to `largest` bytes. In protocols whose events have uids, the place for one is empty.
     """
 
     head: bytes
@@ -66,6 +66,7 @@ class EventHead(NamedTuple):
     largest: int
     id_at: int = -1
     """Where the id of a request stands, or of the one that is answered; see `Session.call_head`."""
+    smallest: int = 0
 
     def with_size(self, body_size: int) -> bytes:
         """The head of an event with a body of so many bytes."""
@@ -127,6 +128,8 @@ class Session(abc.ABC):
     """Whether messages prove by themselves who wrote them; see `written_by`."""
     identities: tuple[str, ...] = ()
     """Who the peer has proved to be by means of the protocol, such as `user:ada`; see `Protocol.identity_kinds`."""
+    linger: ClassVar[float | None] = None
+    """Seconds after our last words that the peer has to close its half, if it is known not to; None: as long as any."""
     protected: bool = False
     """Whether nobody else can listen (TLS, or both ends on this machine); the owner sets it before `connected`."""
 
@@ -249,7 +252,7 @@ class Session(abc.ABC):
         for event in events:
             topic, body = event.topic, event.body
             head = self.event_head(topic, event.content_type) if topic else None
-            if head is None or len(body) > head.largest:
+            if head is None or not head.smallest <= len(body) <= head.largest:
                 return None
             if event.attributes and not event.attributes.keys().isdisjoint(TRACE):
                 return None

@@ -17,6 +17,12 @@ from wireloom.transports.tls import TLS
 from wireloom.transports.vigil import awake
 
 _RESET = struct.pack("ii", 1, 0)
+_KEEP_ALIVE = tuple(
+    (getattr(socket, name), value)
+    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+    if hasattr(socket, name)
+)
+"""A probe after 60 s of silence; after four of them without an answer the connection is lost."""
 """Linger for no time: closing then resets the connection."""
 
 
@@ -85,6 +91,10 @@ class TCPPipe(Pipe, asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A machine that is gone without a word is noticed, also where the protocol's pings are not answered.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEP_ALIVE:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def data_received(self, data: bytes) -> None:
         """asyncio: bytes arrived."""

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from wireloom.model import BodyError, ConfigError, ProtocolViolation
+from wireloom.model import BodyError, ConfigError, Kind, Message, ProtocolViolation
 from wireloom.protocols.yamp import body_format, formats
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
@@ -452,5 +452,61 @@ def test_text_becomes_a_string_of_the_format(name: str) -> None:
 def test_what_cannot_be_converted_stays_as_it_is(target: str | None) -> None:
     assert formats.convert(b'{"a":1}', "application/json", target) == (b'{"a":1}', "application/json")
     assert formats.convert(b"hi", "text/plain", target) == (b"hi", "text/plain")
-    assert formats.convert(b"\x01", None, "application/json") == (b"\x01", None)
-    assert formats.convert(b"", "application/json", "application/cbor") == (b"", "application/json")
+    assert formats.convert(b"\x01", None, target) == (b"\x01", None)
+
+
+PLAIN = ["json", "msgpack", "cbor"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(
+    ("body", "source", "value"),
+    [
+        (b'{"a":[1,null]}', None, {"a": [1, None]}),
+        (b"21.5", None, 21.5),
+        (b"not JSON", None, "not JSON"),
+        (b'{"a":', None, '{"a":'),
+        (b"NaN", None, "NaN"),
+        (b"\xff\xfe", None, "//4="),
+        (b"a\x00b", None, "YQBi"),
+        (b"21.5", "text/plain", "21.5"),
+        (b"\xff", "text/plain", "/w=="),
+        (b"plain", "image/png", "cGxhaW4="),
+        (b"<a/>", "application/xml", "PGEvPg=="),
+    ],
+)
+def test_what_a_peer_of_plain_values_cannot_read_is_wrapped(
+    name: str, body: bytes, source: str | None, value: object
+) -> None:
+    converted, kind = formats.convert(body, source, formats.CONTENT_TYPES[name])
+    assert (body_format(name).loads(converted), kind) == (value, formats.CONTENT_TYPES[name])
+
+
+def test_json_without_a_content_type_reaches_a_json_peer_as_it_is() -> None:
+    assert formats.convert(b'{ "a": 1.0 }', None, "application/json") == (b'{ "a": 1.0 }', "application/json")
+
+
+@given(body=st.binary(max_size=40), source=st.sampled_from([None, "text/plain", "image/png", "application/xml"]))
+@pytest.mark.parametrize("name", PLAIN)
+def test_whatever_is_converted_can_be_read(name: str, body: bytes, source: str | None) -> None:
+    converted, kind = formats.convert(body, source, formats.CONTENT_TYPES[name])
+    assert kind == formats.CONTENT_TYPES[name]
+    body_format(name).loads(converted or formats.nothing(kind))
+
+
+@pytest.mark.parametrize("name", formats.SERIALIZERS)
+def test_no_value_is_null_where_the_serializer_has_one(name: str) -> None:
+    body = formats.nothing(formats.CONTENT_TYPES[name])
+    expected = {"json": b"null", "msgpack": b"\xc0", "cbor": b"\xf6", "bson": bytes.fromhex("0500000000")}
+    assert body == expected.get(name, b"")
+    if name in PLAIN:
+        assert body_format(name).loads(body) is body_format(name).loads(b"") is None
+
+
+@pytest.mark.parametrize("name", ["json", "msgpack", "cbor", "bson"])
+def test_the_value_of_a_message_is_that_of_its_serializer(name: str) -> None:
+    body = body_format(name).dumps({"c": [21, 5]})
+    for kind in (Kind.EVENT, Kind.REQUEST, Kind.RESPONSE):
+        message = Message(kind, "a", body, content_type=formats.CONTENT_TYPES[name])
+        assert message.value() == {"c": [21, 5]}
+        assert message.with_(body=b"").value() is None

@@ -183,7 +183,7 @@ def test_what_a_client_sends_before_the_echo_is_held_back_and_goes_out_after_it(
 
 
 def test_what_is_held_back_is_limited() -> None:
-    client = session(Role.CLIENT, max_body=100)
+    client = session(Role.CLIENT, max_body=100, serializer="raw")
     client.send(Message(Kind.EVENT, "a", bytes(60)), 0.0)
     with pytest.raises(LimitExceeded, match="max_body"):
         client.send(Message(Kind.EVENT, "a", bytes(60)), 0.0)
@@ -279,20 +279,25 @@ def test_an_idle_peer_is_pinged_and_a_pong_keeps_it(role: Role) -> None:
     made.expire(30.0)
     (ping,) = said(made)
     assert isinstance(ping, frames.Ping)
-    assert made.deadline() == 40.0
     hears(made, frames.Pong(ping.payload), now=39.0)
     assert made.counters == {}
     assert made.deadline() == 69.0
+    made.expire(69.0)
+    assert made.deadline() == 79.0
     hears(made, frames.Pong(ping.payload), now=39.0)
     assert made.counters == {"yamp.pong.unasked": 1}
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_peer_that_is_silent_after_a_ping_is_closed_with_a_reason(role: Role) -> None:
+def test_a_peer_that_no_longer_answers_pings_is_closed_with_a_reason(role: Role) -> None:
     made = opened(role, ping_interval=30, pong_timeout=10)
     made.expire(30.0)
+    (ping,) = said(made)
+    assert isinstance(ping, frames.Ping)
+    hears(made, frames.Pong(ping.payload), now=31.0)
+    made.expire(61.0)
     made.outgoing()
-    made.expire(40.0)
+    made.expire(71.0)
     assert (made.state, made.close_reason, made.violation) == (SessionState.CLOSED, "idle", None)
     (goodbye,) = said(made)
     assert isinstance(goodbye, frames.Close)
@@ -310,6 +315,16 @@ def test_any_traffic_shows_that_a_peer_lives_even_if_it_never_answers_pings() ->
         hears(made, frames.Event(UID, "a", b""), now=now)
     assert made.state is SessionState.OPEN
     assert made.deadline() == now + 30
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_peer_that_never_sent_a_pong_is_never_closed_for_want_of_one(role: Role) -> None:
+    made = opened(role, ping_interval=30, pong_timeout=10)
+    for turn in range(1, 1000):
+        assert made.deadline() == 30.0 * turn
+        made.expire(30.0 * turn)
+        assert [type(each) for each in said(made)] == [frames.Ping]
+    assert made.state is SessionState.OPEN
 
 
 def test_a_pong_nobody_asked_for_is_counted_and_ignored() -> None:
@@ -460,7 +475,7 @@ def test_an_event_or_request_without_a_topic_is_not_sent(kind: Kind, topic: str 
 
 
 def test_what_is_too_long_is_not_sent() -> None:
-    client = opened(Role.CLIENT, max_body=10, max_requests=1)
+    client = opened(Role.CLIENT, max_body=10, max_requests=1, serializer="raw")
     with pytest.raises(LimitExceeded, match="255"):
         client.send(Message(Kind.EVENT, "u" * 256), 0.0)
     with pytest.raises(LimitExceeded, match="max_body"):
@@ -547,11 +562,11 @@ def test_requests_go_from_server_to_client_as_well() -> None:
 def test_a_final_answer_has_its_type_and_can_be_given_once(kind: Kind, status: str | None, type_: ResponseType) -> None:
     server = opened(Role.SERVER)
     request = hears(server, frames.Request(UID, "a", False, b"")).messages[0]
-    answer = Message(kind, body=b"x", correlation_id=request.id, status=status)
+    answer = Message(kind, body=b"1", correlation_id=request.id, status=status)
     server.send(answer, 0.0)
     (frame,) = said(server)
     assert isinstance(frame, frames.Response)
-    assert (frame.type, frame.request_uid, frame.body) == (type_, UID, b"x")
+    assert (frame.type, frame.request_uid, frame.body) == (type_, UID, b"1")
     with pytest.raises(NotSupported, match="waits for an answer"):
         server.send(answer, 0.0)
 
@@ -580,12 +595,12 @@ def test_progress_reaches_a_requester_that_asked_for_it() -> None:
     assert request.attributes == {"progressive": "true"}
     for step in (b"1", b"2"):
         server.send(Message(Kind.PROGRESS, body=step, correlation_id=request.id), 0.0)
-    server.send(Message(Kind.RESPONSE, body=b"end", correlation_id=request.id), 0.0)
+    server.send(Message(Kind.RESPONSE, body=b'"end"', correlation_id=request.id), 0.0)
     got = messages_of(client.receive(server.outgoing(), 0.0))
     assert [(m.kind, m.status, m.body) for m in got] == [
         (Kind.PROGRESS, "progress", b"1"),
         (Kind.PROGRESS, "progress", b"2"),
-        (Kind.RESPONSE, "done", b"end"),
+        (Kind.RESPONSE, "done", b'"end"'),
     ]
 
 
@@ -787,9 +802,39 @@ def test_a_body_of_another_format_is_converted_to_the_one_agreed_on() -> None:
     plain = client.send(Message(Kind.EVENT, "a", b"hello", content_type="text/plain"), 0.0)
     assert (plain.body, plain.content_type) == (b"\xa5hello", "application/msgpack")
     bare = client.send(Message(Kind.EVENT, "a", b"\x01"), 0.0)
-    assert (bare.body, bare.content_type) == (b"\x01", None)
+    assert (bare.body, bare.content_type) == (b"\xa4AQ==", "application/msgpack")
+    picture = client.send(Message(Kind.EVENT, "a", b"\x01", content_type="image/png"), 0.0)
+    assert (picture.body, picture.attributes) == (b"\xa4AQ==", {"content_type": "image/png"})
     with pytest.raises(BodyError, match="application/json"):
         client.send(Message(Kind.EVENT, "a", b"{", content_type="application/json"), 0.0)
+
+
+NOTHING = {"json": b"null", "msgpack": b"\xc0", "cbor": b"\xf6", "bson": b"\5\0\0\0\0", "raw": b"", "xml": b""}
+
+
+@pytest.mark.parametrize(("serializer", "body"), NOTHING.items())
+def test_no_body_is_the_null_of_the_serializer_in_every_user_message(serializer: str, body: bytes) -> None:
+    server = opened(Role.SERVER, serializer=serializer)
+    (request,) = hears(server, frames.Request(UID, "a", True, b"")).messages
+    assert (request.body, request.value()) in ((b"", None), (b"", b""))
+    answers = [Message(kind, correlation_id=request.id) for kind in (Kind.PROGRESS, Kind.RESPONSE)]
+    for message in (Message(Kind.EVENT, "a"), Message(Kind.REQUEST, "a"), *answers):
+        server.send(message, 0.0)
+    written = server.write_events([Message(Kind.EVENT, "a"), Message(Kind.EVENT, "b", b"")], 0.0)
+    server.send_frames(written or b"", 2)
+    found = said(server)
+    assert [type(each) for each in found] == [frames.Event, frames.Request, *2 * [frames.Response], *2 * [frames.Event]]
+    assert {each.body for each in found if not isinstance(each, frames.Ping)} == {body}
+
+
+def test_a_request_that_comes_too_late_is_refused_with_a_body_that_can_be_read() -> None:
+    server = opened(Role.SERVER)
+    hears(server, frames.Request(UID, "a", False, b"1"))
+    server.close(0.0)
+    hears(server, frames.Request(OTHER, "b", False, b"1"))
+    (refused,) = said(server)
+    assert isinstance(refused, frames.Response)
+    assert (refused.type, refused.body) == (ResponseType.ERROR, b"null")
 
 
 @pytest.mark.parametrize("serializer", ["json", "msgpack", "cbor", "bson"])

@@ -90,6 +90,7 @@ async def _fresh(probe: Probe) -> Probe:
     return await probe.another() if _identity(probe).signs and probe.role is Role.SERVER else probe
 
 
+@CASES.lives
 async def alive(probe: Probe) -> None:
     """The node still answers a Hello, or a second one: a datagram may get lost."""
     for is_last in (False, True):
@@ -255,7 +256,7 @@ async def _unknown_field(probe: Probe) -> None:
     await _hear(fresh)
 
 
-@CASES.both("an unknown event type does no harm", "Other event types are valid packets (decision)")
+@CASES.both("an unknown event type does no harm", "Other event types are valid packets (decision)", Level.DECISION)
 async def _unknown_type(probe: Probe) -> None:
     await _meet(probe)
     await _say(probe, _hello(probe, event_type=0xEE))

@@ -14,7 +14,7 @@ from typing import cast
 from weakref import WeakKeyDictionary
 
 from wireloom.model import Kind, Message
-from wireloom.protocols.cases import UNASKED, CaseFailed, Cases, CaseSkipped, Level, Probe, Run
+from wireloom.protocols.cases import UNASKED, CaseFailed, Cases, CaseSkipped, Level, Needs, Probe, Run
 from wireloom.protocols.contract import Role
 from wireloom.protocols.wolpertinger import authentication, layer1, messages
 from wireloom.protocols.wolpertinger.authentication import COMPONENT, STEPS, Authentication
@@ -46,9 +46,19 @@ def metadata(probe: Probe) -> bytes:
 class LoggedIn(Cases):
     """Cases that begin when the login is done, where the settings ask for one."""
 
-    def both(self, name: str, clause: str, level: Level = Level.MUST) -> Callable[[Run], Run]:
+    def lives(self, run: Run) -> Run:
+        """A server is looked at after a login, too."""
+
+        async def after_login(probe: Probe) -> None:
+            await log_in(probe)
+            await run(probe)
+
+        super().lives(after_login)
+        return run
+
+    def both(self, name: str, clause: str, level: Level = Level.MUST, *, needs: Needs = ()) -> Callable[[Run], Run]:
         """A case for servers, logged in, and the same for clients, who come as they are."""
-        add = super().both(name, clause, level)
+        add = super().both(name, clause, level, needs=needs)
 
         def wrapped(run: Run) -> Run:
             async def after_login(probe: Probe) -> None:

@@ -18,6 +18,9 @@ from wireloom.protocols.wolpertinger.values import Value
 
 CASES = LoggedIn()
 COMPONENT = "WireloomConformance"
+CONFIRMED = "delivery is confirmed"
+ANSWERED = "a call of an unknown component gets a RemoteError"
+REFUSED = "unknown encryption is refused"
 _ANSWERS = (Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS)
 _BESIDE = (*UNASKED, *_ANSWERS)
 
@@ -55,6 +58,7 @@ async def _refused(probe: Probe, message_id: int, line: bytes) -> str:
     return result
 
 
+@CASES.lives
 async def alive(probe: Probe) -> None:
     """The peer still confirms what arrives."""
     message_id, _, pieces = _call(probe)
@@ -70,19 +74,19 @@ async def _failed(probe: Probe, call_id: str) -> Message:
             return found
 
 
-@CASES.both("delivery is confirmed", "Each message received is confirmed with its message_id and result 0 (Layer 1)")
+@CASES.both(CONFIRMED, "Each message received is confirmed with its message_id and result 0 (Layer 1)")
 async def _delivery(probe: Probe) -> None:
     await alive(probe)
 
 
-@CASES.both("a call of an unknown component gets a RemoteError", "It names the CallId of the call (RemoteError)")
+@CASES.both(ANSWERED, "It names the CallId of the call (RemoteError)", needs=CONFIRMED)
 async def _unknown_component(probe: Probe) -> None:
     _, call_id, pieces = _call(probe)
     await _send(probe, pieces)
     await _failed(probe, call_id)
 
 
-@CASES.both("its error code is 304", "304: component not found (decision)", Level.SHOULD)
+@CASES.both("its error code is 304", "304: component not found (decision)", Level.DECISION, needs=ANSWERED)
 async def _code(probe: Probe) -> None:
     _, call_id, pieces = _call(probe)
     await _send(probe, pieces)
@@ -90,7 +94,12 @@ async def _code(probe: Probe) -> None:
     require(code == str(int(ErrorCode.COMPONENT_NOT_FOUND)), f"error code {code}")
 
 
-@CASES.both("a message that comes twice is confirmed twice", "It is confirmed again and not executed again (decision)")
+@CASES.both(
+    "a message that comes twice is confirmed twice",
+    "It is confirmed again and not executed again (decision)",
+    Level.DECISION,
+    needs=ANSWERED,
+)
 async def _twice(probe: Probe) -> None:
     message_id, call_id, pieces = _call(probe)
     await _send(probe, pieces)
@@ -100,7 +109,12 @@ async def _twice(probe: Probe) -> None:
     await probe.silent(Kind.ERROR, Kind.RESPONSE)
 
 
-@CASES.both("lines may come byte by byte", "A line is a message, however it arrives (plain stream, decision)")
+@CASES.both(
+    "lines may come byte by byte",
+    "A line is a message, however it arrives (plain stream, decision)",
+    Level.DECISION,
+    needs=CONFIRMED,
+)
 async def _bytes(probe: Probe) -> None:
     if probe.carries_messages:
         raise CaseSkipped("over this transport lines come whole")
@@ -109,7 +123,7 @@ async def _bytes(probe: Probe) -> None:
     await _confirmed(probe, message_id)
 
 
-@CASES.both("several lines in one write are all confirmed", "Each message is confirmed (Layer 1)")
+@CASES.both("several lines in one write are all confirmed", "Each message is confirmed (Layer 1)", needs=CONFIRMED)
 async def _several(probe: Probe) -> None:
     calls = [_call(probe) for _ in range(4)]
     await _send(probe, [pieces[0] for _, _, pieces in calls])
@@ -117,7 +131,11 @@ async def _several(probe: Probe) -> None:
     require(found == {str(message_id) for message_id, _, _ in calls}, "the confirmations are not for the four messages")
 
 
-@CASES.both("pieces may come in any order", "Fragments have an index and make up one message (Message Splitting)")
+@CASES.both(
+    "pieces may come in any order",
+    "Fragments have an index and make up one message (Message Splitting)",
+    needs=ANSWERED,
+)
 async def _pieces(probe: Probe) -> None:
     message_id, call_id, pieces = _call(probe, "x" * 200, split=128)
     await _send(probe, [*pieces[1:], pieces[0]])
@@ -125,7 +143,11 @@ async def _pieces(probe: Probe) -> None:
     await _failed(probe, call_id)
 
 
-@CASES.both("a split message is confirmed once", "One confirmation, when all pieces are there (Message Splitting)")
+@CASES.both(
+    "a split message is confirmed once",
+    "One confirmation, when all pieces are there (Message Splitting)",
+    needs=CONFIRMED,
+)
 async def _confirmed_once(probe: Probe) -> None:
     message_id, _, pieces = _call(probe, "x" * 200, split=128)
     await _send(probe, pieces[:-1])
@@ -135,66 +157,86 @@ async def _confirmed_once(probe: Probe) -> None:
     await probe.silent(Kind.ACK)
 
 
-@CASES.both("compressed messages are read", "gzip gives the length after compression (Compression)")
+@CASES.both("compressed messages are read", "gzip gives the length after compression (Compression)", needs=ANSWERED)
 async def _gzip(probe: Probe) -> None:
     _, call_id, pieces = _call(probe, "x" * 500, compress=True)
     await _send(probe, pieces)
     await _failed(probe, call_id)
 
 
-@CASES.both("metadata keys have any case and order", "Keys are compared without case, order is free (decision)")
+@CASES.both(
+    "metadata keys have any case and order",
+    "Keys are compared without case, order is free (decision)",
+    Level.DECISION,
+    needs=CONFIRMED,
+)
 async def _keys(probe: Probe) -> None:
     message_id, _, pieces = _call(probe)
-    await probe.send(b"X-Unknown:1;MESSAGE_ID:%d;" % message_id + metadata(probe) + pieces[0].payload + b"\n")
+    await probe.send(metadata(probe) + b"MESSAGE_ID:%d;" % message_id + pieces[0].payload + b"\n")
     await _confirmed(probe, message_id)
 
 
-@CASES.both("a key given twice is refused", "Such a message is invalid (decision)")
+@CASES.both("an unknown metadata key is ignored", "Other keys are ignored (decision)", Level.DECISION, needs=CONFIRMED)
+async def _unknown_key(probe: Probe) -> None:
+    message_id, _, pieces = _call(probe)
+    await probe.send(b"message_id:%d;note:1;" % message_id + metadata(probe) + pieces[0].payload + b"\n")
+    await _confirmed(probe, message_id)
+
+
+@CASES.both("a key given twice is refused", "Such a message is invalid (decision)", Level.DECISION, needs=CONFIRMED)
 async def _key_twice(probe: Probe) -> None:
     message_id, _, pieces = _call(probe)
     rest = metadata(probe) + pieces[0].payload
     await _refused(probe, message_id, b"message_id:%d;note:1;note:2;" % message_id + rest + b"\n")
-    await alive(probe)
 
 
-@CASES.both("a payload that is not base64 is refused", "The payload is base64 (Layer 1)")
+@CASES.both("a payload that is not base64 is refused", "The payload is base64 (Layer 1)", needs=CONFIRMED)
 async def _base64(probe: Probe) -> None:
     message_id = next_id()
     await _refused(probe, message_id, b"message_id:%d;" % message_id + metadata(probe) + b"this is not base64\n")
-    await alive(probe)
 
 
-@CASES.both("data that is not GZIP is refused", "gzip says that the data is compressed (Compression)")
+@CASES.both("data that is not GZIP is refused", "gzip says that the data is compressed (Compression)", needs=CONFIRMED)
 async def _bad_gzip(probe: Probe) -> None:
     message_id, _, pieces = _call(probe)
     size = len(decode_base64(pieces[0].payload))
     await _refused(probe, message_id, encode(pieces[0]._replace(gzip=size)))
-    await alive(probe)
 
 
-@CASES.both("a piece beyond the count is refused", "fragment_index is below fragment_count (Message Splitting)")
+@CASES.both(
+    "a piece beyond the count is refused", "fragment_index is below fragment_count (Message Splitting)", needs=CONFIRMED
+)
 async def _fragment(probe: Probe) -> None:
     message_id, _, pieces = _call(probe)
     await _refused(probe, message_id, encode(pieces[0]._replace(fragment_index=2, fragment_count=2)))
-    await alive(probe)
 
 
-@CASES.both("unknown encryption is refused", "Only AES is supported (Encryption)")
+@CASES.both(REFUSED, "Only AES is supported (Encryption)", needs=CONFIRMED)
 async def _encryption(probe: Probe) -> None:
     message_id, _, pieces = _call(probe)
+    await _refused(probe, message_id, encode(pieces[0]._replace(encryption="rot13")))
+
+
+@CASES.both("its result code is 4", "4: encryption (decision)", Level.DECISION, needs=REFUSED)
+async def _encryption_code(probe: Probe) -> None:
+    message_id, _, pieces = _call(probe)
     result = await _refused(probe, message_id, encode(pieces[0]._replace(encryption="rot13")))
-    require(result == str(int(ResultCode.ENCRYPTION)), f"result {result}, not 4 for encryption")
-    await alive(probe)
+    require(result == str(int(ResultCode.ENCRYPTION)), f"result code {result}")
 
 
-@CASES.both("a line without message_id gets no answer", "Without a usable id there is no reply (decision)")
+@CASES.both(
+    "a line without message_id gets no answer",
+    "Without a usable id there is no reply (decision)",
+    Level.DECISION,
+    needs=CONFIRMED,
+)
 async def _no_id(probe: Probe) -> None:
     await probe.send(b"gzip:1;AAAA\n", b"nothing of the kind\n")
     await probe.silent(Kind.ACK, Kind.ERROR)
     await alive(probe)
 
 
-@CASES.both("a confirmation is not confirmed", "Only messages are confirmed (Delivery Confirmation)")
+@CASES.both("a confirmation is not confirmed", "Only messages are confirmed (Delivery Confirmation)", needs=CONFIRMED)
 async def _confirmations(probe: Probe) -> None:
     await probe.send(encode(Confirmation(next_id(), 0)))
     await probe.silent(Kind.ACK)
@@ -213,20 +255,29 @@ async def _document_refused(probe: Probe, xml: bytes) -> None:
         require(found.status == wanted, f"error code {found.status} instead of {wanted}")
 
 
-@CASES.both("a document that is not XML is refused", "What cannot be validated gets RemoteError 301 (Message Types)")
+@CASES.both(
+    "a document that is not XML is refused",
+    "What cannot be validated gets RemoteError 301 (Message Types)",
+    Level.SHOULD,
+    needs=CONFIRMED,
+)
 async def _not_xml(probe: Probe) -> None:
     await _document_refused(probe, b"<RemoteMethodCall><ComponentName>")
-    await alive(probe)
 
 
-@CASES.both("a document of another schema is refused", "What cannot be validated gets RemoteError 301 (Message Types)")
+@CASES.both(
+    "a document of another schema is refused",
+    "What cannot be validated gets RemoteError 301 (Message Types)",
+    Level.SHOULD,
+    needs=CONFIRMED,
+)
 async def _schema(probe: Probe) -> None:
     await _document_refused(probe, b"<RemoteMethodCall><MethodName>Nothing</MethodName></RemoteMethodCall>")
-    await alive(probe)
 
 
-@CASES.both("a document type definition is refused", "DTDs and entities are refused (decision)")
+@CASES.both(
+    "a document type definition is refused", "DTDs and entities are refused (decision)", Level.DECISION, needs=CONFIRMED
+)
 async def _entities(probe: Probe) -> None:
     xml = write(Call(COMPONENT, str(uuid.uuid4()), "Nothing"))
     await _document_refused(probe, b'<!DOCTYPE a [<!ENTITY b "c">]>' + xml)
-    await alive(probe)

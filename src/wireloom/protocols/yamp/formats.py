@@ -17,9 +17,11 @@ first used, so that the bare package installs without them.
 from __future__ import annotations
 
 import abc
+import base64
 import contextlib
 import io
 import json
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -29,7 +31,7 @@ from types import ModuleType
 from typing import Any, ClassVar, cast
 from xml.parsers import expat
 
-from wireloom.model import BodyError, ConfigError, ProtocolViolation, WireloomError
+from wireloom.model import BODY_READERS, BodyError, ConfigError, ProtocolViolation, WireloomError
 from wireloom.pieces import LARGE, is_large, parts, read_json, write_json
 
 DEFAULT = "json"
@@ -482,23 +484,63 @@ def format_for(content_type: str | None) -> BodyFormat | None:
     return None if name is None else _plain(name)
 
 
+_NULLS = {"json": b"null", "msgpack": b"\xc0", "cbor": b"\xf6", "bson": b"\x05\0\0\0\0"}
+
+
+def nothing(content_type: str | None) -> bytes:
+    """The body that stands for no value: peers are out there that cannot read an empty one.
+
+    It is empty in formats that have no null. BSON has none either: there it is a document without fields.
+
+    >>> nothing("application/json"), nothing("application/x-protobuf")
+    (b'null', b'')
+    """
+    return _NULLS.get(_NAMES.get(content_type or "", ""), b"")
+
+
+# `Message.value` reads what needs no schema.
+BODY_READERS.update({CONTENT_TYPES[name]: _plain(name).loads for name in ("msgpack", "cbor", "bson", "xml")})
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def _text_of(body: bytes) -> str | None:
+    """A body as text; None for what is no text, such as bytes with zeros in them."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if _CONTROL.search(text) else text
+
+
 def convert(body: bytes, source: str | None, target: str | None) -> tuple[bytes, str | None]:
-    """A body said in another content type where both hold plain values, or the first is text; else as it is.
+    """A body as a peer reads it that agreed on `target`, where that holds plain values; else as it is.
+
+    Nothing on the wire says what a body is: such a peer reads every body with the agreed serializer. So plain values
+    of another format are written anew. Text becomes a string, and other bytes a string in base64. A body without a
+    content type is taken for JSON if it can be, else for text if it can be.
 
     >>> convert(b'{"a":1}', "application/json", "application/msgpack")
     (b'\\x81\\xa1a\\x01', 'application/msgpack')
     >>> convert(b"hello", "text/plain", "application/json")
     (b'"hello"', 'application/json')
+    >>> convert(b"[1]", None, "application/json"), convert(bytes([255]), "image/png", "application/json")
+    ((b'[1]', 'application/json'), (b'"/w=="', 'application/json'))
     """
-    if source == target or not body:
-        return body, source
     writer = format_for(target)
-    if writer is None or writer.name not in CONVERTIBLE:
+    if source == target or writer is None or writer.name not in CONVERTIBLE:
         return body, source
-    if source is not None and source.startswith("text/"):
-        # On the wire nothing says that it is text: the peer reads every body with the agreed serializer.
-        return writer.dumps(body.decode(errors="replace")), target
+    if not body:
+        return b"", target
     reader = format_for(source)
-    if reader is None or reader.name not in CONVERTIBLE:
-        return body, source
-    return writer.dumps(reader.loads(body)), target
+    if reader is not None and reader.name in CONVERTIBLE:
+        return writer.dumps(reader.loads(body)), target
+    if source is None:
+        with contextlib.suppress(ProtocolViolation):
+            value = _plain(DEFAULT).loads(body)
+            return body if writer.name == DEFAULT else writer.dumps(value), target
+    text = _text_of(body) if source is None or source.startswith("text/") else None
+    if text is not None:
+        return writer.dumps(text), target
+    return writer.dumps(base64.b64encode(body).decode()), target

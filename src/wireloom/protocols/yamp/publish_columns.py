@@ -28,11 +28,12 @@ from wireloom.protocols.publish_columns import (
     Meaning,
     PublishColumns,
     copy,
+    put_u32,
     sample_rows,
     topic_after_prefix,
 )
 from wireloom.protocols.session import Session
-from wireloom.protocols.yamp import frames
+from wireloom.protocols.yamp import formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import to_message
 from wireloom.protocols.yamp.session import YampSession
@@ -43,8 +44,8 @@ _DONE = int(ResponseType.DONE)
 _IS_EVENT, _NOBODY = Kind.EVENT, Authenticity.NONE
 _LEAST = 23
 """Bytes of the smallest event with a uri."""
-_ANSWER = 39
-"""Bytes of a response without a body, and without its uri."""
+_ANSWER = 39 + 5
+"""Bytes of a response without its uri, with the longest body that stands for no value."""
 
 
 @kernel
@@ -101,10 +102,11 @@ def _write_answers(
     offsets: Columns,
     high: np.uint64,
     low: np.uint64,
+    body: NDArray[np.uint8],
     out: NDArray[np.uint8],
     ends: Columns,
 ) -> np.int64:
-    """Responses that are done, without a body; their uids count up from the one given."""
+    """Responses that are done, all with this body; their uids count up from the one given."""
     at = np.int64(0)
     for row in range(offsets.shape[0]):
         start = offsets[row]
@@ -121,11 +123,17 @@ def _write_answers(
         copy(data, start + 1, np.int64(16), out, at)
         at += 16
         out[at] = _DONE
-        for index in range(1, 5):
-            out[at + index] = 0
-        at += 5
+        put_u32(out, at + 1, body.shape[0])
+        copy(body, np.int64(0), np.int64(body.shape[0]), out, at + 5)
+        at += 5 + body.shape[0]
         ends[row] = at
     return at
+
+
+@cache
+def _body_of(data: bytes) -> NDArray[np.uint8]:
+    """A body as the kernel takes it: the same kind of array whether it is empty or not."""
+    return np.array(list(data), np.uint8)
 
 
 @cache
@@ -135,7 +143,8 @@ def warm() -> None:
     one, data = np.zeros(1, np.int64), np.frombuffer(bytes(64), np.uint8)
     _scan(data, one, one, 1, np.empty((FIELDS, 1), np.int64), np.empty(1, np.int64), np.zeros(1, np.bool_))
     offsets = sample_rows()[OFFSET]
-    _write_answers(data, offsets, np.uint64(1), np.uint64(1), np.empty(2 * _ANSWER, np.uint8), np.empty(2, np.int64))
+    out, ends = np.empty(2 * _ANSWER, np.uint8), np.empty(2, np.int64)
+    _write_answers(data, offsets, np.uint64(1), np.uint64(1), _body_of(b""), out, ends)
 
 
 class YampPublishes(PublishColumns):
@@ -194,10 +203,11 @@ class YampPublishes(PublishColumns):
         return found
 
     def answers(self, asks: Columns) -> tuple[bytes, Callable[[int], int]]:
-        """`response` frames of type done."""
+        """`response` frames of type done, without a value."""
         count = asks.shape[1]
         session = cast(YampSession, self.sessions[0])
         uid = np.frombuffer(session.draw_uids(session.heard_at), ">u8").astype(np.uint64)
         out, ends = np.empty(count * (_ANSWER + 255), np.uint8), np.empty(count, np.int64)
-        size = _write_answers(self.view, asks[OFFSET], uid[0], uid[1], out, ends)
+        body = _body_of(formats.nothing(session.content_type))
+        size = _write_answers(self.view, asks[OFFSET], uid[0], uid[1], body, out, ends)
         return out[:size].tobytes(), lambda rows: int(ends[rows - 1])

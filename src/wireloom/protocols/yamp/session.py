@@ -15,7 +15,7 @@ Short reads are decoded by `frames.py`. Of long ones, events and acknowledged pu
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
+from wireloom.pieces import LARGE
 from wireloom.protocols.contract import (
     HUB_PREFIX,
     LOGIN,
@@ -72,6 +73,7 @@ class YampSession(Session):
     """
 
     steady = True
+    linger = 0.5
 
     def __init__(self, role: Role, settings: YampSettings, *, unique: int = 0) -> None:
         super().__init__(role)
@@ -100,6 +102,8 @@ class YampSession(Session):
         self._handshake_due: float | None = None
         self._heard = 0.0
         self._ping_sent: float | None = None
+        self._answers_pings = False
+        """Whether the peer ever sent a pong. Some never do, and are not closed for it."""
         self._ping_payload: bytes | None = None
         self._pings = 0
 
@@ -233,7 +237,7 @@ class YampSession(Session):
                 if payload != self._ping_payload:
                     self.count("yamp.pong.unasked")
                 else:
-                    self._ping_payload = None
+                    self._ping_payload, self._answers_pings = None, True
             case frames.Handshake():
                 self._agree(frame)
             case frames.Close(reason):
@@ -285,7 +289,8 @@ class YampSession(Session):
             raise frames.violation("yamp.request.uid-reused", f"{request_id} is still unanswered")
         if self.state is _CLOSING and request_id not in self._owed:
             self.count("yamp.request.closing")
-            self._say(frames.Response(self._uid(self._heard), request.uri, request.uid, ResponseType.ERROR, b""))
+            body = formats.nothing(self.content_type)
+            self._say(frames.Response(self._uid(self._heard), request.uri, request.uid, ResponseType.ERROR, body))
             return False
         self._owed.add(request_id, request, self._owed_batches.size)
         return True
@@ -354,19 +359,19 @@ class YampSession(Session):
             return self._handshake_due
         if self.state is _CLOSED or self._input_ended or not self.settings.ping_interval:
             return None
-        if self._ping_sent is not None:
-            return self._ping_sent + self.settings.pong_timeout
-        return self._heard + self.settings.ping_interval
+        if self._ping_sent is None:
+            return self._heard + self.settings.ping_interval
+        return self._ping_sent + (self.settings.pong_timeout if self._answers_pings else self.settings.ping_interval)
 
     def expire(self, now: float) -> Sequence[Batch]:
-        """Give up a handshake, ping an idle peer, close when nothing at all comes back."""
+        """Give up a handshake, ping an idle peer, close when one that answers pings no longer does."""
         due = self.deadline()
         if due is None or now < due:
             return NOTHING
         if self.state is _OPENING:
             detail = f"no handshake within {self.settings.handshake_timeout:g} s (handshake_timeout)"
             self._refuse(frames.violation("yamp.handshake.timeout", detail), bytes(self._buffer))
-        elif self._ping_sent is None:
+        elif self._ping_sent is None or not self._answers_pings:
             self._pings += 1
             self._ping(str(self._pings).encode(), now)
         else:
@@ -384,8 +389,8 @@ class YampSession(Session):
     def send(self, message: Message, now: float) -> Message:
         """Queue a message; before the handshake is done it is held back.
 
-        The uid is drawn here. An answer gets the uri of its request. A body of plain values whose content
-        type is not the one agreed on is converted.
+        The uid is drawn here. An answer gets the uri of its request. A body whose content type is not the one agreed
+        on is converted, see `formats.convert`.
         """
         kind, state = message.kind, self.state
         if state is _CLOSED or (state is _CLOSING and kind not in ANSWERS):
@@ -460,16 +465,37 @@ class YampSession(Session):
 
     def _prepare(self, kind: Kind, message: Message, uri: str, now: float) -> Message:
         """A message as it goes out: under this uri, with a uid of its own, its body as the serializer wants it."""
-        body, content_type = message.body, message.content_type
+        body, content_type, attributes = message.body, message.content_type, message.attributes
         if content_type != self.content_type:
-            try:
-                body, content_type = formats.convert(body, content_type, self.content_type)
-            except ProtocolViolation as error:
-                raise BodyError(f"the body is not {content_type}: {error.detail}") from None
+            body, content_type = self._convert(body, content_type)
+            if message.content_type is not None:
+                attributes = {**attributes, "content_type": message.content_type}
         return message_of((
-            kind, uri, body, uid_text(self._uid(now)), message.correlation_id, message.status, content_type,
-            message.attributes, "yamp", message.time, message.connection, self._sends, message.authenticity,
+            kind, uri, body or formats.nothing(content_type), uid_text(self._uid(now)), message.correlation_id,
+            message.status, content_type, attributes, "yamp", message.time, message.connection, self._sends,
+            message.authenticity,
         ))  # fmt: skip
+
+    def _convert(self, body: bytes, content_type: str | None) -> tuple[bytes, str | None]:
+        try:
+            return formats.convert(body, content_type, self.content_type)
+        except ProtocolViolation as error:
+            raise BodyError(f"the body is not {content_type}: {error.detail}") from None
+
+    def packing(self, event: Message) -> Callable[[], Message] | None:
+        """Large bodies of another content type are converted elsewhere."""
+        if len(event.body) < LARGE or event.content_type == self.content_type:
+            return None
+
+        def pack() -> Message:
+            body, content_type = self._convert(event.body, event.content_type)
+            return event.with_(body=body, content_type=content_type)
+
+        return pack
+
+    def send_event(self, event: Message, packed: object, now: float) -> None:
+        """Queue an event, converted if that was slow."""
+        self.send(packed if isinstance(packed, Message) else event, now)
 
     def _queue(self, message: Message) -> Message:
         """Encode a user message, and send it when the handshake is done."""
@@ -530,10 +556,23 @@ class YampSession(Session):
 
     def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
         """An `event` frame up to its body; None where the body has to be converted."""
-        if content_type is not None and content_type != self.content_type:
+        writes_null = bool(formats.nothing(self.content_type))
+        if content_type != self.content_type and (content_type is not None or writes_null):
             return None
         head = _event_head(topic)
-        return EventHead(head, len(head) - 4, 0, self.settings.max_body)
+        return EventHead(head, len(head) - 4, 0, self.settings.max_body, smallest=1 if writes_null else 0)
+
+    def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
+        """Events as frames, their bodies converted; None if that is slow for one of them."""
+        ready: list[Message] = []
+        for event in events:
+            body, content_type = event.body, event.content_type
+            if content_type != self.content_type:
+                if len(body) >= LARGE:
+                    return None
+                body, content_type = self._convert(body, content_type)
+            ready.append(event.with_(body=body or formats.nothing(content_type), content_type=content_type))
+        return super().write_events(ready, now)
 
     def draw_uids(self, now: float) -> bytes:
         """A uid with room to count up from."""
