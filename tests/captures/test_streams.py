@@ -138,6 +138,15 @@ def test_a_gap_before_the_end_is_given_up_by_the_captures_own_clock(tmp_path: Pa
         assert len(times) == 1
 
 
+def test_tls_is_told_by_its_bytes_unless_ports_alone_count(tmp_path: Path) -> None:
+    hello = bytes.fromhex("1603010005") + b"hello"
+    packets = Wire().open().say(0, hello).close().packets
+    told = read_packets(packets, tmp_path)
+    assert not told.messages and not told.rejects and not told.events
+    by_port = read_packets(packets, tmp_path, choice=Choice.parse(auto=False))
+    assert [(row["clause"], row["size"]) for row in by_port.rejects] == [("hsp.command.unknown", len(hello))]
+
+
 def data(*bodies: bytes) -> list[bytes]:
     return [frames.encode(frames.Data(7, body)) for body in bodies]
 

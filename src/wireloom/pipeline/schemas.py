@@ -195,7 +195,7 @@ NODES = Table(
         Column("last_seen", "timestamp", "when the latest packet from it arrived"),
         Column("heartbeats", "bigint", "how many Heartbeats from it arrived"),
         Column("longest_gap_s", "double", "the most seconds between two of its Heartbeats in a row"),
-        Column("events", "bigint", "how many Events from it arrived, copies and replays included"),
+        Column("events", "bigint", "how many Events from it arrived, encrypted ones, copies and replays included"),
         Column("capabilities", "string", "what its latest Hello says it can do; hex where that is no text"),
     ),
     (),
