@@ -156,7 +156,7 @@ SESSIONS = Table(
         Column("destination", "string", "who was called: host:port or JID"),
         Column("opened_at", "timestamp", "when it was opened, or first heard of"),
         Column("closed_at", "timestamp", "when it was closed"),
-        Column("close_reason", "string", "close, error, redirect, reset or idle; open at the end of the input"),
+        Column("close_reason", "string", "close, error, redirect, reset, idle or limit; open at the end of the input"),
         Column("messages_c2s", "bigint", "messages from source to destination; all messages where these are datagrams"),
         Column("messages_s2c", "bigint", "messages from destination to source"),
         Column("bytes_c2s", "bigint", "bytes from source to destination, rejects included"),
