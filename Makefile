@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python scripts/run-tests
 
-.PHONY: help setup system demo test attack lint format bench docs soak kill powerloss fuzz clean
+.PHONY: help setup system demo test attack lint format bench docs soak kill powerloss truth fuzz clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,9 @@ kill: $(READY) ## kill -9 of a loaded hub, 500 times (KILLS=20 for fewer): the l
 
 powerloss: $(READY) system ## power cuts: 10,000 simulated disk states and, as root, 50 cuts of a real ext4 (STATES=500 CUTS=10 for fewer)
 	$(PYTEST) -s -rs -o faulthandler_timeout=0 tests/powerloss
+
+truth: $(READY) ## a million messages in generated captures, every row of every table checked (MESSAGES=100000 for fewer)
+	$(PYTEST) -m slow -s -o faulthandler_timeout=0 tests/captures/test_truth.py
 
 fuzz: $(READY) ## a million random and mutated inputs per protocol
 	$(BIN)/python -m tests.fuzzing all 1000000

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, cast
 
@@ -222,6 +223,19 @@ def parse_iso_time(text: str) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return int(moment.timestamp()) * 1_000_000_000 + nanoseconds
+
+
+def local_path(given: Path | str, what: str) -> Path:
+    """A path on this machine; ConfigError for a URL, which would become a folder of that name.
+
+    >>> local_path("s3://bucket/tables", "a warehouse")
+    Traceback (most recent call last):
+    wireloom.model.ConfigError: 's3://bucket/tables' is a URL, and a warehouse is a path on this machine: name a folder
+    """
+    # A `Path` has one slash where the URL had two.
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text := str(given)):
+        raise ConfigError(f"{text!r} is a URL, and {what} is a path on this machine: name a folder")
+    return Path(given)
 
 
 def parse_size(name: str, text: str) -> int:

@@ -29,10 +29,11 @@ from tests.captures.writing import RST, START_NS
 from tests.protocols.wolpertinger.talk import pair
 from wireloom.model import ConfigError, Direction, Kind, Message
 from wireloom.pipeline.captures import tcp, websocket
-from wireloom.pipeline.captures.choosing import Choice
+from wireloom.pipeline.captures.choosing import Choice, parse_given
 from wireloom.pipeline.captures.reader import CaptureReader
 from wireloom.pipeline.options import Options
 from wireloom.protocols.hsp import frames
+from wireloom.protocols.hsp.profile import ENVELOPE, make_envelope
 
 PORTS = {"emp": 5040, "hsp": 5042, "yamp": 5043, "wolpertinger": 5045}
 
@@ -73,6 +74,77 @@ def test_lost_packets_lose_nothing_that_was_captured(name: str, tmp_path: Path) 
         assert sorted(found.bytes_by_stream().values()) == sorted(filter(None, captured))
         gaps += found.clauses().count("capture.gap")
     assert gaps > 4
+
+
+def test_reserved_types_of_hsp_are_the_hubs_only_where_a_setting_says_so(tmp_path: Path) -> None:
+    envelope = make_envelope("a/b", b"21", "text/plain")
+    said = [
+        frames.Data(ENVELOPE, envelope),
+        frames.DataAck(1, 0xFD01, b'{"topic": "x"}'),
+        frames.DataAck(2, ENVELOPE, envelope),
+    ]
+    wire = Wire().open()
+    for frame in said:
+        wire.say(0, frames.encode(frame))
+    packets = wire.close().packets
+    foreign = read_packets(packets, tmp_path)
+    assert foreign.said() == [
+        ("event", "hsp/64768", envelope),
+        ("request", "hsp/64769", b'{"topic": "x"}'),
+        ("request", "hsp/64768", envelope),
+    ]
+    ours = read_packets(packets, tmp_path, choice=Choice.parse(given=parse_given("hsp.profile=true")))
+    assert ours.said() == [("event", "a/b", b"21"), ("request", None, b'{"topic": "x"}'), ("event", "a/b", b"21")]
+    assert [m["verb"] for m in ours.messages] == [None, "request", "publish"]
+    assert dict(ours.messages[1]["attributes"])["operation"] == "subscribe"  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("hsp.profil=true", "unknown setting 'profil'"),
+        ("htp.profile=true", "names the protocol 'htp'; known: emp, hsp"),
+        ("hsp.profile=maybe", "profile"),
+        ("hsp.profile", "write protocol, setting and value"),
+    ],
+)
+def test_a_wrong_setting_for_captures_is_named(given: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.pcap").write_bytes(b"")
+    with pytest.raises(ConfigError, match=said):
+        Options.parse({"path": str(tmp_path / "a.pcap"), "set": given})
+
+
+def test_a_gap_before_the_end_is_given_up_by_the_captures_own_clock(tmp_path: Path) -> None:
+    """Both sides are through, and nothing more comes of the connection; another one tells the time."""
+    whole, tail = data(b"whole", b"this is not captured")
+    for lost in (tail, tail[:9]):
+        times = set()
+        wire = Wire().open().say(0, whole).say(0, lost, seen=False)
+        if lost is not tail:
+            wire.say(0, tail[9:])
+        wire.close()
+        last = wire.packets[-1].time_ns
+        later = Wire("10.0.0.7:4000", time_ns=last + 10**9)
+        later.step_ns = 20 * 10**9
+        later.open().say(0, whole).say(0, whole)
+        for cuts in (0, 6):
+            found = read_packets([*wire.packets, *later.packets], tmp_path, cuts=cuts, seed=3)
+            own = [row for row in found.rejects if row["clause"] == "capture.gap"]
+            assert [row["size"] for row in own] == [len(tail) - len(lost) if lost is not tail else 0]
+            assert f"{len(lost)} bytes were not captured" in str(own[0]["detail"])
+            times.add(own[0]["time"])
+            closed = [e for e in found.events if e.what == "closed"]  # type: ignore[attr-defined]
+            assert (closed[0].reason, closed[0].time_us) == ("close", last // 1000)  # type: ignore[attr-defined]
+        assert len(times) == 1
+
+
+def test_tls_is_told_by_its_bytes_unless_ports_alone_count(tmp_path: Path) -> None:
+    hello = bytes.fromhex("1603010005") + b"hello"
+    packets = Wire().open().say(0, hello).close().packets
+    told = read_packets(packets, tmp_path)
+    assert not told.messages and not told.rejects and not told.events
+    by_port = read_packets(packets, tmp_path, choice=Choice.parse(auto=False))
+    assert [(row["clause"], row["size"]) for row in by_port.rejects] == [("hsp.command.unknown", len(hello))]
 
 
 def data(*bodies: bytes) -> list[bytes]:

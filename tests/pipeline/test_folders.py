@@ -120,7 +120,7 @@ def test_the_format_of_a_warehouse_stays(tmp_path: Path) -> None:
         Warehouse.prepared(tmp_path / "p", "delta")
     with pytest.raises(ConfigError, match="'orc' is unknown; it must be delta or parquet"):
         Warehouse.prepared(tmp_path / "new", "orc")
-    (tmp_path / "p" / "warehouse.json").write_text('{"format": 1, "tables": "orc"}')
+    (tmp_path / "p" / "warehouse.json").write_text('{"format": 2, "tables": "orc"}')
     with pytest.raises(ConfigError, match="has tables of the format 'orc'; known: delta, parquet"):
         Warehouse.existing(tmp_path / "p")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def rows(parts: list[Range]) -> list[dict[str, object]]:
 
 
 def as_today(row: dict[str, object]) -> dict[str, object]:
-    """A row as it is told now: acknowledged publishes are events, operations of the hub have no topic.
+    """A row as it is told now: acknowledged publishes are events, operations of the hub have no topic, errors a code.
 
     Format 1 does not say which requests of hsp a provider took: all of them count as publishes.
     """
@@ -40,6 +41,10 @@ def as_today(row: dict[str, object]) -> dict[str, object]:
         row = row | {"topic": topic.removeprefix("$hub/publish/")}
     elif kind != "event" and topic.startswith("$hub/"):
         row = {name: value for name, value in row.items() if name != "topic"}
+    if row.get("protocol") == "yamp" and kind == "error":
+        # json, msgpack and cbor all have the code as text in the body.
+        body = base64.b64decode(str(row["body_base64"]))
+        row = row | {"status": next(code for code in ("403", "418") if code.encode() in body)}
     return row
 
 

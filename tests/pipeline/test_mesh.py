@@ -16,7 +16,7 @@ from wireloom.pipeline.batch import BatchCommit
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.query import ask
 from wireloom.protocols.mesh import frames
-from wireloom.protocols.mesh.encryption import compress
+from wireloom.protocols.mesh.encryption import Cipher, compress, encrypt
 from wireloom.protocols.mesh.frames import EventType, Field, Packet, Type, arrange, split
 from wireloom.protocols.mesh.identity import Identity
 from wireloom.protocols.mesh.security import sign_packet
@@ -173,3 +173,18 @@ def test_what_a_listener_with_higher_limits_accepted_is_read_back_and_checked(tm
     run(tmp_path / "j", tmp_path / "w", trust_file(tmp_path))
     assert ask(tmp_path / "w", "select authenticity from messages").rows == [("verified",)] * 3
     assert ask(tmp_path / "w", "select * from rejects").rows == []
+
+
+def test_encrypted_events_and_heartbeats_are_counted_for_their_node(tmp_path: Path) -> None:
+    cipher = Cipher(b"k" * 32, b"i" * 16)
+    said = [
+        event(1, START),
+        encrypt(event(2, START), cipher, b"n" * 12),
+        encrypt(event(3, START), cipher, b"o" * 12, keep_name=True),
+        encrypt(heartbeat(4, START), cipher, b"p" * 12),
+    ]
+    write(tmp_path / "j", [(number, signed(packet), HERE) for number, packet in enumerate(said)])
+    run_batches(tmp_path / "w", [[ranges(tmp_path / "j")]])
+    assert ask(tmp_path / "w", "select events, heartbeats from nodes").rows == [(3, 1)]
+    kinds = "select kind, count(*) from messages group by all order by all"
+    assert ask(tmp_path / "w", kinds).rows == [("event", 1), ("other", 3)]

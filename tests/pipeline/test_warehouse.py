@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.cli.running import wireloom
 from wireloom.model import ConfigError
 from wireloom.pipeline import tables
 from wireloom.pipeline.schemas import STATE, TABLES, arrow_schema
@@ -30,6 +31,25 @@ def test_a_warehouse_of_another_version_is_refused(tmp_path: Path) -> None:
     for opening in (Warehouse.existing, Warehouse.prepared):
         with pytest.raises(ConfigError, match="has format 3, this Wireloom reads and writes format 2"):
             opening(tmp_path)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/tables", "gs://bucket", "hdfs://host:8020/x", "file:///tmp/x"])
+def test_a_url_is_refused_and_no_folder_is_made(
+    url: str, journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ("pipeline", "run", "--input", str(journal), "--warehouse", url, "--once"),
+        ("pipeline", "compact", "--warehouse", url),
+        ("pipeline", "upgrade", "--warehouse", url),
+        ("sql", "select 1", "--warehouse", url),
+        ("tables", "--warehouse", url),
+        ("report", "--warehouse", url),
+        ("hub", "--data", url),
+    ):
+        done = wireloom(*words)
+        assert done.code == 2 and "is a URL, and a" in done.errors, words
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_description_is_named(tmp_path: Path) -> None:

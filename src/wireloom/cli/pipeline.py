@@ -56,7 +56,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     run.add_argument(
         "--ports", default="", metavar="LIST", help="captures: further ports, such as hsp=7000,yamp+ws=8080"
     )
-    run.add_argument("--no-auto", action="store_true", help="captures: go by ports only, do not recognise protocols")
+    run.add_argument(
+        "--no-auto", action="store_true", help="captures: go by ports only, look at no bytes to tell a protocol, or TLS"
+    )
     run.add_argument(
         "--idle", default="600", metavar="SECONDS", help="captures: silence that ends a connection (default 600)"
     )
@@ -74,7 +76,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         dest="settings",
         action="append",
         default=[],
-        metavar="PROTOCOL.NAME=VALUE",
+        metavar="NAME=VALUE",
         help="captures: a setting of a protocol, such as hsp.profile=true where a hub was captured; may be repeated",
     )
     run.set_defaults(run=run_pipeline)

@@ -30,7 +30,7 @@ from wireloom.journal.lines import Line
 from wireloom.journal.log import RECORD_PROTOCOL, PendingWrite, SegmentLog, one_thread
 from wireloom.journal.recovery import Recovery, recover
 from wireloom.journal.segment import LOCK, REFUSED
-from wireloom.model import ConfigError, Direction, JournalError, type_of_json
+from wireloom.model import ConfigError, Direction, JournalError, local_path, type_of_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,8 +137,8 @@ class Journal:
         # Readers import this module, too, and do without numpy and numba.
         from wireloom.journal.encoding import LineTable, warm
 
+        path = local_path(folder, "a journal")
         warm()
-        path = Path(folder)
         try:
             for each in (path, path / REFUSED):
                 make_folders(disk, each)

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 
 from wireloom.escaping import visible_html
-from wireloom.model import ConfigError
+from wireloom.model import ConfigError, local_path
 from wireloom.pipeline import plots, tables
 from wireloom.pipeline.schemas import TABLES
 from wireloom.pipeline.warehouse import Warehouse
@@ -168,12 +168,12 @@ class Report:
 
 def write_report(warehouse: Path | str, out: Path | str) -> Path:
     """Write the page about a warehouse to a file."""
+    path = local_path(out, "a report")
     report = Report(warehouse)
     try:
         page = report.html()
     finally:
         report.close()
-    path = Path(out)
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:

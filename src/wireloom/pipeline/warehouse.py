@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from wireloom.journal.disk import replace_file
-from wireloom.model import ConfigError
+from wireloom.model import ConfigError, local_path
 from wireloom.pipeline import folders, tables
 from wireloom.pipeline.schemas import STATE, TABLES, Table
 from wireloom.pipeline.tables import WrittenFile
@@ -67,7 +67,7 @@ class Warehouse:
     @classmethod
     def existing(cls, root: Path | str, *, old: bool = False) -> Warehouse:
         """A warehouse to read from; an error where there is none of this version. `old`: earlier ones will do."""
-        path = Path(root)
+        path = local_path(root, "a warehouse")
         try:
             text = (path / _DESCRIPTION).read_text()
         except OSError:
@@ -99,7 +99,7 @@ class Warehouse:
 
         `table_format` is `delta` or `parquet`; by default what the warehouse has, `delta` for a new one.
         """
-        path = Path(root)
+        path = local_path(root, "a warehouse")
         if table_format not in (None, *FORMATS):
             raise ConfigError(f"the table format {table_format!r} is unknown; it must be {' or '.join(FORMATS)}")
         if unquote(name := str(path.absolute())) != name:

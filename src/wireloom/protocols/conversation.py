@@ -141,6 +141,9 @@ class Conversation:
     """Seconds after which a request without an answer, or without further progress, has timed out."""
     node_attribute: str | None = None
     """The attribute that names the node a message comes from, in protocols that have nodes."""
+    locked_kinds: Mapping[str, Kind] = field(default_factory=dict)
+    """What a message of the kind `other` is that nobody here could decrypt, by the value of its `locked_attribute`."""
+    locked_attribute: str = ""
 
     @property
     def rules(self) -> tuple[Rule, ...]:

@@ -20,6 +20,8 @@ from wireloom.protocols.settings import Written
 PLAIN, WEBSOCKET = "plain", "websocket"
 _SEEN = {"tcp": (TCP, PLAIN), "ws": (TCP, WEBSOCKET), "udp": (UDP, PLAIN)}
 """Transports whose bytes can be read in a capture, and how they are wrapped."""
+MOST_CONNECTIONS = 1 << 16
+"""So many connections are followed at a time, in each group of flows."""
 IDLE_S = 600
 """A connection that is silent for so many seconds is over."""
 ENOUGH = 512

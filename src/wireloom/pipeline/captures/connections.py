@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,8 +146,7 @@ class Connection:
     def end(self, side: int) -> str:
         """One end as host:port."""
         _, one, port, other, other_port = self.key
-        host, port = (plain.address(other), other_port) if side else (plain.address(one), port)
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return _end(other, other_port) if side else _end(one, port)
 
     @property
     def is_midstream(self) -> bool:
@@ -158,3 +158,9 @@ class Connection:
         for half in self.halves:
             half.carry, half.trace, half.refused, half.held = b"", Trace.empty(), None, []
             half.over = True
+
+
+@lru_cache(maxsize=1 << 16)
+def _end(address: bytes, port: int) -> str:
+    host = plain.address(address)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -22,7 +22,7 @@ def decide(parts: list[Part], *, auto: bool) -> None:
         if connection.protocol in (None, OTHER) or half.mode != WAIT:
             continue
         head = part.head(3)
-        if looks_encrypted(head):
+        if auto and looks_encrypted(head):
             connection.protocol = OTHER
             continue
         if head or part.gaps or part.final:

@@ -47,6 +47,8 @@ def _decode_spans(name: str, found: list[tuple[Part, tuple[int, int]]], rows_out
     parts = [part for part, _ in found]
     data = parts[0].data
     data.flags.writeable = False
+    files = {int(part.trace.file[0]) for part in parts}
+    keys = {number: keys_for(rows_out.files[number], name, rows_out.keys) for number in files}
     spans = Spans(
         data,
         np.array([start for _, (start, _) in found], np.int64),
@@ -57,7 +59,7 @@ def _decode_spans(name: str, found: list[tuple[Part, tuple[int, int]]], rows_out
                 part.half.direction,
                 rows_out.topics,
                 part.half.state,
-                keys_for(rows_out.files[part.trace.file[0]], name, rows_out.keys),
+                keys[int(part.trace.file[0])],
             )
             for part in parts
         ],

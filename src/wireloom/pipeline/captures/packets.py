@@ -70,8 +70,9 @@ class PacketScanner:
         self._form = 0
         self._big = False
         self._link = 0
-        self._interfaces: list[plain.Interface] = []
-        self._table = np.zeros((0, 4), np.int64)
+        self._interfaces = np.zeros((16, 4), np.int64)
+        """Link type, snap length, resolution and offset of each; there is room for more than there are."""
+        self._known = 0
         self._last_ns = 0
 
     def scan(
@@ -94,7 +95,7 @@ class PacketScanner:
                 link[:found] = self._link
             else:
                 found, at, status, self._last_ns = _scan_pcapng(
-                    data, at, stop, self._big, self._table, self._last_ns, rows, link, found
+                    data, at, stop, self._big, self._interfaces[: self._known], self._last_ns, rows, link, found
                 )
             at = int(at)
             if status == _STOPPED:
@@ -157,13 +158,15 @@ class PacketScanner:
         if struct.unpack_from(order + "I", data[at + size - 4 : at + size].tobytes())[0] != size:
             return plain.WRONG_TRAILER
         if kind == SECTION:
-            self._big, self._interfaces = big, []
+            self._big, self._known = big, 0
         elif size < 20:
             return plain.WRONG_BLOCK
         else:
-            self._interfaces.append(plain.parse_interface(data[at + 8 : at + size - 4].tobytes(), order))
-        known = [(i.link, i.snap, i.resolution, i.offset_s) for i in self._interfaces]
-        self._table = np.array(known, np.int64).reshape(-1, 4)
+            found = plain.parse_interface(data[at + 8 : at + size - 4].tobytes(), order)
+            if self._known == len(self._interfaces):
+                self._interfaces = np.concatenate([self._interfaces, np.zeros_like(self._interfaces)])
+            self._interfaces[self._known] = (found.link, found.snap, found.resolution, found.offset_s)
+            self._known += 1
         return int(at + size)
 
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from wireloom.pipeline.captures import headers, state, tcp
 from wireloom.pipeline.captures.assembling import assemble, tell_late
-from wireloom.pipeline.captures.choosing import IDLE_S, Choice
-from wireloom.pipeline.captures.connections import OTHER, Connection
+from wireloom.pipeline.captures.choosing import IDLE_S, MOST_CONNECTIONS, Choice
+from wireloom.pipeline.captures.connections import OTHER, Connection, Refused
 from wireloom.pipeline.captures.counts import Counts
 from wireloom.pipeline.captures.deciding import decide
 from wireloom.pipeline.captures.decoding import decode_datagrams, decode_parts
@@ -27,6 +27,12 @@ from wireloom.pipeline.captures.headers import Segments
 from wireloom.pipeline.captures.rows import CLOSED, ENDED, MIDSTREAM, OPENED, OVERHEAD, Rows
 from wireloom.pipeline.captures.walking import Walk
 from wireloom.pipeline.decode import Audited, DecodedRange
+
+LIMIT, CROWDED = "limit", "capture.crowded"
+"""How connections end that are too many, and the clause of the reject that says so."""
+_TOO_MANY = (
+    f"more than {MOST_CONNECTIONS:,} connections at a time: what this one says from here on is read as a new one"
+)
 
 
 class CaptureReader:
@@ -77,7 +83,19 @@ class CaptureReader:
                 del self.connections[connection.key]
             elif silence > tcp.LONGEST_WAIT_US and connection.sides[:, tcp.WAITING].any():
                 walk.give_up(connection, self.latest_us)
+        for connection in self._beyond_limit():
+            walk.end(connection, LIMIT)
+            del self.connections[connection.key]
         return self._rows(walk)
+
+    def _beyond_limit(self) -> list[Connection]:
+        """The connections that are too many: those that are closed, then those that were silent for longest."""
+        many = len(self.connections) - MOST_CONNECTIONS
+        if many <= 0:
+            return []
+        known = list(self.connections.values())
+        known.sort(key=lambda each: (not each.closed_told, int(each.numbers[tcp.LAST])))
+        return known[:many]
 
     def freeze(self) -> bytes:
         """What is not finished, for a reader that goes on with the next captures."""
@@ -141,6 +159,10 @@ def _tell(walk: Walk, rows: Rows) -> None:
             closed_at = int(connection.numbers[tcp.CLOSED_AT])
             at = closed_at if closed_at >= 0 else int(connection.numbers[tcp.LAST])
             rows.event(CLOSED, connection, at, reason=reason)
+            if reason == LIMIT:
+                # Those that are closed already are dropped without a word: all has been said about them.
+                last = walk.segments
+                rows.reject(connection, None, Refused(CROWDED, _TOO_MANY, at, int(last.file[-1]), int(last.offset[-1])))
         connection.forget()
 
 

@@ -21,6 +21,7 @@ from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.captures.websocket import Unwrapping
 
 VERSION = 1
+_NO_TRACE: list[list[int]] = [[], [], [], []]
 _CONNECTION = ("id", "protocol", "wrapping", "client", "opened_told", "closed_told", "tries", "packets")
 _HALF = ("mode", "carry", "overhead", "state", "count", "tried", "seen", "over")
 
@@ -51,7 +52,7 @@ def thaw(frozen: bytes, fragments: Fragments) -> tuple[list[Connection], list[st
 
 def _files(half: Half) -> set[int]:
     """The captures that unfinished bytes stand in."""
-    traces = (half.trace, half.raw_trace, half.begun)
+    traces = [trace for trace in (half.trace, half.raw_trace, half.begun) if len(trace.at)]
     found = {number for trace in traces for number in trace.file.tolist()} | {held.file for held in half.held}
     return found if half.refused is None else found | {half.refused.file}
 
@@ -118,9 +119,13 @@ def _fields(value: object, kind: type) -> list[Any]:
 
 
 def _from_trace(trace: Trace, for_file: Mapping[int, int]) -> list[list[int]]:
+    if not len(trace.at):
+        return _NO_TRACE
     files = [for_file[number] for number in trace.file.tolist()]
     return [trace.at.tolist(), trace.time_us.tolist(), files, trace.offset.tolist()]
 
 
 def _to_trace(kept: list[list[int]]) -> Trace:
+    if not kept[0]:
+        return Trace.empty()
     return Trace(*(np.array(column, np.int64) for column in kept))

@@ -33,7 +33,10 @@ PACKED_SUFFIXES = (".gz", ".zst")
 PIECE = 1 << 24
 """So many bytes are looked at at a time."""
 _FIRST = 1 << 18
-_STEP = 1 << 13
+_STEP = 1 << 11
+"""So many packed bytes are unpacked at a time. A block of zstd can unpack to 32,000 times its size."""
+MOST_UNPACKED, MOST_RATIO = 1 << 30, 200
+"""A compressed capture may unpack to so many bytes, or to so many times its size if that is more."""
 _WITH_GZIP_HEAD = 31
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GLOB = "*?["
@@ -216,12 +219,30 @@ def _packing(file: IO[bytes]) -> Callable[[], _Unpacker] | None:
     return None
 
 
+class _UnpacksToTooMuch(Exception):
+    """A compressed capture is larger than allowed."""
+
+
 def _parts(file: IO[bytes]) -> Iterator[bytes]:
-    """What a file holds, unpacked, in steps so small that little is lost before damage."""
+    """What a file holds, unpacked if it is packed."""
     packing = _packing(file)
     if packing is None:
         yield from iter(lambda: file.read(_FIRST), b"")
         return
+    allowed = max(MOST_UNPACKED, MOST_RATIO * file.seek(0, os.SEEK_END))
+    file.seek(0)
+    for part in _unpacked(file, packing):
+        allowed -= len(part)
+        if allowed < 0:
+            raise _UnpacksToTooMuch(
+                f"it unpacks to more than {MOST_UNPACKED >> 30} GiB and {MOST_RATIO} times its size, which is the "
+                "limit: unpack it first, if you trust it"
+            )
+        yield part
+
+
+def _unpacked(file: IO[bytes], packing: Callable[[], _Unpacker]) -> Iterator[bytes]:
+    """What a packed file holds, in steps so small that little is lost before damage."""
     data = file.read(_STEP)
     while data:
         member = packing()
@@ -285,6 +306,8 @@ def _take(parts: Iterator[bytes], size: int) -> tuple[bytes, bool, str]:
                 return b"".join(taken), False, ""
     except (EOFError, zlib.error, _zstd_error()) as error:
         return b"".join(taken), True, f"the compressed data is damaged or cut off: {error}"
+    except _UnpacksToTooMuch as error:
+        return b"".join(taken), True, str(error)
     except OSError as error:
         if error.errno not in UNREADABLE:
             raise

@@ -254,19 +254,13 @@ class Part:
         refused = Refused(GAP, named)
         if start >= stop:
             # Nothing stood before it: the row is about the place where the bytes should be.
-            refused.time_us, refused.file, refused.offset = self._place_of(gap)
+            refused.time_us, refused.file, refused.offset = gap.origin
         half.refused = self._absorb(refused, start, stop)
         plain = self.connection.wrapping == PLAIN
         resumes = plain and protocol(self.connection.protocol or "").framing is Framing.LINES
         half.mode = RESUME if resumes else BROKEN
         if not resumes:
             half.refused.detail += "; this protocol has no mark from which to read on"
-
-    def _place_of(self, gap: Gap) -> tuple[int, int, int]:
-        place = self._after if self._after >= 0 else self.gaps[0].place if self.gaps else self.stop
-        if not len(self.trace.at):
-            return gap.origin
-        return self.trace.where(max(min(place, self.end - 1), int(self.trace.at[0])))
 
     def _seek(self) -> bool:
         """Find the first piece from which several frames in a row hold; what stands before it is rejected."""

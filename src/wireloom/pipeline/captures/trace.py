@@ -20,9 +20,8 @@ class Trace:
 
     @classmethod
     def empty(cls) -> Trace:
-        """Of no bytes."""
-        none = np.zeros(0, np.int64)
-        return cls(none, none, none, none)
+        """Of no bytes: always the same, because there are many streams without any."""
+        return _EMPTY
 
     @classmethod
     def joined(cls, traces: Sequence[Trace]) -> Trace:
@@ -70,3 +69,7 @@ class Trace:
         """Time, file and offset of one byte."""
         piece = int(np.searchsorted(self.at, place, side="right")) - 1
         return int(self.time_us[piece]), int(self.file[piece]), int(self.offset[piece] + place - self.at[piece])
+
+
+_NOTHING = np.zeros(0, np.int64)
+_EMPTY = Trace(_NOTHING, _NOTHING, _NOTHING, _NOTHING)

@@ -52,6 +52,8 @@ class Walk:
         self.ended: list[tuple[Connection, str | None]] = []
         self._waiting = tcp.waiting_room()
         self._holes = tcp.holes_room()
+        self._has_holes = False
+        """Whether anything stands there."""
         self._numbers: dict[int, int] = {}
         """Streams by the identity of their halves."""
 
@@ -122,9 +124,12 @@ class Walk:
 
     def _load(self, connection: Connection) -> None:
         """Put back what waits for bytes before it, and what is known to be missing."""
-        self._holes[:] = 0
+        if self._has_holes:
+            self._holes[:] = 0
+        self._has_holes = False
         for side, half in enumerate(connection.halves):
             if half.holes:
+                self._has_holes = True
                 self._holes[side, -len(half.holes) :] = half.holes
             for index, held in enumerate(half.held):
                 place = -1
@@ -137,9 +142,11 @@ class Walk:
     def _store(self, connection: Connection) -> None:
         """Copy what waits: the packets are gone when it is wanted."""
         own = self.segments
+        self._has_holes = self._has_holes or bool(self._holes.any())
         for side, half in enumerate(connection.halves):
             half.held = []
-            half.holes = self._holes[side][self._holes[side, :, 0] < self._holes[side, :, 1]].tolist()
+            if self._has_holes:
+                half.holes = self._holes[side][self._holes[side, :, 0] < self._holes[side, :, 1]].tolist()
             for begin, end, place, packet in self._waiting[side, : connection.sides[side, tcp.WAITING]].tolist():
                 size = end - begin
                 if packet >= len(own):

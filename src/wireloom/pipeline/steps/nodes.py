@@ -14,6 +14,7 @@ from wireloom.pipeline.ledger import Clock, name_hash
 from wireloom.pipeline.schemas import NODES, arrow_schema
 from wireloom.pipeline.steps.turns import BUCKETS
 from wireloom.pipeline.steps.view import View, codes
+from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.registry import protocols
 
 SIGHTINGS = pa.schema(
@@ -49,13 +50,24 @@ def observe(view: View) -> pa.Table:
         node = view.attribute(attribute, rows)
         known = node.is_valid().to_numpy(False)
         if known.any():
-            found.append(_observe(view, rows[known], node.filter(pa.array(known))))
+            kind = _kinds(view, rows[known], protocols()[str(name)].conversation)
+            found.append(_observe(view, rows[known], kind, node.filter(pa.array(known))))
     return pa.concat_tables(found)
 
 
-def _observe(view: View, rows: NDArray[np.int64], node: pa.Array) -> pa.Table:
+def _kinds(view: View, rows: NDArray[np.int64], conversation: Conversation) -> NDArray[np.uint8]:
+    """The kinds of messages; what is encrypted counts as what it says of itself outside."""
+    kind = view.kind[rows].copy()
+    locked = np.flatnonzero(kind == KINDS.index(Kind.OTHER)) if conversation.locked_kinds else ()
+    if len(locked):
+        said = view.attribute(conversation.locked_attribute, rows[locked]).to_pylist()
+        kind[locked] = [KINDS.index(conversation.locked_kinds.get(each, Kind.OTHER)) for each in said]
+    return kind
+
+
+def _observe(view: View, rows: NDArray[np.int64], kind: NDArray[np.uint8], node: pa.Array) -> pa.Table:
     of, names = codes(node)
-    count, time_us, kind = len(names), view.time_us[rows], view.kind[rows]
+    count, time_us = len(names), view.time_us[rows]
     first, last = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
     np.minimum.at(first, of, time_us)
     np.maximum.at(last, of, time_us)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from wireloom.model import Kind
 from wireloom.protocols.conversation import Conversation
+from wireloom.protocols.mesh.frames import EventType
 
-CONVERSATION = Conversation(pairings=(), node_attribute="node_id")
+CONVERSATION = Conversation(
+    pairings=(),
+    node_attribute="node_id",
+    locked_attribute="event_type",
+    locked_kinds={str(int(EventType.EVENT)): Kind.EVENT, str(int(EventType.HEARTBEAT)): Kind.PING},
+)

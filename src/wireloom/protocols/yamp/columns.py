@@ -28,10 +28,11 @@ from wireloom.protocols.columns import (
     gather,
     number_words,
     settings_of,
+    with_words,
     words_column,
 )
 from wireloom.protocols.contract import Settings
-from wireloom.protocols.yamp import formats, frames
+from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import SERIALIZER, STATUS, YampSettings
 
@@ -273,6 +274,8 @@ class YampColumns(ColumnDecoder):
         rejects, consumed = _rejects(data, spans, found, own.max_body)
         offset, size = found.field(_OFFSET), found.field(_SIZE)
         topic_start, topic_size = found.field(_TEXT), found.field(_TEXT_SIZE)
+        content_type = _content_types(found, spans, own, serializers)
+        body = gather(data, found.field(_BODY), found.field(_BODY_SIZE))
         return Columns(
             span=found.field(_SPAN).astype(np.int32),
             offset=offset,
@@ -281,9 +284,9 @@ class YampColumns(ColumnDecoder):
             topic=_topics(data, found),
             message_id=_uid_texts(data, offset + 1, ~system),
             correlation_id=_uid_texts(data, topic_start + topic_size, answers),
-            status=words_column(np.where(response, flag, -1).astype(np.int32), _STATUSES),
-            content_type=_content_types(found, spans, own, serializers),
-            body=gather(data, found.field(_BODY), found.field(_BODY_SIZE)),
+            status=_statuses(np.where(response, flag, -1).astype(np.int32), kind, body, content_type),
+            content_type=content_type,
+            body=body,
             attributes=_attributes(found, flag, texts),
             authenticity=words_column(np.zeros(len(offset), np.int32), ["none"]),
             rejects=rejects,
@@ -293,6 +296,19 @@ class YampColumns(ColumnDecoder):
                 for stream, number in zip(spans.streams, found.named, strict=True)
             ],
         )
+
+
+def _statuses(
+    codes: NDArray[np.int32], kind: NDArray[np.uint8], body: pa.Array, content_type: pa.Array
+) -> pa.DictionaryArray:
+    """What responses say; an error by its code, which stands in its body."""
+    import pyarrow as pa
+
+    failed = np.flatnonzero(kind == KIND_CODES[Kind.ERROR])
+    if not len(failed):
+        return words_column(codes, _STATUSES)
+    bodies, types = (each.take(pa.array(failed)).to_pylist() for each in (body, content_type))
+    return with_words(codes, _STATUSES, failed, list(map(errors.status_of, bodies, types)))
 
 
 class _Texts:

@@ -14,7 +14,8 @@ from wireloom.model import Kind, Message, WireloomError
 from wireloom.protocols.yamp import formats
 
 CODE, REASON, ENCODED = "code", "reason", "reason_base64"
-NO_CODE = frozenset((None, "", "error"))
+ERROR = "error"
+NO_CODE = frozenset((None, "", ERROR))
 """Statuses that say no more than the type of the response does."""
 LONGEST = 64 * 1024
 """Bytes of a body that is looked into: an error is short, and this happens on the event loop."""
@@ -49,6 +50,15 @@ def _reason(message: Message, serializer: str) -> dict[str, object]:
         return {REASON: body.decode()}
     except UnicodeDecodeError:
         return {ENCODED: base64.b64encode(body).decode()} if serializer == formats.DEFAULT else {REASON: body}
+
+
+def status_of(body: bytes, content_type: str | None) -> str:
+    """The status of an error with this body: its code, or `error` where it has none.
+
+    >>> status_of(b'{"code":404}', "application/json"), status_of(b"404", "application/json")
+    ('404', 'error')
+    """
+    return read_code(Message(Kind.ERROR, body=body, status=ERROR, content_type=content_type)).status or ERROR
 
 
 def read_code(message: Message) -> Message:

@@ -27,7 +27,7 @@ from wireloom.model import (
 )
 from wireloom.protocols.contract import Decoder, Format, Protocol, Role, Scheme, Settings
 from wireloom.protocols.conversation import Conversation
-from wireloom.protocols.yamp import formats, frames
+from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.conversation import CONVERSATION
 from wireloom.protocols.yamp.frames import ResponseType
 from wireloom.protocols.yamp.uids import uid_text
@@ -123,6 +123,8 @@ def to_message(frame: frames.Frame, direction: Direction | None, content_type: s
             ))  # fmt: skip
         case frames.Response(uid, uri, request_uid, type_, body):
             kind, status = STATUS[type_]
+            if kind is Kind.ERROR:
+                status = errors.status_of(body, content_type)
             return message_of((
                 kind, uri, body, uid_text(uid), uid_text(request_uid), status, content_type,
                 NO_ATTRIBUTES, "yamp", None, None, direction, _UNPROVEN,
