@@ -43,6 +43,8 @@ _NAME = "http"
 """Of this way in, where metrics have the name of a protocol."""
 _LINGERING = 2.0
 """Seconds that are left to whoever was refused amid a body to read why."""
+_LARGE = 1024 * 1024
+"""Bytes of a body from which on its pieces are joined on another thread, while the loop goes on."""
 _LIMITS = {
     "connections": "http_connections",
     "address": "http_connections_per_address",
@@ -258,7 +260,9 @@ class HttpServer:
             raise web.HTTPRequestTimeout(text=f"the body did not arrive within {seconds}") from None
         except (ConnectionError, web.RequestPayloadError):
             raise web.HTTPBadRequest(text="the body did not arrive whole") from None
-        return b"".join(pieces)
+        if poster.held < _LARGE:
+            return b"".join(pieces)
+        return await asyncio.to_thread(b"".join, pieces)
 
     async def _events(self, poster: _Poster, topic: str | None, body: bytes) -> AsyncIterator[tuple[str, CloudEvent]]:
         """The events of a body with their topics. They are read in portions, one portion in each turn of the loop."""
