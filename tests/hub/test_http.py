@@ -230,3 +230,28 @@ async def test_what_holds_the_loop_is_in_the_metrics(tmp_path: Path) -> None:
         count, below = (float(found[f"wireloom_loop_stall_seconds_{what}"]) for what in ("count", 'bucket{le="0.25"}'))
         assert count >= 3 and below <= count - 1
         assert float(found["wireloom_loop_stall_seconds_sum"]) >= 0.28
+
+
+# --- rates
+
+
+async def test_a_rate_holds_over_many_connections_and_nobody_waits_for_ever(tmp_path: Path) -> None:
+    headers = {f"ce-{name}": value for name, value in EVENT.items()}
+    async with hub_on(tmp_path, limits(messages_per_second=10, http_body_seconds=4)) as hub:
+        url = hub.urls["http"] + "/events"
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=90)) as session:
+
+            async def one() -> int:
+                async with session.post(url + "/a", data=b"1", headers=headers) as answer:
+                    return answer.status
+
+            began = time.monotonic()
+            assert await asyncio.gather(*(one() for _ in range(20))) == [204] * 20
+            # Ten at once, then ten a second.
+            assert time.monotonic() - began > 0.9
+            batch = json.dumps([EVENT | {"subject": "a"}] * 100)
+            async with session.post(url, data=batch, headers={"Content-Type": BATCH}) as answer:
+                assert answer.status == 429 and "a batch of 100 events" in await answer.text()
+            found = await asyncio.gather(*(one() for _ in range(90)))
+            assert set(found) == {204, 429}, "what would wait for longer than a body may take is refused"
+        assert hub.posted_bytes == 0

@@ -104,7 +104,7 @@ async def test_certificates_of_the_pages_are_renewed(tmp_path: Path, caplog: pyt
         async def status(authority: Authority) -> bytes:
             context = wireloom.TLS(ca=authority.path).client_context()
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-            writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             answer = await reader.read()
             writer.close()
             return answer

@@ -134,7 +134,7 @@ def _warn_topicless(peer: Peer, topic: str) -> None:
     """Say it where the other end has no topics: what was typed is not sent."""
     if not peer.session.sends_topics:
         text = f"{peer.name} does not know the hub's extension that carries topics: the topic is not sent: {topic}"
-        print(f"wireloom: {text}", file=sys.stderr)
+        print(f"wireloom: {visible(text)}", file=sys.stderr)
 
 
 async def publish(arguments: argparse.Namespace) -> int:

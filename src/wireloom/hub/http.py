@@ -18,7 +18,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
@@ -42,6 +43,8 @@ _NAME = "http"
 """Of this way in, where metrics have the name of a protocol."""
 _LINGERING = 2.0
 """Seconds that are left to whoever was refused amid a body to read why."""
+_LARGE = 1024 * 1024
+"""Bytes of a body from which on its pieces are joined on another thread, while the loop goes on."""
 _LIMITS = {
     "connections": "http_connections",
     "address": "http_connections_per_address",
@@ -80,6 +83,8 @@ class HttpServer:
         self._connect = connect
         self._peer: Client | None = None
         self._connecting = asyncio.Lock()
+        self._paying: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By principal: held while it waits for its rate."""
         self._turn = asyncio.Lock()
         """Whoever waits for it gets it in a later turn of the loop: however many ask for pages or post batches, there
         is one page, or one portion of a batch, in each turn."""
@@ -255,7 +260,9 @@ class HttpServer:
             raise web.HTTPRequestTimeout(text=f"the body did not arrive within {seconds}") from None
         except (ConnectionError, web.RequestPayloadError):
             raise web.HTTPBadRequest(text="the body did not arrive whole") from None
-        return b"".join(pieces)
+        if poster.held < _LARGE:
+            return b"".join(pieces)
+        return await asyncio.to_thread(b"".join, pieces)
 
     async def _events(self, poster: _Poster, topic: str | None, body: bytes) -> AsyncIterator[tuple[str, CloudEvent]]:
         """The events of a body with their topics. They are read in portions, one portion in each turn of the loop."""
@@ -313,20 +320,40 @@ class HttpServer:
         return ()
 
     async def _pay(self, poster: _Poster, count: int) -> None:
-        """Hold whoever posts to its rate: too much waits for its answer, or is refused, as `over_rate` says."""
+        """Hold whoever posts to its rate: too much waits for its answer, or is refused, as `over_rate` says.
+
+        What one principal posts over many connections waits in a row, and no longer than a body may take.
+        """
         hub, address = self._hub, poster.request.remote or ""
         principal = (*poster.identities, address)[0]
         bucket = hub.doorkeeper.bucket(principal, address, stranger=poster.grants.nothing)
         if bucket is None:
             return
-        refusing = hub.config.limits.over_rate is OverRate.REFUSE
-        if refusing and bucket.is_empty(hub.now()):
-            hub.metrics.over_rate.add(1, _NAME, OverRate.REFUSE)
-            raise web.HTTPTooManyRequests(text="too many events; try again later")
-        delay = bucket.take(count, hub.now())
-        if delay > 0 and not refusing:
-            hub.metrics.over_rate.add(1, _NAME, OverRate.PAUSE)
+        limits = hub.config.limits
+        policy, most = limits.over_rate, limits.http_body_seconds
+        if policy is OverRate.REFUSE:
+            if bucket.is_empty(hub.now()):
+                self._over_rate(policy, "too many events; try again later")
+            bucket.take(count, hub.now())
+        elif count / bucket.rate > most:
+            self._over_rate(policy, f"a batch of {count} events takes longer than {most:g} s at your rate")
+        else:
+            try:
+                async with asyncio.timeout(most), self._paying.setdefault(principal, asyncio.Lock()):
+                    await self._wait(bucket.take(count, hub.now()))
+            except TimeoutError:
+                self._over_rate(policy, "too many events at once; try again later")
+
+    async def _wait(self, delay: float) -> None:
+        if delay > 0:
+            self._hub.metrics.over_rate.add(1, _NAME, OverRate.PAUSE)
+            self._hub.reached("messages_per_second")
             await asyncio.sleep(delay)
+
+    def _over_rate(self, policy: OverRate, text: str) -> NoReturn:
+        self._hub.metrics.over_rate.add(1, _NAME, policy)
+        self._hub.reached("messages_per_second")
+        raise web.HTTPTooManyRequests(text=text)
 
     def _warn(self, event: str, request: web.Request, what: str) -> None:
         log.warning("events posted from %s: %s", request.remote, what, extra=about(event))

@@ -221,6 +221,8 @@ class Hub:
                 admit=admit,
                 max_sources=self.config.limits.max_connections,
                 handshake_timeout=self.config.limits.handshake_seconds,
+                max_handshakes=self.config.limits.handshakes,
+                max_handshakes_per_address=self.config.limits.handshakes_per_address,
                 origins=listener.origins,
                 max_message=self.config.limits.message_bytes + _AROUND,
                 busy_poll=self.config.limits.busy_poll_seconds,

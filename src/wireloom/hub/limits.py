@@ -77,6 +77,9 @@ class Limits(Settings):
     over_rate: OverRate = OverRate.PAUSE
     handshake_seconds: float = 10.0
     """For TLS, WebSocket and the protocol's own handshake, and for a stranger to show a token."""
+    handshakes: int = 2000
+    """TLS and WebSocket handshakes of one listener that are under way."""
+    handshakes_per_address: int = 1000
     idle_seconds: float = 3600.0
     memory_bytes: int = 1024 * 1024 * 1024
     """Of all queues, of what waits for the journal, and of messages that are not complete yet."""

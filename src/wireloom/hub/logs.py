@@ -10,17 +10,22 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from wireloom.escaping import visible
+from wireloom.hub.limits import Bucket, Buckets
 
 if TYPE_CHECKING:
     from wireloom.hub.outbox import Outbox
 
 ExceptionInfo: TypeAlias = "tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]"
 
+LINES, BURST = 100.0, 1000.0
+"""Lines of the log about one event: in a second, and at once."""
 _FIELDS = ("event", "connection", "protocol", "principal", "peer")
 
 
@@ -86,10 +91,40 @@ class TextLines(logging.Formatter):
         return "\n".join("  " + visible(line) for line in super().formatException(ei).split("\n"))
 
 
+class AtMost(logging.Filter):
+    """Lets through so many lines about one event each second; the next that passes says how many were left out.
+
+    Strangers can make the hub say the same thing thousands of times a second, and so fill the disk that holds its log.
+    Errors pass always.
+    """
+
+    def __init__(self, rate: float = LINES, burst: float = BURST, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now = now
+        self._buckets = Buckets(lambda: Bucket(rate, burst))
+        self._left_out: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        if record.levelno >= logging.ERROR:
+            return True
+        event = str(getattr(record, "event", record.name))
+        bucket, now = self._buckets.of(event), self._now()
+        if bucket.is_empty(now):
+            self._left_out[event] += 1
+            return False
+        bucket.take(1, now)
+        if left_out := self._left_out.pop(event, 0):
+            record.msg = f"{record.getMessage()} ({left_out} lines like it were left out)"
+            record.args = ()
+        return True
+
+
 def start_logging(form: LogFormat, *, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
     """Write the log of this process to a stream."""
     handler = logging.StreamHandler(stream)
     text = TextLines("%(asctime)s %(levelname)-7s %(message)s")
+    handler.addFilter(AtMost())
     handler.setFormatter(JSONLines() if form is LogFormat.JSON else text)
     # Libraries only warn: numba alone writes 100,000 lines when it compiles the kernels.
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -176,7 +176,7 @@ class Metrics:
         self.webhooks = Counter("wireloom_webhooks_total", "Events posted to webhooks.", "webhook", "outcome")
         self.stalls = Histogram(
             "wireloom_loop_stall_seconds",
-            "How long the event loop was held, looked at every 10 ms.",
+            "How long the event loop was held, looked at every 20 ms.",
             (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
         )
         self._gauges: list[Gauge] = []

@@ -23,6 +23,8 @@ _AT_START = ("data", "journal", "http", "tracing")
 _DOORS = {
     "busy_poll_seconds": "on streams",
     "handshake_seconds": "for TLS and WebSocket",
+    "handshakes": "of listeners",
+    "handshakes_per_address": "of listeners",
     "max_connections": "for sources of one datagram listener",
     "message_bytes": "for messages of WebSockets",
 }

@@ -1,7 +1,8 @@
 """How long the event loop was held: by work for one peer, by a sync on the loop, or by others who need the processor.
 
-A timer is due every 10 ms. While a callback holds the loop, the timer waits, and so does every peer; by how much it
-comes late is what they felt. A callback that begins between two timers is seen as up to 10 ms shorter than it was.
+A timer is due every 20 ms. While a callback holds the loop, the timer waits, and so does every peer; by how much it
+comes late is what a message felt that came at that moment. So the histogram is a sample of what messages feel, and the
+worst is seen as up to 20 ms shorter than it was. An idle hub pays less than half a percent of a core for it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 
 from wireloom.hub.metrics import Histogram
 
-EVERY = 0.01
+EVERY = 0.02
 
 
 class LoopStalls:

@@ -136,6 +136,10 @@ class Options:
     backlog: int = 1024
     handshake_timeout: float = 10.0
     """Seconds for TLS and WebSocket handshakes."""
+    max_handshakes: int = 2000
+    """Servers: connections of one listener that are amid a TLS or WebSocket handshake."""
+    max_handshakes_per_address: int = 1000
+    """Servers: those of one address."""
     origins: tuple[str, ...] | None = None
     """WebSocket servers: the Origins of web pages that may connect. None: no web page; '*': every one;
     'http://host:*': those of one host."""

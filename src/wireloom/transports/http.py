@@ -13,11 +13,11 @@ import ipaddress
 import re
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import cast
 
+from wireloom.transports.accepting import ALL, Acceptor, Place, Room
 from wireloom.transports.address import Address
 
 HEAD_BYTES = 64 * 1024
@@ -26,11 +26,8 @@ KEEP_ALIVE = 75.0
 """Seconds that a connection may be silent between two requests."""
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+?)\.?)(?::[0-9]*)?")
 """An address in brackets, or a name or an address without; then maybe a port."""
-_ACCEPTED_AT_ONCE = 100
+_BACKLOG = 128
 _HEAD_END = b"\r\n\r\n"
-_NO_SOCKETS = 1.0
-"""Seconds until the next attempt, when the system has no socket left."""
-_TOO_MANY = "too many connections ({setting} in [limits])"
 _ANSWER = "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n"
 
 
@@ -57,108 +54,45 @@ class HttpListener:
         self._handler = handler
         self.limits = limits
         self.closed = closed
-        self._loop = asyncio.get_running_loop()
-        self._sockets: list[socket.socket] = []
-        self._tls: ssl.SSLContext | None = None
-        self._here: Counter[str] = Counter()
-        self._opening: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         """Connections that are open, or in their TLS handshake."""
-        return self._here.total()
+        return len(self._acceptor)
 
     async def start(self, address: Address, tls: ssl.SSLContext | None = None) -> int:
         """Listen on every address of a host; returns the port."""
         self._tls = tls
-        found = await self._loop.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        try:
-            for family, kind, number, _, place in dict.fromkeys(found):
-                listening = socket.socket(family, kind, number)
-                self._sockets.append(listening)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                listening.bind(place)
-                listening.listen(_ACCEPTED_AT_ONCE)
-                listening.setblocking(False)
-                self._loop.add_reader(listening, self._accept, listening)
-        except OSError:
-            self.close()
-            raise
-        return int(self._sockets[0].getsockname()[1])
+        self._acceptor = Acceptor(self._serve, self._room, self._refuse, tls)
+        return await self._acceptor.start(address, _BACKLOG)
 
     def close(self) -> None:
         """Accept nobody any more; who is here stays."""
-        for listening in self._sockets:
-            self._loop.remove_reader(listening)
-            listening.close()
-        self._sockets.clear()
-        for task in self._opening:
-            task.cancel()
+        self._acceptor.close()
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
-            try:
-                sock, place = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError:
-                self._loop.remove_reader(listening)
-                self._loop.call_later(_NO_SOCKETS, self._accept_again, listening)
-                self.closed("sockets")
-                return
-            sock.setblocking(False)
-            self._admit(sock, str(place[0]))
+    def _serve(self, place: Place) -> Guard:
+        return Guard(self, self._handler(), place)
 
-    def _accept_again(self, listening: socket.socket) -> None:
-        if listening in self._sockets:
-            self._loop.add_reader(listening, self._accept, listening)
-
-    def _admit(self, sock: socket.socket, address: str) -> None:
+    def _room(self) -> Room:
         limits = self.limits()
-        full = "connections" if len(self) >= limits.connections else ""
-        full = full or ("address" if self._here[address] >= limits.per_address else "")
-        if full:
-            self.closed(full)
-            if self._tls is None:
-                setting = "http_connections" if full == "connections" else "http_connections_per_address"
-                with contextlib.suppress(OSError):
-                    sock.send(_answer("503 Service Unavailable", _TOO_MANY.format(setting=setting)))
-            sock.close()
-            return
-        self._here[address] += 1
-        task = self._loop.create_task(self._open(sock, Guard(self, self._handler(), address)))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        return Room(limits.connections, limits.per_address, limits.seconds)
 
-    async def _open(self, sock: socket.socket, guard: Guard) -> None:
-        seconds = None if self._tls is None else self.limits().seconds
-        try:
-            await self._loop.connect_accepted_socket(lambda: guard, sock, ssl=self._tls, ssl_handshake_timeout=seconds)
-        except (OSError, asyncio.CancelledError):
-            # No TLS came of it, or not in time.
-            sock.close()
-            guard.leave()
-
-    def left(self, address: str) -> None:
-        """One less is here."""
-        self._here[address] -= 1
-        if not self._here[address]:
-            del self._here[address]
+    def _refuse(self, why: str, sock: socket.socket | None) -> None:
+        self.closed(why)
+        if sock is not None and self._tls is None:
+            setting = "http_connections" if why == ALL else "http_connections_per_address"
+            with contextlib.suppress(OSError):
+                sock.send(_answer("503 Service Unavailable", f"too many connections ({setting} in [limits])"))
 
 
 class Guard(asyncio.Protocol):
     """Holds one connection to the limits of time and size; everything goes on to the server's own protocol."""
 
-    def __init__(self, listener: HttpListener, server: asyncio.Protocol, address: str) -> None:
+    def __init__(self, listener: HttpListener, server: asyncio.Protocol, place: Place) -> None:
         self._listener = listener
         self._server = server
-        self._address = address
+        self._place = place
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._is_here = True
         self._busy = False
         """Whether the head of a request is complete, and its answer is not."""
         self._head = 0
@@ -176,13 +110,6 @@ class Guard(asyncio.Protocol):
     def end(self) -> None:
         """The request has its answer; the next one may come."""
         self._busy = False
-
-    def leave(self) -> None:
-        """The connection is gone, or never was."""
-        self._stop_waiting()
-        if self._is_here:
-            self._is_here = False
-            self._listener.left(self._address)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: somebody is here."""
@@ -229,7 +156,8 @@ class Guard(asyncio.Protocol):
         """asyncio: the connection is gone."""
         if self._unread is not None:
             self._unread.cancel()
-        self.leave()
+        self._stop_waiting()
+        self._place.leave()
         self._server.connection_lost(exc)
 
     def _in_time(self, what: str) -> asyncio.TimerHandle:

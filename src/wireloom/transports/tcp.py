@@ -7,15 +7,17 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Self, cast
 
 from wireloom.model import ConfigError
+from wireloom.transports.accepting import Acceptor, Place, Room
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, TLSInfo, Transport
 from wireloom.transports.tls import TLS
 from wireloom.transports.vigil import awake
 
+HANDSHAKES_REFUSED = "handshakes.refused"
 _RESET = struct.pack("ii", 1, 0)
 _KEEP_ALIVE = tuple(
     (getattr(socket, name), value)
@@ -32,8 +34,10 @@ class TCPPipe(Pipe, asyncio.Protocol):
     _read_early = b""
     """What was read although the owner had paused reading; at most one read, see `_pause_from_start`."""
 
-    def __init__(self, owner: Owner, options: Options) -> None:
+    def __init__(self, owner: Owner, options: Options, place: Place | None = None) -> None:
         self._owner = owner
+        self._place = place
+        """Among those that are amid a handshake."""
         self._high_water = options.high_water
         self._transport: asyncio.Transport | None = None
         self._reading = True
@@ -52,9 +56,20 @@ class TCPPipe(Pipe, asyncio.Protocol):
         if secured is not None:
             self.tls = tls_info(secured)
             self.identities = tuple(f"certificate:{name}" for name in self.tls.peer_names)
-        self._owner.opened(self)
+        self.greet()
         if not self._reading and not transport.is_closing():
             self._pause_from_start(self._transport)
+
+    def greet(self) -> None:
+        """The handshake is over: the owner has its pipe."""
+        self.leave_handshakes()
+        self._owner.opened(self)
+
+    def leave_handshakes(self) -> None:
+        """This connection is no longer amid a handshake."""
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
 
     def _pause_from_start(self, transport: asyncio.Transport) -> None:
         """Keep a pause that the owner asked for in `opened`.
@@ -181,10 +196,37 @@ class TCPPipe(Pipe, asyncio.Protocol):
 class TCPListener(Listener):
     """Listening sockets of one address (a host name may have several)."""
 
-    def __init__(self, server: asyncio.Server, address: Address, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, server: asyncio.Server, address: Address) -> None:
         self._server = server
-        self._tls = tls
         self.address = address
+
+    def close(self) -> None:
+        """Close the listening sockets."""
+        self._server.close()
+
+
+class HandshakeListener(Listener):
+    """The same for connections that begin with a handshake of the transport, of which only so many may be under way."""
+
+    def __init__(self, pipe: Callable[[Place], TCPPipe], options: Options, tls: ssl.SSLContext | None) -> None:
+        self._tls = tls
+        self._refused = 0
+        room = Room(options.max_handshakes, options.max_handshakes_per_address, options.handshake_timeout)
+        self._acceptor = Acceptor(pipe, lambda: room, self._refuse, tls)
+        self._backlog = options.backlog
+
+    async def start(self, address: Address) -> Self:
+        """Listen."""
+        self.address = address.with_port(await self._acceptor.start(address, self._backlog))
+        return self
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Connections that were turned away."""
+        return {HANDSHAKES_REFUSED: self._refused} if self._refused else {}
+
+    def _refuse(self, why: str, sock: socket.socket | None) -> None:
+        self._refused += 1
 
     def renew(self, certificates: TLS) -> None:
         """Load the certificates anew; connections that are open keep theirs."""
@@ -195,7 +237,7 @@ class TCPListener(Listener):
 
     def close(self) -> None:
         """Close the listening sockets."""
-        self._server.close()
+        self._acceptor.close()
 
 
 class TCPTransport(Transport):
@@ -211,7 +253,15 @@ class TCPTransport(Transport):
 
     async def listen(self, address: Address, owner: OwnerFactory, options: Options) -> Listener:
         """Open a listening socket."""
-        return await listen_stream(address, lambda: TCPPipe(owner(), options), options, secure=self._secure)
+        if self._secure:
+            return await listen_with_handshake(
+                address, lambda place: TCPPipe(owner(), options, place), options, secure=True
+            )
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: TCPPipe(owner(), options), address.host, address.port, backlog=options.backlog
+        )
+        return TCPListener(server, address.with_port(server.sockets[0].getsockname()[1]))
 
 
 async def connect_stream(address: Address, pipe: TCPPipe, options: Options, *, secure: bool) -> TCPPipe:
@@ -232,21 +282,11 @@ async def connect_stream(address: Address, pipe: TCPPipe, options: Options, *, s
     return pipe
 
 
-async def listen_stream(
-    address: Address, pipe: Callable[[], asyncio.Protocol], options: Options, *, secure: bool
-) -> TCPListener:
-    """Listen over TCP or TLS; `pipe` makes the protocol of each connection."""
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        pipe,
-        address.host,
-        address.port,
-        backlog=options.backlog,
-        ssl=_context(options) if secure else None,
-        ssl_handshake_timeout=options.handshake_timeout if secure else None,
-    )
-    here = address.with_port(server.sockets[0].getsockname()[1])
-    return TCPListener(server, here, options.tls if secure else None)
+async def listen_with_handshake(
+    address: Address, pipe: Callable[[Place], TCPPipe], options: Options, *, secure: bool
+) -> HandshakeListener:
+    """Listen for connections that begin with a handshake; `pipe` makes the protocol of each, and has its place."""
+    return await HandshakeListener(pipe, options, _context(options) if secure else None).start(address)
 
 
 def _context(options: Options) -> ssl.SSLContext:

@@ -20,9 +20,10 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin
 from websockets.uri import parse_uri
 
+from wireloom.transports.accepting import Place
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, Transport
-from wireloom.transports.tcp import TCPPipe, connect_stream, listen_stream
+from wireloom.transports.tcp import TCPPipe, connect_stream, listen_with_handshake
 from wireloom.transports.vigil import awake
 
 GOING_AWAY, NORMAL, UNSUPPORTED = 1001, 1000, 1003
@@ -34,8 +35,8 @@ class WebSocketPipe(TCPPipe):
 
     carries_messages = True
 
-    def __init__(self, owner: Owner, options: Options, protocol: Protocol) -> None:
-        super().__init__(_Mute(), options)
+    def __init__(self, owner: Owner, options: Options, protocol: Protocol, place: Place | None = None) -> None:
+        super().__init__(_Mute(), options, place)
         self.data_received = awake(self._data_received, options.busy_poll)  # type: ignore[method-assign, assignment]
         self._above = owner
         self._protocol = protocol
@@ -58,6 +59,9 @@ class WebSocketPipe(TCPPipe):
             self._protocol.send_request(self._protocol.connect())
             self._send()
 
+    def greet(self) -> None:
+        """TCP, and TLS where there is some, is up: the WebSocket's own handshake comes now."""
+
     def _data_received(self, data: bytes) -> None:
         self._protocol.receive_data(data)
         self._advance()
@@ -71,6 +75,7 @@ class WebSocketPipe(TCPPipe):
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: the socket is gone."""
         self._deadline.cancel()
+        self.leave_handshakes()
         if not self.ready.done():
             self.ready.set_exception(exc or ConnectionResetError("closed during the WebSocket handshake"))
             self.ready.exception()
@@ -172,6 +177,7 @@ class WebSocketPipe(TCPPipe):
 
     def _begin(self) -> None:
         self._deadline.cancel()
+        self.leave_handshakes()
         self._announced = True
         if not self.ready.done():
             self.ready.set_result(None)
@@ -247,10 +253,10 @@ class WebSocketTransport(Transport):
         """Listen for upgrades, at any path."""
         origins = allowed_origins(options.origins)
 
-        def accept() -> WebSocketPipe:
-            return WebSocketPipe(owner(), options, ServerProtocol(origins=origins, max_size=options.max_message))
+        def accept(place: Place) -> WebSocketPipe:
+            return WebSocketPipe(owner(), options, ServerProtocol(origins=origins, max_size=options.max_message), place)
 
-        return await listen_stream(address, accept, options, secure=self._secure)
+        return await listen_with_handshake(address, accept, options, secure=self._secure)
 
 
 def allowed_origins(names: tuple[str, ...] | None) -> Sequence[Origin | re.Pattern[str] | None] | None:
