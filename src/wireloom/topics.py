@@ -113,7 +113,7 @@ def _check_text(what: str, text: str) -> None:
         raise ConfigError(f"a {what} must not be empty")
     if len(text) > MAX_TOPIC or size_of(text) > MAX_TOPIC:
         raise ConfigError(f"{what} {text[:40]!r}… is longer than {MAX_TOPIC} bytes")
-    if control := _CONTROL.search(text):
+    if not (text.isascii() and text.isprintable()) and (control := _CONTROL.search(text)):
         raise ConfigError(f"{what} {shortened(text)} holds the control character U+{ord(control[0]):04X}")
 
 

@@ -1,8 +1,8 @@
 """The well-behaved client, in a process of its own: an acknowledged yamp publish every 50 ms, and what it felt.
 
-python -m tests.attack.client HOST PORT PID
+python -m tests.attack.client HOST PORT PID TOKEN
 
-It publishes numbers to `TOPIC` over one connection and receives them over another, until its standard input ends.
+It logs in, unless TOKEN is empty. It publishes numbers to `TOPIC` over one connection and receives them over another, until its standard input ends.
 Then it prints one JSON object: `samples`, one for each publish (when it began, seconds until the acknowledgement,
 seconds of these in which the machine was busy with other processes), and `delivered`, the numbers in the order in which
 they came. PID is the hub's process: the kernel says how long its main thread was ready to run and had no processor.
@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterator
 
 from wireloom.model import Direction, Kind, Message
-from wireloom.protocols.contract import HUB_PREFIX, PUBLISH
+from wireloom.protocols.contract import HUB_PREFIX, LOGIN, PUBLISH
 from wireloom.protocols.registry import protocol
 
 TOPIC = "well-behaved"
@@ -82,10 +82,13 @@ def waited_for_processor(process: int) -> float:
 
 
 def main() -> None:
-    host, port, hub = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    host, port, hub, token = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     delivered: list[int] = []
     own_process = threading.get_native_id()
     publisher, subscriber = Wire(host, port), Wire(host, port)
+    for wire in (publisher, subscriber):
+        if token:
+            wire.ask(LOGIN, json.dumps({"token": token}).encode())
     subscriber.ask(HUB_PREFIX + "subscribe", json.dumps({"topic": TOPIC}).encode())
 
     def receive() -> None:

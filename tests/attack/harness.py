@@ -90,6 +90,8 @@ class Attack:
     """Bytes that the configuration allows to what is attacked."""
     prepare: Callable[[Path], None] = _NO_DATA
     """Called with the data folder before the hub starts: for tokens, keys, an old journal."""
+    token: str = ""
+    """What the well-behaved client shows, if anything."""
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -104,12 +106,13 @@ def attack(
     small: bool = False,
     budget: int = 0,
     prepare: Callable[[Path], None] = _NO_DATA,
+    token: str = "",
 ) -> Callable[[Callable[[Target], Awaitable[None]]], Callable[[Target], Awaitable[None]]]:
     """Register a function as an attack; see `Attack`. `{data}` in the configuration stands for the data folder."""
 
     def register(function: Callable[[Target], Awaitable[None]]) -> Callable[[Target], Awaitable[None]]:
         assert name not in ATTACKS, f"there are two attacks named {name!r}"
-        ATTACKS[name] = Attack(name, function, limits or {}, config, small, budget, prepare)
+        ATTACKS[name] = Attack(name, function, limits or {}, config, small, budget, prepare, token)
         return function
 
     return register
@@ -270,7 +273,7 @@ async def run(what: Attack, folder: Path) -> Report:
     hub = HubProcess(data, LISTENERS + what.config.replace("{data}", str(data)))
     try:
         target = Target(hub)
-        async with _well_behaved(target) as felt:
+        async with _well_behaved(target, what.token) as felt:
             await asyncio.sleep(0.5)
             counted = await target.metrics()
             before, began = _reset_peak(hub.process), time.monotonic()
@@ -318,11 +321,11 @@ class _Felt:
 
 
 @contextlib.asynccontextmanager
-async def _well_behaved(target: Target) -> AsyncIterator[_Felt]:
+async def _well_behaved(target: Target, token: str) -> AsyncIterator[_Felt]:
     """The client in its process; what it felt is there when it has ended."""
     felt = _Felt()
     host, port = target.address("yamp")
-    command = [sys.executable, "-m", "tests.attack.client", host, str(port), str(target.pid)]
+    command = [sys.executable, "-m", "tests.attack.client", host, str(port), str(target.pid), token]
     process = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], limit=1 << 26
     )
@@ -359,8 +362,16 @@ def _differences(data: Path, delivered: list[tuple[str, list[tuple[str, bytes]]]
     """Where what the journal holds is not what was delivered."""
     events = (published(entry.message) for entry in journaled(data) if entry.inbound)
     kept = Counter((event.topic or "", event.body) for event in events if event is not None)
-    for pattern, found in delivered:
-        wanted = Counter({each: count for each, count in kept.items() if matches(pattern, each[0])})
+    for pattern, collected in delivered:
+        # What the client published before somebody else began to watch is not for them.
+        wanted = Counter(
+            {
+                each: count
+                for each, count in kept.items()
+                if matches(pattern, each[0]) and (each[0] == TOPIC) is (pattern == TOPIC)
+            }
+        )
+        found = [each for each in collected if (each[0] == TOPIC) is (pattern == TOPIC)]
         for what, each in (("not delivered", wanted - Counter(found)), ("not kept", Counter(found) - wanted)):
             if each:
                 topic, body = next(iter(each))

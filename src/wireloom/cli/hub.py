@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(config: HubConfig, load: Callable[[], HubConfig]) -> None:
     from wireloom.hub.hub import Hub
-    from wireloom.hub.memory import collect_rarely
+    from wireloom.hub.memory import collect_rarely, prefer_the_loop
     from wireloom.hub.reload import reload_from
 
     hub = Hub(config)
@@ -88,6 +88,7 @@ async def _serve(config: HubConfig, load: Callable[[], HubConfig]) -> None:
         print(f"journal in {config.journal_folder}", flush=True)
         loop.add_signal_handler(signal.SIGHUP, lambda: reload_from(hub, load))
         collect_rarely()
+        prefer_the_loop()
         print("ready", flush=True)
         await hub.stopped()
         print("draining", flush=True)

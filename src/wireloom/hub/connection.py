@@ -87,6 +87,7 @@ class Connection(Outbox):
         "_lines",
         "_numbers",
         "_outbound",
+        "_pays_until",
         "_pieces",
         "_principal",
         "_proved",
@@ -152,6 +153,8 @@ class Connection(Outbox):
         self._proved: tuple[str, ...] = ()
         """What the session said last."""
         self._bucket: Bucket | None = None
+        self._pays_until = 0.0
+        """When it has paid for what it sent, and is read from again; 0 if nothing is owed."""
         self._violation_told = False
         self._guarded = False
         """Whether a read need be looked at for what it may and how much it is."""
@@ -473,12 +476,15 @@ class Connection(Outbox):
         """Count messages in the rate; a peer that is over it is not read from until it may send again."""
         if self._bucket is None:
             return
-        delay = self._bucket.take(count, self.hub.now())
+        now = self.hub.now()
+        delay = self._bucket.take(count, now)
         if delay > 0 and self.hub.config.limits.over_rate is not OverRate.REFUSE:
             self.hub.metrics.over_rate.add(1, self.name, OverRate.PAUSE)
             self.hub.reached("stranger_messages_per_second" if self.is_stranger else "messages_per_second")
-            self.driver.hold("rate")
-            self.hub.call_later(delay, self._paid)
+            if not self._pays_until:
+                self.driver.hold("rate")
+                self.hub.call_later(delay, self._paid)
+            self._pays_until = max(self._pays_until, now + delay)
 
     def line(self, side: int) -> int:
         """The slot of one of its lines in the journal: 0 for what it says, 1 for what the hub says to it."""
@@ -526,7 +532,13 @@ class Connection(Outbox):
             self._record_refused(clause, detail, frame)
 
     def _paid(self) -> None:
-        if self.driver.failure is None:
+        left = self._pays_until - self.hub.now()
+        if self.driver.failure is not None:
+            return
+        if left > 0.001:
+            self.hub.call_later(left, self._paid)
+        else:
+            self._pays_until = 0.0
             self.driver.release("rate")
 
     def _say(self, denied: Iterable[str | None]) -> Sequence[bytes]:

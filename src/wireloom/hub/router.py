@@ -380,7 +380,9 @@ class Router:
                 # The session has learnt the numbers already, if they make sense; here they only want their answer.
                 wanted = {int(number): topic for number, topic in json.loads(message.body)["topics"].items()}
                 if not wanted.items() <= source.session.topic_numbers().items():
-                    raise ConfigError("these numbers cannot stand for these topics on this connection")
+                    raise ConfigError(
+                        "these numbers cannot stand for these topics on this connection: they are reserved, or too many"
+                    )
                 self._answer(source, message)
                 return
             if operation == "login":

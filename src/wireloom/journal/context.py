@@ -51,7 +51,8 @@ def _parts(topics: dict[str, type_of_json]) -> Iterator[dict[str, type_of_json]]
     part: dict[str, type_of_json] = {}
     size = 0
     for number, topic in topics.items():
-        entry = len(blocks.canonical_json({number: topic}))
+        # At most: a character has up to 4 bytes, or 6 where it is escaped.
+        entry = 6 * len(str(topic)) + len(number) + 8
         if part and size + entry > blocks.MAX_COMMENT - 1000:
             yield part
             part, size = {}, 0

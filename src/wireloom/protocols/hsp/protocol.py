@@ -45,10 +45,14 @@ class HspSettings(Settings):
     pong_timeout: float = 10.0
     profile: bool = True
     """Whether the reserved types of the hub profile are active."""
+    max_numbers: int = 256
+    """Numbers that a connection may have topics for, beside those of the listener: each new map states all of them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_payload <= frames.MAX_PAYLOAD_LIMIT:
             raise ConfigError(f"setting 'max_payload' is {self.max_payload}; it must be from 0 to 2^32-1")
+        if self.max_numbers < 0:
+            raise ConfigError(f"setting 'max_numbers' is {self.max_numbers}; it must be 0 or more")
         for name in ("ping_interval", "pong_timeout"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"setting {name!r} is {getattr(self, name)}; it must be 0 or more seconds")

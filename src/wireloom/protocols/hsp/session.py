@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from wireloom.protocols.publish_columns import PublishColumns
 
 MAP = HUB_PREFIX + "map"
-MAX_NAMES = 1024 * 1024
+MAX_NAMES = 64 * 1024
 """Characters of all topics that one connection may give numbers to."""
 MAX_IDS = 1 << 32
 """There are no more ids than that."""
@@ -61,6 +61,7 @@ class HspSession(Session):
             tuple((topics or {}).items()), settings.profile, silent=role is Role.SERVER and settings.profile
         )
         """What we write; `names` is what we read."""
+        self._first_topics = self.names.topics
         self._receives = role.sends.opposite
         self._buffer = Kept()
         self._out: list[bytes] = []
@@ -219,9 +220,13 @@ class HspSession(Session):
     def _learn(self, body: bytes) -> None:
         """`$hub/map`: from now on these numbers stand for these topics, in both directions."""
         learnt = parse_map(body)
-        known = {**self.names.topics, **(learnt or {})}
-        if learnt is None or sum(map(len, known.values())) > MAX_NAMES:
+        if learnt is None:
             self.count("hsp.map.invalid")
+            return
+        known = {**self.names.topics, **learnt}
+        added = [topic for number, topic in known.items() if number not in self._first_topics]
+        if len(added) > self.settings.max_numbers or sum(map(len, added)) > MAX_NAMES:
+            self.count("hsp.map.too-many")
             return
         self.names = Names(known, self.names.profile)
         self._own_names = Names({**self._own_names.topics, **learnt}, self.names.profile, taken=known)
