@@ -28,6 +28,7 @@ from wireloom.journal.lines import Line
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import fresh
+from wireloom.protocols.column_session import ColumnSession
 from wireloom.protocols.contract import CUT, LOGIN, Batch, Calls, Publishes, Role, Session, Sessions
 from wireloom.protocols.published import published
 from wireloom.transports.base import Pipe
@@ -460,7 +461,7 @@ class Connection(Outbox):
             return None
         if bucket is not None and bucket.is_empty(now):
             return None
-        key = self.session.batch_key(now)
+        key = self.session.batch_key(now) if isinstance(self.session, ColumnSession) else None
         return None if key is None else (id(self.listener), key)
 
     @property

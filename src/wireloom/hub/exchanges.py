@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from wireloom.hub.logs import about
@@ -25,6 +25,7 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
+from wireloom.protocols.column_session import CallSession
 from wireloom.protocols.contract import TRACE, Calls
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ class Exchanges:
             and len(self) + len(rows) <= limits.requests
         ):
 
-            def draw() -> Sequence[str] | None:
-                ids.extend(provider.session.new_ids(len(rows)) or ())
+            def draw(session: CallSession) -> Sequence[str] | None:
+                ids.extend(session.new_ids(len(rows)) or ())
                 return ids or None
 
             frames = calls.frames(rows, provider.session, draw)
@@ -193,8 +194,7 @@ class Exchanges:
             frames = None
             if requester.driver.failure is None and requester.unsent <= self._hub.config.limits.queue_bytes:
                 ids = [exchange.request.id or "" for _, exchange in found]
-                session = requester.session
-                frames = calls.frames(rows, session, partial(session.answer_all, ids), topic)
+                frames = calls.frames(rows, requester.session, methodcaller("answer_all", ids), topic)
             if frames is None:
                 for row in rows:
                     self.answer(provider, calls.message(row))

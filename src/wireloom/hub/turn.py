@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from wireloom.protocols.session import KERNEL_FROM
+from wireloom.protocols.column_session import KERNEL_FROM, ColumnSession
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -94,20 +94,24 @@ class Turn:
             starts.append(at)
             at += len(data)
             ends.append(at)
-        columns = connections[0].session.columns
+        # Only they have a `turn_key`.
+        sessions = [cast(ColumnSession, connection.session) for connection in connections]
+        columns = sessions[0].columns
         assert columns is not None
         buffer = b"".join(reads)
-        taken = columns.take([connection.session for connection in connections], buffer, starts, ends)
+        taken = columns.take(sessions, buffer, starts, ends)
         if taken.batch is not None:
             # In reads of several connections the kernel looks for publishes only.
             self._route(connections, cast("PublishColumns", taken.batch))
         left: list[tuple[Connection, bytes]] = []
-        for connection, stopped, end, is_odd in zip(connections, taken.ends, ends, taken.odd, strict=True):
+        for connection, session, stopped, end, is_odd in zip(
+            connections, sessions, taken.ends, ends, taken.odd, strict=True
+        ):
             if stopped < end:
                 if is_odd:
                     left.append((connection, buffer[stopped:end]))
                 else:
-                    connection.session.keep(buffer[stopped:end])
+                    session.keep(buffer[stopped:end])
         return left
 
     def _route(self, connections: list[Connection], batch: PublishColumns) -> None:

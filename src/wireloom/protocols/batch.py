@@ -18,6 +18,7 @@ from wireloom.model import Message
 from wireloom.protocols.decoding import Rejected
 
 if TYPE_CHECKING:
+    from wireloom.protocols.column_session import CallSession
     from wireloom.protocols.session import Session
 
 HUB_PREFIX = "$hub/"
@@ -168,10 +169,10 @@ class Calls(Batch, abc.ABC):
         self,
         rows: Sequence[int],
         session: Session,
-        ids: Callable[[], Sequence[str] | None],
+        ids: Callable[[CallSession], Sequence[str] | None],
         topic: str | None = None,
     ) -> bytes | None:
-        """Some of them as frames that a session writes, under other ids, and maybe another topic.
+        """Some of them as frames that a session writes, under the ids that `ids` gives, and maybe another topic.
 
         None, and `ids` not asked for, where they have to be sent one by one; None also where `ids` gives none.
         """

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from wireloom.kernels import kernel
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported
 from wireloom.protocols.batch import Calls
+from wireloom.protocols.column_session import CallSession
 from wireloom.protocols.publish_columns import (
     BODY,
     BODY_SIZE,
@@ -74,7 +75,7 @@ class CallColumns(Calls):
 
     __slots__ = ("_buffer", "_codes", "_meanings", "columns", "ids", "is_answers", "session", "topics")
 
-    def __init__(self, session: Session, buffer: bytes, columns: Columns, start: int, end: int) -> None:
+    def __init__(self, session: CallSession, buffer: bytes, columns: Columns, start: int, end: int) -> None:
         super().__init__(memoryview(buffer)[start:end])
         self.session = session
         self.columns = columns
@@ -109,17 +110,17 @@ class CallColumns(Calls):
         self,
         rows: Sequence[int],
         session: Session,
-        ids: Callable[[], Sequence[str] | None],
+        ids: Callable[[CallSession], Sequence[str] | None],
         topic: str | None = None,
     ) -> bytes | None:
         """What the kernel writes for the session's peer."""
-        heads = self._heads(session, topic)
-        if heads is None:
+        heads = self._heads(session, topic) if isinstance(session, CallSession) else None
+        if heads is None or not isinstance(session, CallSession):
             return None
         largest = int(self.columns[BODY_SIZE].max())
         if any(largest > head.largest for head in heads):
             return None
-        texts = ids()
+        texts = ids(session)
         if texts is None:
             return None
         numbers, places, written = session.id_bytes(texts), [], b""
@@ -135,7 +136,7 @@ class CallColumns(Calls):
         )  # fmt: skip
         return out[:size].tobytes()
 
-    def _heads(self, session: Session, topic: str | None) -> list[EventHead] | None:
+    def _heads(self, session: CallSession, topic: str | None) -> list[EventHead] | None:
         """What the frames of each topic begin with; None if one cannot be written this way."""
         kind, heads = Kind.RESPONSE if self.is_answers else Kind.REQUEST, list[EventHead]()
         for meaning in self._meanings:

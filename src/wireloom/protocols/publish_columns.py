@@ -37,6 +37,7 @@ from wireloom.kernels import inlined, kernel
 from wireloom.model import ConfigError, Kind, LimitExceeded, Message, NotSupported
 from wireloom.protocols.batch import PUBLISH, Batch, Events, Publishes
 from wireloom.protocols.buffers import same, u32
+from wireloom.protocols.column_session import CallSession, ColumnSession
 from wireloom.protocols.owing import Owed
 from wireloom.protocols.published import validate_publish
 from wireloom.protocols.session import EventHead, Session
@@ -236,6 +237,7 @@ class PublishColumns(Publishes):
 
     __slots__ = ("_keys", "bounds", "buffer", "codes", "columns", "ends", "meanings", "owed", "starts", "view")
 
+    sessions: Sequence[ColumnSession]
     smallest: ClassVar[int]
     """Bytes of the smallest frame that is a row."""
     calls: ClassVar[type[CallColumns] | None] = None
@@ -244,7 +246,12 @@ class PublishColumns(Publishes):
     """Where in a frame its uid stands, in protocols whose events have one."""
 
     def __init__(
-        self, sessions: Sequence[Session], buffer: bytes, columns: Columns, starts: Sequence[int], ends: Sequence[int]
+        self,
+        sessions: Sequence[ColumnSession],
+        buffer: bytes,
+        columns: Columns,
+        starts: Sequence[int],
+        ends: Sequence[int],
     ) -> None:
         super().__init__()
         self.sessions = sessions
@@ -276,7 +283,9 @@ class PublishColumns(Publishes):
         return meaning
 
     @classmethod
-    def take(cls, sessions: Sequence[Session], buffer: bytes, starts: Sequence[int], ends: Sequence[int]) -> Taken:
+    def take(
+        cls, sessions: Sequence[ColumnSession], buffer: bytes, starts: Sequence[int], ends: Sequence[int]
+    ) -> Taken:
         """Take what the kernel can of some reads, one after the other in `buffer`, each of a session of its own."""
         start, end = np.array(starts, np.int64), np.array(ends, np.int64)
         room = (ends[-1] - starts[0]) // cls.smallest + 1
@@ -297,10 +306,11 @@ class PublishColumns(Publishes):
 
     @classmethod
     def _take_calls(
-        cls, session: Session, buffer: bytes, columns: Columns, start: int, stop: int, is_odd: bool
+        cls, session: ColumnSession, buffer: bytes, columns: Columns, start: int, stop: int, is_odd: bool
     ) -> Taken:
         """Take requests or answers, unless one of them may break a rule: then `frames.py` finds out which."""
         assert cls.calls is not None
+        assert isinstance(session, CallSession)
         batch = cls.calls(session, buffer, columns, start, stop)
         if batch.is_usual and session.take_calls(batch.ids, are_answers=batch.is_answers):
             return Taken(batch, (stop,), (is_odd,))

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import abc
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from wireloom.model import Direction, Kind, Message, ProtocolViolation
+from wireloom.model import Direction, Message, ProtocolViolation
 from wireloom.protocols.batch import NOTHING, TRACE, Batch
 
 if TYPE_CHECKING:
-    from wireloom.protocols.owing import Owed
     from wireloom.protocols.publish_columns import PublishColumns
 
 _NO_SECRETS: Mapping[str, str] = types.MappingProxyType({})
 _NO_NUMBERS: Mapping[int, str] = types.MappingProxyType({})
 NOTHING_AGREED: Mapping[str, str | bool] = types.MappingProxyType({})
 """What `Session.agreed` returns where all is as a reader assumes."""
-
-
-KERNEL_FROM = 512
-"""Bytes from which on the kernel is used: below, the call costs more than a few frames by `frames.py`."""
-BY_FRAME = 64
-"""Frames that are decoded one by one where the kernel has stopped, before it is tried again."""
-LOOK_AHEAD = 4096, 1 << 20
-"""Bytes that the kernel looks at, at least and at most: few where it did not get far the last time. Its rows take up to
-ten times as much memory as it looks at."""
 
 
 class Role(StrEnum):
@@ -293,88 +283,12 @@ class Session(abc.ABC):
         """Why a hub must not take a request for a publish: its sender means something that nobody would do."""
         return None
 
-    # Batches in columns (see `publish_columns.py`)
-
     columns: type[PublishColumns] | None = None
-    """What the kernel's batches are; None until `enable_columns`, and where there is no kernel."""
+    """What the kernel's batches are; None until `enable_columns`, and where there is no kernel: see `ColumnSession`."""
 
     def enable_columns(self) -> bool:
         """Let `receive` use the kernel for long reads; False where there is none."""
         return False
-
-    def _decode(self, data: bytes, by_frame: Callable[[bytes, int, int], tuple[Batch | None, int]]) -> Iterator[Batch]:
-        """All of one read: publishes by the kernel where it is long, everything else frame by frame.
-
-        `by_frame` decodes some frames of the data from a place on, to the first control message. It returns a batch and
-        where it ended: at the end of the data, if nothing more can be taken now.
-        """
-        at, end = 0, len(data)
-        ahead = LOOK_AHEAD[1]
-        """How far the kernel looks. What it finds behind an odd frame is found again, so then it looks less far."""
-        while at < end:
-            most = end
-            if self.columns is not None and end - at >= KERNEL_FROM and self.state is SessionState.OPEN:
-                limit = min(at + ahead, end)
-                taken = self.columns.take((self,), data, (at,), (limit,))
-                got = taken.ends[0] - at
-                at, most = taken.ends[0], BY_FRAME
-                ahead = min(max(2 * got, LOOK_AHEAD[0]), LOOK_AHEAD[1])
-                if taken.batch is not None:
-                    yield taken.batch
-                if got and limit < end and not taken.odd[0]:
-                    continue  # it stopped at a frame that goes on where it does not look
-            batch, at = by_frame(data, at, most)
-            if batch is not None:
-                yield batch
-
-    def batch_key(self, now: float) -> Hashable | None:
-        """Sessions of one listener with equal keys may have their next reads decoded together.
-
-        None where the next read must go to `receive`: something is incomplete, closing, or not usual. Whoever asks has
-        a read at hand, which counts as a sign of life.
-        """
-        return None
-
-    def keep(self, rest: bytes) -> None:
-        """Keep the beginning of a frame that stood at the end of a read."""
-        raise NotImplementedError
-
-    def owe(self, owed: Owed) -> bool:
-        """The peer waits for the answers to these publishes; False, and nothing done, if that breaks a rule."""
-        raise NotImplementedError
-
-    def owe_one(self, request: Message) -> None:
-        """The peer waits for the answer to this request, which came in columns."""
-        raise NotImplementedError
-
-    def settled(self, batch: PublishColumns, read: int) -> None:
-        """The publishes of a read are answered, or answered one by one from now on."""
-        raise NotImplementedError
-
-    # Calls in columns (see `call_columns.py`); only sessions whose kernel finds them, or who say what they begin with.
-
-    def take_calls(self, ids: Sequence[str], *, are_answers: bool) -> bool:
-        """Requests with these ids came, or answers to ours; False, and nothing done, if that may break a rule."""
-        raise NotImplementedError
-
-    def call_head(self, kind: Kind, topic: str | None, content_type: str | None) -> EventHead | None:
-        """What the frames of such requests or responses begin with, with the place of the id empty.
-
-        None where they have to be sent one by one. Raises what `send` raises.
-        """
-        return None
-
-    def new_ids(self, count: int) -> Sequence[str] | None:
-        """Ids for so many requests that are sent now, by `send_frames`; None if they cannot be sent together."""
-        raise NotImplementedError
-
-    def answer_all(self, ids: Sequence[str]) -> Sequence[str] | None:
-        """The peer's requests with these ids are answered now; None, and nothing done, if one does not wait."""
-        raise NotImplementedError
-
-    def id_bytes(self, ids: Sequence[str]) -> bytes:
-        """Ids as they are on the wire, one behind the other; all have the same size."""
-        raise NotImplementedError
 
     def enable_work(self) -> None:
         """The owner will ask for `work` after each step and run it; without this it is done inside the step."""

@@ -26,6 +26,7 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
+from wireloom.protocols.column_session import CallSession
 from wireloom.protocols.contract import (
     LOGIN,
     NOTHING,
@@ -35,7 +36,6 @@ from wireloom.protocols.contract import (
     EventHead,
     Publishes,
     Role,
-    Session,
     is_control,
 )
 from wireloom.protocols.emp import frames
@@ -78,7 +78,7 @@ SILENCE = 1.0
 """Seconds that a listener waits for the `hello` that shows how sizes are meant, before it speaks first."""
 
 
-class EmpSession(Session):
+class EmpSession(CallSession):
     """Client and server are alike in emp; the role only names the direction."""
 
     steady = True

@@ -14,6 +14,7 @@ from wireloom.model import Authenticity, Kind, Message, message_of
 from wireloom.protocols import publish_columns
 from wireloom.protocols.batch import HUB_PREFIX
 from wireloom.protocols.buffers import u32
+from wireloom.protocols.column_session import ColumnSession
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERVED, attributes_of
 from wireloom.protocols.hsp.protocol import to_message
@@ -128,7 +129,12 @@ class HspPublishes(PublishColumns):
     smallest: ClassVar[int] = 7
 
     def __init__(
-        self, sessions: Sequence[Session], buffer: bytes, columns: Columns, starts: Sequence[int], ends: Sequence[int]
+        self,
+        sessions: Sequence[ColumnSession],
+        buffer: bytes,
+        columns: Columns,
+        starts: Sequence[int],
+        ends: Sequence[int],
     ) -> None:
         reader = cast(HspSession, sessions[0])
         # A later message of the same read may change the session's own.

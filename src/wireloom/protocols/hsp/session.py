@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation, message_of
+from wireloom.protocols.column_session import ColumnSession
 from wireloom.protocols.contract import (
     HUB_PREFIX,
     LOGIN,
@@ -20,7 +21,6 @@ from wireloom.protocols.contract import (
     Batch,
     EventHead,
     Role,
-    Session,
     SessionState,
     is_control,
 )
@@ -47,7 +47,7 @@ ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR))
 _ANSWER_FRAMES = (frames.Ack, frames.Error, frames.ErrorUndef)
 
 
-class HspSession(Session):
+class HspSession(ColumnSession):
     """Client and server are alike in hsp; the role only names the direction."""
 
     steady = True

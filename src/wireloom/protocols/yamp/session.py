@@ -32,6 +32,7 @@ from wireloom.model import (
     message_of,
 )
 from wireloom.pieces import LARGE
+from wireloom.protocols.column_session import ColumnSession
 from wireloom.protocols.contract import (
     HUB_PREFIX,
     LOGIN,
@@ -41,7 +42,6 @@ from wireloom.protocols.contract import (
     Batch,
     EventHead,
     Role,
-    Session,
     SessionState,
     is_control,
 )
@@ -65,7 +65,7 @@ _AGREED: Mapping[str, Mapping[str, str | bool]] = {
 }
 
 
-class YampSession(Session):
+class YampSession(ColumnSession):
     """Client or server of one yamp connection.
 
     Uids are UUIDs of version 7: their time is `now` plus `epoch`, their random part comes from a generator

@@ -1,0 +1,107 @@
+"""Sessions of protocols with a kernel: what the batches in columns ask of them.
+
+A protocol without a kernel has nothing to do with this: its session is a `Session`. See `publish_columns.py` for how
+reads become columns, and `call_columns.py` for requests and answers in them.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from wireloom.model import Kind, Message
+from wireloom.protocols.batch import Batch
+from wireloom.protocols.session import EventHead, Session, SessionState
+
+if TYPE_CHECKING:
+    from wireloom.protocols.owing import Owed
+    from wireloom.protocols.publish_columns import PublishColumns
+
+KERNEL_FROM = 512
+"""Bytes from which on the kernel is used: below, the call costs more than a few frames by `frames.py`."""
+BY_FRAME = 64
+"""Frames that are decoded one by one where the kernel has stopped, before it is tried again."""
+LOOK_AHEAD = 4096, 1 << 20
+"""Bytes that the kernel looks at, at least and at most: few where it did not get far the last time. Its rows take up to
+ten times as much memory as it looks at."""
+
+
+class ColumnSession(Session):
+    """A session whose long reads are decoded by a kernel, once `enable_columns` was called."""
+
+    def _decode(self, data: bytes, by_frame: Callable[[bytes, int, int], tuple[Batch | None, int]]) -> Iterator[Batch]:
+        """All of one read: publishes by the kernel where it is long, everything else frame by frame.
+
+        `by_frame` decodes some frames of the data from a place on, to the first control message. It returns a batch and
+        where it ended: at the end of the data, if nothing more can be taken now.
+        """
+        at, end = 0, len(data)
+        ahead = LOOK_AHEAD[1]
+        """How far the kernel looks. What it finds behind an odd frame is found again, so then it looks less far."""
+        while at < end:
+            most = end
+            if self.columns is not None and end - at >= KERNEL_FROM and self.state is SessionState.OPEN:
+                limit = min(at + ahead, end)
+                taken = self.columns.take((self,), data, (at,), (limit,))
+                got = taken.ends[0] - at
+                at, most = taken.ends[0], BY_FRAME
+                ahead = min(max(2 * got, LOOK_AHEAD[0]), LOOK_AHEAD[1])
+                if taken.batch is not None:
+                    yield taken.batch
+                if got and limit < end and not taken.odd[0]:
+                    continue  # it stopped at a frame that goes on where it does not look
+            batch, at = by_frame(data, at, most)
+            if batch is not None:
+                yield batch
+
+    @abc.abstractmethod
+    def batch_key(self, now: float) -> Hashable | None:
+        """Sessions of one listener with equal keys may have their next reads decoded together.
+
+        None where the next read must go to `receive`: something is incomplete, closing, or not usual. Whoever asks has
+        a read at hand, which counts as a sign of life.
+        """
+
+    @abc.abstractmethod
+    def keep(self, rest: bytes) -> None:
+        """Keep the beginning of a frame that stood at the end of a read."""
+
+    @abc.abstractmethod
+    def owe(self, owed: Owed) -> bool:
+        """The peer waits for the answers to these publishes; False, and nothing done, if that breaks a rule."""
+
+    @abc.abstractmethod
+    def owe_one(self, request: Message) -> None:
+        """The peer waits for the answer to this request, which came in columns."""
+
+    @abc.abstractmethod
+    def settled(self, batch: PublishColumns, read: int) -> None:
+        """The publishes of a read are answered, or answered one by one from now on."""
+
+
+class CallSession(ColumnSession):
+    """A session whose kernel finds requests and answers, too, and that can send many of them together."""
+
+    @abc.abstractmethod
+    def take_calls(self, ids: Sequence[str], *, are_answers: bool) -> bool:
+        """Requests with these ids came, or answers to ours; False, and nothing done, if that may break a rule."""
+
+    @abc.abstractmethod
+    def call_head(self, kind: Kind, topic: str | None, content_type: str | None) -> EventHead | None:
+        """What the frames of such requests or responses begin with, with the place of the id empty.
+
+        None where they have to be sent one by one. Raises what `send` raises.
+        """
+
+    @abc.abstractmethod
+    def new_ids(self, count: int) -> Sequence[str] | None:
+        """Ids for so many requests that are sent now, by `send_frames`; None if they cannot be sent together."""
+
+    @abc.abstractmethod
+    def answer_all(self, ids: Sequence[str]) -> Sequence[str] | None:
+        """The peer's requests with these ids are answered now; None, and nothing done, if one does not wait."""
+
+    @abc.abstractmethod
+    def id_bytes(self, ids: Sequence[str]) -> bytes:
+        """Ids as they are on the wire, one behind the other; all have the same size."""
