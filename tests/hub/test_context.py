@@ -34,9 +34,9 @@ ENVELOPE = 0xFD00
 
 def in_tables(message: Message) -> Message:
     """An acknowledged publish is an event under its own topic there."""
-    if message.kind is Kind.REQUEST and (message.topic or "").startswith(PUBLISH):
-        return message.with_(kind=Kind.EVENT, topic=(message.topic or "").removeprefix(PUBLISH))
-    return message
+    kind = Kind.EVENT if message.kind is Kind.REQUEST else message.kind
+    topic = message.topic or ""
+    return message.with_(kind=kind, topic=topic.removeprefix(PUBLISH)) if topic.startswith(PUBLISH) else message
 
 
 async def test_every_segment_says_how_its_connections_are_read(tmp_path: Path) -> None:
