@@ -18,6 +18,7 @@ from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import Publishes, Role, SessionState, decode_stream
 from wireloom.protocols.emp import EMP, EmpSettings, frames
 from wireloom.protocols.emp.frames import Block, Error, Extension, Frame, SizeMode, Type
+from wireloom.protocols.emp.publish_columns import warm
 from wireloom.protocols.emp.session import SILENCE, EmpSession
 from wireloom.protocols.emp.sizes import told_mode
 
@@ -275,6 +276,15 @@ def test_a_first_long_read_after_the_handshake_is_in_columns_and_counts() -> Non
     assert session.batch_key(0.0) == "emp"
     session.send(TRACED, 0.0)
     assert extensions_of(sent(session)) == [[128, 129]]
+
+
+def test_kernels_are_ready_before_the_mode_is_known() -> None:
+    warm.cache_clear()
+    session = connected(Role.SERVER)
+    session.enable_columns()
+    assert (warm.cache_info().currsize, session.columns) == (1, None)
+    session.receive(INCLUSIVE, 0.0)
+    assert session.columns is not None
 
 
 def test_exclusive_sizes_are_never_read_in_columns() -> None:

@@ -513,13 +513,14 @@ class EmpSession(CallSession):
 
     def enable_columns(self) -> bool:
         """Let `receive` use the kernel for long reads, as soon as sizes are known to be inclusive."""
-        self._wants_columns = True
-        if self.settings.size_mode is not _INCLUSIVE:
-            return self.settings.size_mode is _AUTO
+        if self.settings.size_mode is _EXCLUSIVE_MODE:
+            return False
         from wireloom.protocols.emp.publish_columns import EmpPublishes, warm
 
-        warm()
-        self.columns = EmpPublishes
+        warm()  # also where the mode is not known yet: a hub calls this before it has connections
+        self._wants_columns = True
+        if self.settings.size_mode is _INCLUSIVE:
+            self.columns = EmpPublishes
         return True
 
     def owe(self, owed: Owed) -> bool:
