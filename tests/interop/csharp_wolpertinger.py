@@ -94,6 +94,7 @@ class Server:
         with contextlib.suppress(OSError, ValueError):
             while (xml := line.read()) is not None:
                 line.send(self._answer(xml))
+        line.close()
 
     def _answer(self, xml: str) -> str:
         component, method, call = (element(name, xml) for name in ("ComponentName", "MethodName", "CallId"))
