@@ -2,7 +2,7 @@
 
 One message a line. It reads message ids as signed 32-bit numbers, and takes no notice of a line whose id is larger.
 `EstablishConnection` is answered with its resource, a GUID as string, and that is what it wants for an answer. As a client it
-registers a call only after it was sent: an answer that is there before is lost.
+registers a call only after it was sent: an answer that is there before is lost. Trust 2 and above is left out.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Server:
         with contextlib.suppress(OSError, ValueError):
             while (xml := line.read()) is not None:
                 line.send(self._answer(xml))
+        line.close()
 
     def _answer(self, xml: str) -> str:
         component, method, call = (element(name, xml) for name in ("ComponentName", "MethodName", "CallId"))

@@ -1,8 +1,11 @@
 """Peers that behave as the recorded JavaScript and Go implementations of yamp do (`tests/vectors/yamp-*.json`).
 
 They read every body with the serializer of the handshake, and end as a process ends where that fails: all connections
-are gone. They never answer a ping, and never close their end, neither after `system.close` nor after ours. Requests for
-a uri that they do not handle get no answer. The Go implementation names no serializer and means json.
+are gone. They never answer a ping, and never close their end, neither after `system.close` nor after ours. The Go
+implementation names no serializer and means json; its server takes `json`, too.
+
+Not recorded, and assumed: requests for a uri that they do not handle get no answer, other versions and serializers a
+`system.close`.
 """
 
 from __future__ import annotations
@@ -69,8 +72,8 @@ class Line:
     def say(self, data: bytes) -> None:
         self.socket.sendall(data)
 
-    def handshake(self, version: int = 1) -> bytes:
-        return bytes((HANDSHAKE, 0, version, len(self.flavour.named))) + self.flavour.named
+    def handshake(self, named: bytes) -> bytes:
+        return bytes((HANDSHAKE, 0, 1, len(named))) + named
 
     def user(self, type_: int, uri: str, after: bytes, body: bytes | None, uid: bytes = b"") -> bytes:
         """A user message as it writes it."""
@@ -190,10 +193,13 @@ class Server:
     def _act(self, line: Line, heard: Heard) -> None:
         match heard.type, heard.uri:
             case (0, _):
-                if heard.uid != b"\0\1" or heard.uri.encode() != self.flavour.named:
+                if heard.uid != b"\0\1" or heard.uri.encode() not in (
+                    self.flavour.named,
+                    self.flavour.named or b"json",
+                ):
                     line.say(bytes((CLOSE,)) + b"\0\4nope")
                     return
-                line.say(line.handshake())
+                line.say(line.handshake(heard.uri.encode()))
                 if self.redirect:
                     url = self.redirect.encode()
                     line.say(bytes((REDIRECT,)) + len(url).to_bytes(2) + url)
@@ -237,7 +243,7 @@ class Client(Line):
     def __init__(self, port: int, flavour: Flavour = JAVASCRIPT) -> None:
         super().__init__(socket.create_connection(("127.0.0.1", port)), flavour)
         self.heard: queue.Queue[Heard | None] = queue.Queue()
-        self.say(self.handshake())
+        self.say(self.handshake(flavour.named))
         echo = self.read()
         assert echo is not None
         assert (echo.type, echo.uri.encode()) == (HANDSHAKE, flavour.named)
