@@ -47,9 +47,11 @@ def check_the_summary(told: str) -> None:
     assert "every one of the 1,200 acknowledged readings is in `messages`" in told, told
     assert "kill -9 of the hub" in told
     for protocol in ("emp", "hsp", "mesh", "wolpertinger", "yamp"):
-        assert re.search(rf"^{protocol} +\S+ +\d+ +\d+$", told, re.MULTILINE), f"what was sent over {protocol}\n{told}"
-    assert re.search(r"^Billing\.Invoice +yamp +done +\d+ +[\d.]+ +[\d.]+$", told, re.MULTILINE), told
-    assert re.search(r"^Billing\.Refund +\w+ +error ", told, re.MULTILINE), told
+        assert re.search(rf"^{protocol} +\S+ +(event|request) +\d+ +\d+$", told, re.MULTILINE), (
+            f"what was sent over {protocol}\n{told}"
+        )
+    assert re.search(r"^Billing\.Invoice +yamp +request +done +\d+ +[\d.]+ +[\d.]+$", told, re.MULTILINE), told
+    assert re.search(r"^Billing\.Refund +\w+ +request +error ", told, re.MULTILINE), told
     assert re.search(r"^hsp +hsp\.command\.unknown ", told, re.MULTILINE), told
     for rule in ("mesh.forged", "mesh.replay"):
         assert re.search(rf"^{rule} +\w+ +\d+$", told, re.MULTILINE), told
