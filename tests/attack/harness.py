@@ -156,8 +156,12 @@ class Target:
     async def open(self, scheme: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A plain socket; closed at the end of the attack."""
         reader, writer = await open_to(self.urls[scheme])
-        self._stack.callback(writer.close)
+        self.close_later(writer)
         return reader, writer
+
+    def close_later(self, writer: asyncio.StreamWriter) -> None:
+        """Close a socket at the end of the attack."""
+        self._stack.callback(writer.close)
 
     async def connect(self, scheme: str, **options: object) -> wireloom.Client:
         """A client of the library, which does not reconnect; gone at the end of the attack."""
