@@ -100,6 +100,8 @@ def main() -> None:
     for number in itertools.count():
         if select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))[0]:
             break
+        if number % 10 == 0:
+            subscriber.send(Message(Kind.PING))  # it has nothing else to say, and is not idle
         before = waited_for_processor(hub) + waited_for_processor(own_process)
         began = time.monotonic()
         publisher.ask(PUBLISH + TOPIC, str(number).encode())

@@ -156,8 +156,12 @@ class Target:
     async def open(self, scheme: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A plain socket; closed at the end of the attack."""
         reader, writer = await open_to(self.urls[scheme])
-        self._stack.callback(writer.close)
+        self.close_later(writer)
         return reader, writer
+
+    def close_later(self, writer: asyncio.StreamWriter) -> None:
+        """Close a socket at the end of the attack."""
+        self._stack.callback(writer.close)
 
     async def connect(self, scheme: str, **options: object) -> wireloom.Client:
         """A client of the library, which does not reconnect; gone at the end of the attack."""
@@ -201,7 +205,8 @@ class Target:
     async def finish(self) -> None:
         """Give what is under way time to arrive, then leave."""
         seen = -1
-        while seen != (seen := sum(len(found) for _, _, found in self._watching)):
+        # The well-behaved client goes on meanwhile.
+        while seen != (seen := sum(topic != TOPIC for _, _, found in self._watching for topic, _ in found)):
             await asyncio.sleep(0.3)
         for _, task, _ in self._watching:
             task.cancel()

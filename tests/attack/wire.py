@@ -62,6 +62,11 @@ class Peer:
         """Send messages."""
         self._writer.write(b"".join(map(self.encode, messages)))
 
+    @property
+    def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """For bytes that are no frames."""
+        return self._reader, self._writer
+
     async def drain(self) -> None:
         """Wait until most of it is sent."""
         await self._writer.drain()

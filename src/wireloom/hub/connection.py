@@ -177,6 +177,7 @@ class Connection(Outbox):
 
     def received(self, data: bytes) -> None:
         """Bytes arrived: where there is a kernel, they are taken with those of others, see `Turn`."""
+        self.hub.watch.took(len(data))
         if self.session.columns is None:
             self.driver.received(data)
         else:
@@ -606,6 +607,7 @@ class Connection(Outbox):
         cut = self.session.unread()
         if cut and self.session.violation is None:
             self._record_refused(CUT, "the connection ended inside a frame", cut)
+        self.session.discard()
         for what, count in self.session.counters.items():
             self.hub.metrics.ignored.add(count, self.name, what)
         reason = self.session.close_reason or ("reset" if isinstance(failure.__cause__, OSError) else "close")

@@ -19,6 +19,8 @@ class Watch:
         self._newcomers: dict[Connection, float] = {}
         """Who has not shown yet that it is worth a place, in the order in which they came."""
         self._next_round = 0.0
+        self._received = 0
+        """Bytes that have come since it was last looked how much is held."""
 
     def arrived(self, connection: Connection) -> None:
         """Somebody new is here."""
@@ -78,9 +80,16 @@ class Watch:
                 return
             longest.shed()
 
+    def took(self, size: int) -> None:
+        """So many bytes have come: much can come before the clock looks again."""
+        self._received += size
+        if self._received > self._hub.config.limits.memory_bytes >> 4:
+            self._tidy()
+
     def _tidy(self) -> None:
         """Drop those who make us keep most of messages that do not end."""
         hub = self._hub
+        self._received = 0
         excess = self.memory() - hub.config.limits.memory_bytes
         if excess <= 0:
             return

@@ -314,6 +314,12 @@ class Session(abc.ABC):
         """How many bytes `unread` and half-assembled messages hold."""
         return len(self.unread())
 
+    def discard(self) -> None:
+        """The connection is gone: let go of what `unread` returns.
+
+        A session and those who use it refer to each other, so that it stays in memory until a garbage collection.
+        """
+
     def written_by(self, message: Message) -> str | None:
         """Who wrote a message, proved by the message itself: `mesh:<node>`; empty if nothing is proved.
 

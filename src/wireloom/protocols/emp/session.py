@@ -496,6 +496,10 @@ class EmpSession(CallSession):
         """The beginning of a frame."""
         return bytes(self._buffer)
 
+    def discard(self) -> None:
+        """Let go of it."""
+        self._buffer.clear()
+
     def _write(self, frame: Frame) -> None:
         self._queue(frames.encode(frame, self.settings.size_mode))
 

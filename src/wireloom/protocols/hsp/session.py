@@ -359,6 +359,10 @@ class HspSession(ColumnSession):
         """The beginning of a frame."""
         return bytes(self._buffer)
 
+    def discard(self) -> None:
+        """Let go of it."""
+        self._buffer.clear()
+
     def agreed(self) -> Mapping[str, str | bool]:
         """That the hub profile is off, where it is."""
         return NOTHING_AGREED if self.names.profile else _NO_PROFILE

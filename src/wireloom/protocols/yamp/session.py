@@ -544,6 +544,10 @@ class YampSession(ColumnSession):
         """The beginning of a frame."""
         return bytes(self._buffer)
 
+    def discard(self) -> None:
+        """Let go of it."""
+        self._buffer.clear()
+
     # Events that are written once for many connections
 
     @property
