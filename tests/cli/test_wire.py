@@ -131,7 +131,7 @@ def test_settings_by_name() -> None:
     assert json.loads(done.lines[0])["reject"]["clause"] == "hsp.payload.too-large"
     wrong = wireloom("decode", "hsp", "--set", "max_paylod=4")
     assert (wrong.code, wrong.out) == (2, b"")
-    assert "known: max_payload" in wrong.errors
+    assert "known: max_numbers, max_payload" in wrong.errors
     assert "NAME=VALUE" in wireloom("decode", "hsp", "--set", "max_payload").errors
 
 

@@ -46,7 +46,7 @@ def test_mistakes(url: str, complaint: str) -> None:
 
 
 async def test_unknown_setting_is_named() -> None:
-    with pytest.raises(ConfigError, match="unknown setting 'max_paylod'; known: max_payload"):
+    with pytest.raises(ConfigError, match="unknown setting 'max_paylod'; known: max_numbers, max_payload"):
         wireloom.connect("hsp://127.0.0.1", settings={"max_paylod": 1})
 
 
