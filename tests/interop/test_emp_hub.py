@@ -61,7 +61,7 @@ def reads(line: Line, type_: int = DATA) -> Heard:
 
 
 async def double(message: Message, peer: Peer) -> object:
-    if message.value() == "bad":
+    if message.body == b"bad":
         raise wireloom.RequestFailed("400", b"bad number")
     return message.body * 2
 
