@@ -28,6 +28,8 @@ who = ["anyone"]
 publish = ["sensors/#"]
 subscribe = ["#"]
 """
+RAW = {"serializer": "raw"}
+"""Bodies reach such a yamp peer as they were published."""
 
 
 @asynccontextmanager
@@ -47,7 +49,7 @@ async def provider(hub: Hub, topic: str) -> AsyncIterator[list[Message]]:
 async def past(hub: Hub) -> list[tuple[str | None, bytes]]:
     """What a subscriber gets that asks for the past; one more event shows where it ends."""
     end = secrets.token_bytes(8)
-    async with wireloom.connect(url_of(hub, "yamp")) as peer:
+    async with wireloom.connect(url_of(hub, "yamp"), settings=RAW) as peer:
         await peer.publish("the/end", end, ack=True)
         async with peer.subscribe("#", since="start") as events, asyncio.timeout(60):
             found = [await anext(events)]
@@ -110,7 +112,7 @@ async def test_who_goes_on_amid_a_read_is_not_given_its_calls(tmp_path: Path) ->
                 data_ack(number, b"%d" % number, PUBLISHED if number % 3 == 0 else CALLED) for number in range(30)
             )
             await say(hub, frames, 30)
-        async with wireloom.connect(url_of(hub, "yamp")) as peer:
+        async with wireloom.connect(url_of(hub, "yamp"), settings=RAW) as peer:
             async with peer.subscribe("#", since="start") as events:
                 seen = [await anext(events) for _ in range(4)]
             since = seen[-1].attributes["offset"]
@@ -121,7 +123,7 @@ async def test_who_goes_on_amid_a_read_is_not_given_its_calls(tmp_path: Path) ->
 
 async def test_a_call_is_not_the_last_value_of_its_topic(tmp_path: Path) -> None:
     async def last_value(hub: Hub) -> bytes:
-        async with wireloom.connect(url_of(hub, "yamp")) as peer:
+        async with wireloom.connect(url_of(hub, "yamp"), settings=RAW) as peer:
             async with peer.subscribe(TOPICS[CALLED], retained=True) as events, asyncio.timeout(30):
                 return (await anext(events)).body
 
@@ -176,7 +178,7 @@ async def test_a_read_with_thousands_of_refused_publishes_is_recorded_in_parts(t
                 assert piece, "the connection was closed"
                 answers += piece
         writer.close()
-        async with wireloom.connect(url_of(hub, "yamp")) as peer:
+        async with wireloom.connect(url_of(hub, "yamp"), settings=RAW) as peer:
             async with peer.subscribe("#", since="start") as events, asyncio.timeout(60):
                 assert (await anext(events)).body == b"allowed"
     refused = [number for each in records(tmp_path, "denied") for number in each.details["ids"]]  # type: ignore[union-attr]

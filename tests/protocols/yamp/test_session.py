@@ -837,6 +837,13 @@ def test_a_request_that_comes_too_late_is_refused_with_a_body_that_can_be_read()
     assert (refused.type, refused.body) == (ResponseType.ERROR, b"null")
 
 
+@pytest.mark.parametrize("serializer", ["raw", "xml", "protobuf", "flatbuffers"])
+def test_operations_are_json_text_with_serializers_that_have_no_plain_values(serializer: str) -> None:
+    server = opened(Role.SERVER, serializer=serializer)
+    (operation,) = hears(server, frames.Request(UID, "$hub/subscribe", False, b'{"topic":"a/#"}')).messages
+    assert operation.body == b'{"topic":"a/#"}'
+
+
 @pytest.mark.parametrize("serializer", ["json", "msgpack", "cbor", "bson"])
 def test_operations_of_the_hub_arrive_as_json_whatever_was_agreed_on(serializer: str) -> None:
     server = opened(Role.SERVER, serializer=serializer)

@@ -644,9 +644,11 @@ def _uri_of(message: Message) -> str:
 
 def _operation(request: Message) -> Message:
     """Operations of the hub take JSON: a request for one that came as another kind of plain values is converted."""
-    topic = request.topic or ""
+    topic, reader = request.topic or "", formats.format_for(request.content_type)
     if not topic.startswith(HUB_PREFIX) or topic.startswith(PUBLISH):
         return request
+    if reader is None or reader.name not in formats.CONVERTIBLE:
+        return request  # with the other serializers an operation is JSON text
     try:
         body, content_type = formats.convert(request.body, request.content_type, "application/json")
     except WireloomError:
