@@ -47,7 +47,10 @@ import psutil
 import wireloom
 from tests.attack.client import EVERY, TOPIC
 from tests.hub.process import HubProcess, verify
-from tests.hub.running import get, journaled, open_to
+from tests.hub.running import get, open_to
+from wireloom.journal.excluded import DENIED, TAKEN, Exclusions
+from wireloom.journal.reader import Entry, read_all
+from wireloom.model import Message
 from wireloom.protocols.published import published
 from wireloom.topics import matches
 
@@ -365,8 +368,7 @@ def _delayed(wait: float) -> Iterator[float]:
 
 def _differences(data: Path, delivered: list[tuple[str, list[tuple[str, bytes]]]]) -> Iterator[str]:
     """Where what the journal holds is not what was delivered."""
-    events = (published(entry.message) for entry in journaled(data) if entry.inbound)
-    kept = Counter((event.topic or "", event.body) for event in events if event is not None)
+    kept = Counter((event.topic or "", event.body) for event in _published(data))
     for pattern, collected in delivered:
         # What the client published before somebody else began to watch is not for them.
         wanted = Counter(
@@ -381,6 +383,16 @@ def _differences(data: Path, delivered: list[tuple[str, list[tuple[str, bytes]]]
             if each:
                 topic, body = next(iter(each))
                 yield f"{pattern}: {each.total()} {what}, such as {topic[:100]!r} {body[:60]!r}"
+
+
+def _published(data: Path) -> Iterator[Message]:
+    """The events that the journal holds; requests that were refused, or went to a provider, are none."""
+    exclusions = Exclusions(DENIED, TAKEN)
+    for each in read_all(data / "journal"):
+        if not isinstance(each, Entry):
+            exclusions.note(each.block)
+        elif each.inbound and each not in exclusions and (event := published(each.message)) is not None:
+            yield event
 
 
 def _reset_peak(process: subprocess.Popen[str]) -> int:
