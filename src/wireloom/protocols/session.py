@@ -24,7 +24,8 @@ NOTHING_AGREED: Mapping[str, str | bool] = types.MappingProxyType({})
 KERNEL_FROM = 512
 """Bytes from which on the kernel is used: below, the call costs more than a few frames by `frames.py`."""
 BY_FRAME = 64
-"""Frames that are decoded one by one where the kernel has stopped, before it is tried again."""
+"""Frames that are decoded one by one and make a batch. Behind it the kernel is tried again where there is one, and the
+owner looks at the clock."""
 LOOK_AHEAD = 4096, 1 << 20
 """Bytes that the kernel looks at, at least and at most: few where it did not get far the last time. Its rows take up to
 ten times as much memory as it looks at."""
@@ -146,14 +147,12 @@ class Session(abc.ABC):
         """The same as `receive`, one batch at a time: what a batch changes is in force before the next is decoded."""
         return self.receive(data, now)
 
-    def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Sequence[Batch]:
+    def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Iterable[Batch]:
         """Take datagrams that arrived together: one after the other in `data`, each up to its place in `ends`."""
-        batches: list[Batch] = []
         start = 0
         for end in ends:
-            batches += self.receive(data[start:end], now)
+            yield from self.receive(data[start:end], now)
             start = end
-        return batches
 
     @property
     def inbound(self) -> Direction:
@@ -292,6 +291,8 @@ class Session(abc.ABC):
 
     # Batches in columns (see `publish_columns.py`)
 
+    look_ahead: int = 4 * LOOK_AHEAD[0]
+    """Bytes that the kernel looks at, at most; the owner sets it by how long batches take."""
     columns: type[PublishColumns] | None = None
     """What the kernel's batches are; None until `enable_columns`, and where there is no kernel."""
 
@@ -309,18 +310,17 @@ class Session(abc.ABC):
         ahead = LOOK_AHEAD[1]
         """How far the kernel looks. What it finds behind an odd frame is found again, so then it looks less far."""
         while at < end:
-            most = end
             if self.columns is not None and end - at >= KERNEL_FROM and self.state is SessionState.OPEN:
-                limit = min(at + ahead, end)
+                limit = min(at + ahead, at + self.look_ahead, end)
                 taken = self.columns.take((self,), data, (at,), (limit,))
                 got = taken.ends[0] - at
-                at, most = taken.ends[0], BY_FRAME
+                at = taken.ends[0]
                 ahead = min(max(2 * got, LOOK_AHEAD[0]), LOOK_AHEAD[1])
                 if taken.batch is not None:
                     yield taken.batch
-                if got and limit < end and not taken.odd[0]:
-                    continue  # it stopped at a frame that goes on where it does not look
-            batch, at = by_frame(data, at, most)
+                if got and not taken.odd[0]:
+                    continue  # it stopped at a frame that goes on where it did not look, or had enough for a batch
+            batch, at = by_frame(data, at, BY_FRAME)
             if batch is not None:
                 yield batch
 
@@ -380,8 +380,8 @@ class Session(abc.ABC):
         """Something slow for another thread to do, one at a time; its result goes to `worked`."""
         return None
 
-    def worked(self, result: object, now: float) -> Sequence[Batch]:
-        """Slow work is done; what waited for it goes on."""
+    def worked(self, result: object, now: float) -> Iterable[Batch]:
+        """Slow work is done; what waited for it goes on, a batch at a time."""
         return NOTHING
 
     @abc.abstractmethod

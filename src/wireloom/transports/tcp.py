@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import cast
 
 from wireloom.model import ConfigError
@@ -16,6 +16,9 @@ from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pip
 from wireloom.transports.tls import TLS
 from wireloom.transports.vigil import awake
 
+_PLAIN_TLS = TLS()
+_KINDS = {"DNS": "dns", "email": "email", "URI": "uri", "IP Address": "ip"}
+"""How OpenSSL calls the kinds of alternative names."""
 _RESET = struct.pack("ii", 1, 0)
 """Linger for no time: closing then resets the connection."""
 
@@ -29,6 +32,7 @@ class TCPPipe(Pipe, asyncio.Protocol):
     def __init__(self, owner: Owner, options: Options) -> None:
         self._owner = owner
         self._high_water = options.high_water
+        self._name_kinds = (options.certificates or _PLAIN_TLS).names
         self._transport: asyncio.Transport | None = None
         self._reading = True
         # One call less on the busiest path; loops look this up before `connection_made`.
@@ -44,7 +48,7 @@ class TCPPipe(Pipe, asyncio.Protocol):
         self.name_ends(transport)
         secured = transport.get_extra_info("ssl_object")
         if secured is not None:
-            self.tls = tls_info(secured)
+            self.tls = tls_info(secured, self._name_kinds)
             self.identities = tuple(f"certificate:{name}" for name in self.tls.peer_names)
         self._owner.opened(self)
         if not self._reading and not transport.is_closing():
@@ -256,19 +260,20 @@ def _endpoint(name: object) -> str:
     return str(name or "")
 
 
-def tls_info(secured: ssl.SSLObject) -> TLSInfo:
-    """What a finished TLS handshake agreed on."""
+def tls_info(secured: ssl.SSLObject, kinds: Collection[str] = ()) -> TLSInfo:
+    """What a finished TLS handshake agreed on; `kinds` says what is a name of the peer, see `TLS.names`."""
     cipher = secured.cipher()
     certificate = secured.getpeercert() or {}
     subject = certificate.get("subject", ())
     common = [str(value) for part in subject for key, value in part if key == "commonName"]  # type: ignore[str-unpack]
-    others = [str(value) for _, value in certificate.get("subjectAltName", ())]  # type: ignore[str-unpack]
+    alternative = certificate.get("subjectAltName", ())
+    others = [str(value) for kind, value in alternative if _KINDS.get(str(kind)) in kinds]  # type: ignore[str-unpack]
     return TLSInfo(
         version=secured.version() or "",
         cipher=cipher[0] if cipher else "",
         peer_certificate=secured.getpeercert(binary_form=True),
         peer_name=common[0] if common else None,
-        peer_names=tuple(dict.fromkeys((*common, *others))),
+        peer_names=tuple(dict.fromkeys((*(common if "common" in kinds else ()), *others))),
     )
 
 

@@ -20,6 +20,7 @@ from lxml import etree
 
 from wireloom.model import BodyError, ConfigError, ProtocolViolation
 from wireloom.protocols.yamp import body_format, formats
+from wireloom.protocols.yamp.conversion import convert
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 integers = st.integers(-(2**63), 2**63 - 1)
@@ -437,20 +438,20 @@ def test_plain_documents_go_from_any_plain_format_to_any_other(value: dict[str, 
     for source in names:
         for target in names:
             body = body_format(source).dumps(value)
-            converted, kind = formats.convert(body, formats.CONTENT_TYPES[source], formats.CONTENT_TYPES[target])
+            converted, kind = convert(body, formats.CONTENT_TYPES[source], formats.CONTENT_TYPES[target])
             assert kind == formats.CONTENT_TYPES[target]
             assert body_format(target).loads(converted) == value
 
 
 @pytest.mark.parametrize("name", ["json", "msgpack", "cbor"])
 def test_text_becomes_a_string_of_the_format(name: str) -> None:
-    body, kind = formats.convert("grün".encode(), "text/plain", formats.CONTENT_TYPES[name])
+    body, kind = convert("grün".encode(), "text/plain", formats.CONTENT_TYPES[name])
     assert (body_format(name).loads(body), kind) == ("grün", formats.CONTENT_TYPES[name])
 
 
 @pytest.mark.parametrize("target", ["application/xml", "application/x-protobuf", "application/octet-stream", None])
 def test_what_cannot_be_converted_stays_as_it_is(target: str | None) -> None:
-    assert formats.convert(b'{"a":1}', "application/json", target) == (b'{"a":1}', "application/json")
-    assert formats.convert(b"hi", "text/plain", target) == (b"hi", "text/plain")
-    assert formats.convert(b"\x01", None, "application/json") == (b"\x01", None)
-    assert formats.convert(b"", "application/json", "application/cbor") == (b"", "application/json")
+    assert convert(b'{"a":1}', "application/json", target) == (b'{"a":1}', "application/json")
+    assert convert(b"hi", "text/plain", target) == (b"hi", "text/plain")
+    assert convert(b"\x01", None, "application/json") == (b"\x01", None)
+    assert convert(b"", "application/json", "application/cbor") == (b"", "application/json")

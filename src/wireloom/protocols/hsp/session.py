@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation, message_of
+from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation, message_of, without_traces
 from wireloom.protocols.contract import (
     HUB_PREFIX,
     LOGIN,
@@ -34,8 +34,12 @@ if TYPE_CHECKING:
     from wireloom.protocols.publish_columns import PublishColumns
 
 MAP = HUB_PREFIX + "map"
-MAX_NAMES = 1024 * 1024
-"""Characters of all topics that one connection may give numbers to."""
+MAX_MAP = 256 * 1024
+"""Bytes of one `$hub/map`."""
+MAX_MAPS = 256
+"""Maps on one connection: each is written to the journal with all that were before it."""
+MOST_NAMES, MAX_NAMES = 4096, 256 * 1024
+"""Topics that one connection may give numbers to, and characters of all of them."""
 MAX_IDS = 1 << 32
 """There are no more ids than that."""
 
@@ -70,6 +74,7 @@ class HspSession(Session):
         self._owed: dict[int, None] = {}
         """Ids the peer waits on."""
         self._owed_batches = OwedBatches()
+        self._maps = 0
         self._heard = 0.0
         self._ping_sent: float | None = None
 
@@ -218,16 +223,17 @@ class HspSession(Session):
 
     def _learn(self, body: bytes) -> None:
         """`$hub/map`: from now on these numbers stand for these topics, in both directions."""
-        learnt = parse_map(body)
-        known = {**self.names.topics, **(learnt or {})}
-        if learnt is None or sum(map(len, known.values())) > MAX_NAMES:
+        self._maps += 1
+        learnt = parse_map(body) if len(body) <= MAX_MAP and self._maps <= MAX_MAPS else None
+        known = {**self.names.topics, **learnt} if learnt is not None else {}
+        if learnt is None or len(known) > MOST_NAMES or sum(map(len, known.values())) > MAX_NAMES:
             self.count("hsp.map.invalid")
             return
         self.names = Names(known, self.names.profile)
         self._own_names = Names({**self._own_names.topics, **learnt}, self.names.profile, taken=known)
 
     def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
-        self.violation, self.refused, self.close_reason = violation, bytes(rest), "error"
+        self.violation, self.refused, self.close_reason = without_traces(violation), bytes(rest), "error"
         if violation.reply:
             self._queue(violation.reply)
         self._buffer.clear()

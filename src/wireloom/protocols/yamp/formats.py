@@ -30,7 +30,8 @@ from typing import Any, ClassVar, cast
 from xml.parsers import expat
 
 from wireloom.model import BodyError, ConfigError, ProtocolViolation, WireloomError
-from wireloom.pieces import LARGE, is_large, parts, read_json, write_json
+from wireloom.pieces import LARGE, TooLong, is_large, parts, read_json, write_json
+from wireloom.protocols.yamp.counting import count_cbor
 
 DEFAULT = "json"
 """What an empty serializer is taken for."""
@@ -108,6 +109,11 @@ class BodyFormat(abc.ABC):
             kind = type(value).__name__
             raise BodyError(f"{self.name} cannot hold this {kind}: {_words(error)}") from None
 
+    def dumps_within(self, value: object, most: int) -> bytes | None:
+        """The same if it has no more than so many bytes, else None."""
+        data = self.dumps(value)
+        return data if len(data) <= most else None
+
     def loads(self, data: bytes) -> object:
         """The value a body stands for. Only a schema asks for more than an empty body."""
         if not data and not self._has_schema:
@@ -182,6 +188,15 @@ class Json(_Values):
     def _pack(self, value: object) -> bytes:
         return write_json(value, _JSON.encode).encode()
 
+    def dumps_within(self, value: object, most: int) -> bytes | None:
+        """The same; a text can become six times as long, so writing ends as soon as it is too much."""
+        try:
+            return write_json(value, _JSON.encode, most).encode()
+        except TooLong:
+            return None
+        except Exception as error:
+            raise BodyError(f"{self.name} cannot hold this {type(value).__name__}: {_words(error)}") from None
+
     def _unpack(self, data: bytes) -> object:
         return cast(object, read_json(data.decode(), parse_constant=_no_constant))
 
@@ -240,7 +255,7 @@ class Msgpack(_Values):
 
 
 class Cbor(_Values):
-    """CBOR, one item a body."""
+    """CBOR, one item a body; references to values elsewhere in it are refused, see `counting.py`."""
 
     name = "cbor"
 
@@ -248,6 +263,7 @@ class Cbor(_Values):
         return cast(bytes, _library("cbor2", self.name).dumps(value))
 
     def _unpack(self, data: bytes) -> object:
+        count_cbor(data, len(data))
         stream = _Stream(data) if len(data) > LARGE else io.BytesIO(data)
         value: object = _library("cbor2", self.name).load(stream)
         if stream.tell() != len(data):
@@ -480,25 +496,3 @@ def format_for(content_type: str | None) -> BodyFormat | None:
     """The format of a content type, if it is one of ours."""
     name = _NAMES.get(content_type or "")
     return None if name is None else _plain(name)
-
-
-def convert(body: bytes, source: str | None, target: str | None) -> tuple[bytes, str | None]:
-    """A body said in another content type where both hold plain values, or the first is text; else as it is.
-
-    >>> convert(b'{"a":1}', "application/json", "application/msgpack")
-    (b'\\x81\\xa1a\\x01', 'application/msgpack')
-    >>> convert(b"hello", "text/plain", "application/json")
-    (b'"hello"', 'application/json')
-    """
-    if source == target or not body:
-        return body, source
-    writer = format_for(target)
-    if writer is None or writer.name not in CONVERTIBLE:
-        return body, source
-    if source is not None and source.startswith("text/"):
-        # On the wire nothing says that it is text: the peer reads every body with the agreed serializer.
-        return writer.dumps(body.decode(errors="replace")), target
-    reader = format_for(source)
-    if reader is None or reader.name not in CONVERTIBLE:
-        return body, source
-    return writer.dumps(reader.loads(body)), target
