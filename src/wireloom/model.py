@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 from wireloom.pieces import read_json, write_json
 
@@ -251,6 +251,9 @@ def parse_size(name: str, text: str) -> int:
     return size
 
 
+ErrorType = TypeVar("ErrorType", bound=BaseException)
+
+
 class WireloomError(Exception):
     """The root of every error this package raises on purpose."""
 
@@ -319,6 +322,20 @@ class LimitExceeded(WireloomError):
 
 class NotSupported(WireloomError):
     """The protocol has no way to say this."""
+
+
+def without_traces(error: ErrorType) -> ErrorType:
+    """The error, as it may be kept: nothing that was at hand where it was raised stays in memory because of it.
+
+    >>> try:
+    ...     raise PeerClosed("gone")
+    ... except PeerClosed as error:
+    ...     kept = without_traces(error)
+    >>> kept.__traceback__ is None
+    True
+    """
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 class BodyError(NotSupported):

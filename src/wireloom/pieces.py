@@ -20,6 +20,10 @@ MANY = 2000
 """Values inside a value from which on it takes long."""
 
 
+class TooLong(ValueError):
+    """What is being written has become longer than it may be."""
+
+
 _PLAIN = frozenset((int, float, bool, type(None), bytes, bytearray, memoryview))
 
 
@@ -54,15 +58,24 @@ def is_large(value: object) -> bool:
     return weight(value) >= MANY
 
 
-def write_json(value: object, encode: Callable[[object], str]) -> str:
+def write_json(value: object, encode: Callable[[object], str], most: int | None = None) -> str:
     """A value as JSON; `encode` writes one piece, without spaces between its parts.
+
+    Raises TooLong as soon as it has more than `most` characters.
 
     >>> import json
     >>> value = {"numbers": list(range(5000)), "text": "x" * 100_000, "small": [1, {"a": None}]}
     >>> write_json(value, json.JSONEncoder(separators=(",", ":")).encode) == json.dumps(value, separators=(",", ":"))
     True
     """
-    return "".join(_json(value, encode, ())) if is_large(value) else encode(value)
+    written: list[str] = []
+    size = 0
+    for piece in _json(value, encode, ()) if is_large(value) else (encode(value),):
+        written.append(piece)
+        size += len(piece)
+        if most is not None and size > most:
+            raise TooLong(f"more than {most} characters of JSON")
+    return "".join(written)
 
 
 def _json(value: object, encode: Callable[[object], str], around: tuple[int, ...]) -> Iterator[str]:

@@ -218,6 +218,40 @@ async def test_names_in_a_certificate_are_identities(tmp_path: Path) -> None:
     assert records(tmp_path, "opened")[0].details["principal"] == "certificate:meter-7"
 
 
+@pytest.mark.parametrize(("names", "allowed"), [("", False), (', names = ["common", "ip"]', True)])
+async def test_only_common_and_dns_names_are_names_unless_configured(tmp_path: Path, names: str, allowed: bool) -> None:
+    authority = Authority(tmp_path)
+    server, server_key = authority.issue("localhost")
+    client, client_key = authority.issue("meter-7")  # which has 127.0.0.1 among its alternative names
+    text = f"""
+    [[listener]]
+    url = "hsps://127.0.0.1:0"
+    profile = true
+    tls = {{ certificate = "{server}", key = "{server_key}", ca = "{authority.path}"{names} }}
+    [http]
+    url = "off"
+    [[access.rule]]
+    who = ["certificate:127.0.0.1"]
+    publish = ["by/address"]
+    [[access.rule]]
+    who = ["certificate:localhost"]
+    publish = ["by/name"]
+    """
+    tls = wireloom.TLS(client, client_key, ca=authority.path, server_hostname="localhost")
+    async with hub_on(tmp_path, text) as hub, wireloom.connect(url_of(hub, "hsps"), tls=tls) as peer:
+        for topic, may in (("by/address", allowed), ("by/name", not allowed)):
+            if may:
+                await peer.publish(topic, b"1", ack=True)
+            else:
+                with pytest.raises(wireloom.RequestFailed, match="may not publish"):
+                    await peer.publish(topic, b"1", ack=True)
+
+
+def test_unknown_kinds_of_names_are_refused() -> None:
+    with pytest.raises(wireloom.ConfigError, match="common, dns, email, uri, ip"):
+        wireloom.TLS(names=["serial"])
+
+
 def mesh_over_quic(authority: Authority, extra: str = "") -> str:
     server, server_key = authority.issue("localhost")
     return f"""

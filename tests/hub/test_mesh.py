@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,7 @@ import wireloom
 from tests.certificates import Authority
 from tests.hub.running import eventually, hub_on, journaled, records, url_of
 from wireloom import mesh
-from wireloom.hub import Hub
+from wireloom.hub import Hub, recall
 from wireloom.hub.config import default_config
 from wireloom.model import Authenticity, ConfigError, Direction, Kind, Message
 from wireloom.protocols.mesh import MESH, frames
@@ -340,3 +343,49 @@ async def test_a_mesh_subscription_that_no_rule_allows_is_counted(tmp_path: Path
             async with node.subscribe("sensors/+"), node.subscribe("doors/#"):
                 await eventually(lambda: hub.metrics.denied.value("mesh", "subscribe") == 1)
                 assert len(hub.router.subscriptions) == 1
+
+
+@pytest.mark.parametrize("kind", ["hmac", "signature", "unsigned"])
+async def test_a_packet_cannot_be_replayed_after_a_restart(tmp_path: Path, kind: str) -> None:
+    identity = mesh.Identity.generate(hmac=kind == "hmac", signature=kind == "signature")
+    config = closed(tmp_path, identity) if kind != "unsigned" else OPEN
+    author = Author(MeshSettings(), identity if kind != "unsigned" else mesh.Identity(b"n" * 16))
+    packets = [author.write(Message(Kind.EVENT, f"t/{number}", b"x"), time.time())[0] for number in range(20)]
+    async with hub_on(tmp_path, config) as hub:
+        speak(hub, *packets).close()
+        await eventually(lambda: hub.metrics.received.value("mesh") == 20)
+    async with hub_on(tmp_path, config) as hub:
+        await hub._recalling
+        new = author.write(Message(Kind.EVENT, "t/new", b"x"), time.time())[0]
+        speak(hub, new, *packets).close()
+        await eventually(lambda: hub.metrics.refused.value("mesh", "mesh.replay") == 20)
+        assert hub.metrics.received.value("mesh") == 1
+
+
+async def test_until_the_journal_is_read_packets_from_before_the_start_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    read = recall._runs
+
+    def waits(*what: Any) -> Iterator[recall.Run]:
+        go_on.wait(30)
+        yield from read(*what)
+
+    identity = mesh.Identity.generate(hmac=True, signature=False)
+    author = Author(MeshSettings(), identity)
+    old = author.write(Message(Kind.EVENT, "t/old", b"x"), time.time() - 5)[0]
+    monkeypatch.setattr(recall, "_runs", waits)
+    monkeypatch.setattr("wireloom.hub.hub._SHORTLY", 0.01)
+    async with hub_on(tmp_path, closed(tmp_path, identity)) as hub:
+        try:
+            speak(hub, old).close()
+            await eventually(lambda: hub.metrics.refused.value("mesh", "mesh.unknown-past") == 1)
+            await asyncio.sleep(1.1)  # what is dated behind the start is new for sure
+            speak(hub, author.write(Message(Kind.EVENT, "t/new", b"x"), time.time())[0]).close()
+            await eventually(lambda: hub.metrics.received.value("mesh") == 1)
+        finally:
+            go_on.set()
+        await hub._recalling
+        speak(hub, old).close()
+        await eventually(lambda: hub.metrics.received.value("mesh") == 2)

@@ -195,6 +195,7 @@ async def test_nobody_looks_at_the_segment_while_the_thread_has_it(
         await eventually(lambda: bool(looks))
         reader, writer = await stream_to(hub)
         await eventually(lambda: len(hub.connections) == 1)
+        await commit_on_the_thread(disk, reader, writer)
         disk.stall()
         writer.write(b"".join(data_ack(number, b"x" * 4000) for number in range(100)))
         await asyncio.to_thread(disk.entered.wait, 30)

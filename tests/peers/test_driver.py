@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import wireloom
 from wireloom.model import HandshakeFailed, Kind, Message, PeerClosed, WireloomError
+from wireloom.peers import driver as driver_module
+from wireloom.peers import portions
 from wireloom.peers.driver import Driver
 from wireloom.peers.outlet import BURST, PIECE
 from wireloom.peers.peer import Peer
-from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import NOTHING, Batch, Role, Session, SessionState
 from wireloom.protocols.emp import extensions
 from wireloom.protocols.hsp import HspSettings
@@ -59,12 +60,12 @@ class StubPipe(Pipe):
 class Bench:
     """A driver on a stub pipe, and what came out of it."""
 
-    def __init__(self, *, role: Role = Role.SERVER, kind: type[Driver] = Driver, **settings: object) -> None:
+    def __init__(self, *, role: Role = Role.SERVER, **settings: object) -> None:
         self.session: Session = HSP.session(role, HSP.settings(settings))
         self.batches: list[Batch] = []
         self.opened = 0
         self.errors: list[WireloomError] = []
-        self.driver = kind(self.session, on_batch=self.batches.append, on_open=self._open, on_end=self.errors.append)
+        self.driver = Driver(self.session, on_batch=self.batches.append, on_open=self._open, on_end=self.errors.append)
         self.pipe = StubPipe()
 
     def _open(self) -> None:
@@ -266,14 +267,12 @@ async def test_end_before_the_handshake_is_a_failed_handshake() -> None:
 FRAMES = [PING, PONG, b"\0\0\7\0\0\0\5hello", b"\0\0\7\0\0\0\0"]
 
 
-@given(st.lists(st.sampled_from(FRAMES), max_size=300), st.integers(1, 4000), st.integers(1, 3000))
-def test_portions_bring_the_same_messages_in_the_same_order(frames: list[bytes], read: int, portion: int) -> None:
+@given(st.lists(st.sampled_from(FRAMES), max_size=300), st.integers(1, 4000), st.sampled_from([0.0, 0.0001, 10.0]))
+def test_portions_bring_the_same_messages_in_the_same_order(frames: list[bytes], read: int, seconds: float) -> None:
     stream = b"".join(frames)
 
-    async def run(kind: type[Driver]) -> list[Message]:
-        bench = Bench(kind=kind).start()
-        if isinstance(bench.driver, PortionDriver):
-            bench.driver._portion = portion
+    async def run() -> list[Message]:
+        bench = Bench().start()
         for start in range(0, len(stream), read):
             bench.driver.received(stream[start : start + read])
         bench.driver.input_ended()
@@ -282,11 +281,17 @@ def test_portions_bring_the_same_messages_in_the_same_order(frames: list[bytes],
         bench.driver.ended(None)
         return bench.messages
 
-    assert asyncio.run(run(PortionDriver)) == asyncio.run(run(Driver))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(portions, "LONG", seconds)
+        patch.setattr(driver_module, "LONG", seconds)
+        found = asyncio.run(run())
+    whole = HSP.session(Role.SERVER, HSP.settings({}))
+    whole.connected(0.0)
+    assert found == [message for batch in whole.receive(stream, 0.0) for message in batch.messages]
 
 
 async def test_many_tiny_frames_leave_turns_to_others() -> None:
-    bench = Bench(kind=PortionDriver).start()
+    bench = Bench().start()
     turns = 0
     bench.driver.received(PING * 100_000)
     while bench.driver.holds:
@@ -295,28 +300,79 @@ async def test_many_tiny_frames_leave_turns_to_others() -> None:
     assert turns >= 5
     assert len(bench.messages) == 100_000
     assert bench.pipe.done[0] == "pause" and bench.pipe.done[-1] == "resume"
+    assert b"".join(bench.pipe.written) == PONG * 100_000
+    assert len(bench.pipe.written) <= turns + 1, "one write for each portion"
+
+
+async def test_those_with_long_reads_share_the_time_of_one() -> None:
+    many = [Bench().start() for _ in range(50)]
+    for bench in many:
+        bench.driver.received(PING * 20_000)
+    first = [len(bench.messages) for bench in many]
+    assert first[0] and not any(first[1:]), "the others wait in a row"
+    for _ in range(2000):
+        await asyncio.sleep(0)
+        if all(bench.messages for bench in many):
+            break
+    taken = [len(bench.messages) for bench in many]
+    assert all(taken) and not all(each == 20_000 for each in taken), "everybody has had a portion"
+    while any(bench.driver.holds for bench in many):
+        await asyncio.sleep(0)
+    assert {len(bench.messages) for bench in many} == {20_000}
 
 
 async def test_a_full_queue_stops_the_rest_of_a_read() -> None:
-    bench = Bench(kind=PortionDriver).start()
+    bench = Bench().start()
     bench.driver.on_batch = lambda batch: (bench.batches.append(batch), bench.driver.hold("queue"))[0]
     bench.driver.received(PING * 100_000)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert 0 < len(bench.messages) < 100_000
     before = len(bench.messages)
+    assert 0 < before <= 64, "a batch and no more"
+    assert bench.driver.holds == {"queue", "portions"}
     bench.driver.release("queue")
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert before < len(bench.messages) < 100_000
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert before < len(bench.messages) <= 128
 
 
-async def test_what_arrived_before_the_end_is_taken_even_if_the_pipe_is_gone() -> None:
-    bench = Bench(kind=PortionDriver).start()
+async def test_what_arrived_before_the_end_is_taken_in_portions_even_if_the_pipe_is_gone() -> None:
+    bench = Bench().start()
     bench.driver.received(PING * 100_000)
     bench.driver.ended(ConnectionResetError("gone"))
+    written = len(bench.pipe.written)
+    assert not bench.errors and len(bench.messages) < 100_000
+    while not bench.errors:
+        await asyncio.sleep(0)
     assert len(bench.messages) == 100_000
-    assert bench.errors
+    assert "gone" in str(bench.errors[0])
+    assert len(bench.pipe.written) == written, "nothing is written to a pipe that is gone"
+
+
+async def test_who_drops_the_connection_takes_nothing_more_of_it() -> None:
+    bench = Bench().start()
+    bench.driver.received(PING * 100_000)
+    bench.driver.ended(None)
+    taken = len(bench.messages)
+    bench.driver.abort()
+    assert bench.errors and len(bench.messages) == taken
+    await asyncio.sleep(0.01)
+    assert len(bench.messages) == taken and len(bench.errors) == 1
+
+
+async def test_a_portion_that_fails_drops_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench().start()
+    bench.driver.received(PING * 100_000)
+
+    def fail(batch: Batch) -> None:
+        raise ZeroDivisionError("in a batch")
+
+    bench.driver.on_batch = fail
+    while "abort" not in bench.pipe.done:
+        await asyncio.sleep(0)
+    assert "in a batch" in caplog.text
+    bench.driver.ended(None)
+    assert isinstance(bench.errors[0].__cause__, ZeroDivisionError)
 
 
 class Working(HspSession):

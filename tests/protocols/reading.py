@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from wireloom.model import Message
 from wireloom.protocols.contract import Batch, Calls, Publishes
@@ -18,8 +18,9 @@ def data_of(batches: Sequence[Batch]) -> bytes:
     return b"".join(batch.data for batch in batches)
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
+def joined(taken: Iterable[Batch]) -> Batch:
     """All of a read in one batch of messages."""
+    batches = list(taken)
     found = messages_of(batches)
     refused = [each for batch in batches for each in batch.refused]
     ignored = sum(batch.count for batch in batches) - len(found)

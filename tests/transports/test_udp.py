@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 
 import pytest
 
@@ -285,4 +286,32 @@ async def test_an_address_in_use_is_an_oserror() -> None:
     listener = await door.open()
     with pytest.raises(OSError):
         await door.open(address=listener.address)
+    listener.close()
+
+
+async def test_strangers_wait_for_their_share_and_those_who_are_known_do_not() -> None:
+    looked_at: list[bytes] = []
+
+    def admit(datagram: bytes, source: str) -> bool:
+        looked_at.append(datagram)
+        time.sleep(0.001)  # as a verification does
+        return datagram == b"known"
+
+    door = Door()
+    listener = await door.open(options=Options(admit=admit))
+    known, stranger = plain_socket(), plain_socket()
+    place = ("127.0.0.1", listener.address.port)
+    known.sendto(b"known", place)
+    await until(lambda: door.owners and door.owners[0].data)
+    for _ in range(300):
+        stranger.sendto(b"x" * 1200, place)
+    known.sendto(b"later", place)
+    await until(lambda: bytes(door.owners[0].data).endswith(b"later"))
+    assert len(looked_at) < 100, "the known one did not wait for all of the stranger's"
+    await until(lambda: listener.refused + listener.strangers_dropped == 300)
+    assert 0 < listener.strangers_dropped == listener.counters["udp.strangers_dropped"] < 300
+    assert len(door.owners) == 1
+    for sock in (known, stranger):
+        sock.close()
+    door.owners[0].pipe.close()
     listener.close()

@@ -310,7 +310,7 @@ def _tls(table: object, scheme: Scheme) -> ssl.SSLContext | None:
         return TLS().client_context()
     if table is None:
         raise WrongKey("url", f'{scheme.name} needs certificates: tls = {{ certificate = "hub.pem", key = "hub.key" }}')
-    known = ("certificate", "key", "ca", "require_client_certificate")
+    known = ("certificate", "key", "ca", "require_client_certificate", "names")
     if not scheme.secure or not isinstance(table, dict):
         raise WrongKey("tls", f"tls is a table of {', '.join(known)}, for schemes with TLS")
     for key in table:

@@ -31,7 +31,7 @@ from wireloom.peers.outlet import fresh
 from wireloom.protocols.column_session import ColumnSession
 from wireloom.protocols.contract import CUT, LOGIN, Batch, Calls, Publishes, Role, Session, Sessions
 from wireloom.protocols.published import published
-from wireloom.transports.base import Pipe
+from wireloom.transports.base import EndedPipe, Pipe
 
 if TYPE_CHECKING:
     from wireloom.hub.hub import Hub
@@ -197,6 +197,8 @@ class Connection(Outbox):
         """The pipe is gone."""
         self.hub.turn.take_now(self)
         self.driver.ended(error)
+        if self.driver.failure is None and self._pipe is not None:
+            self._pipe = EndedPipe(self._pipe)  # what it brought is still being taken
 
     def opened(self, pipe: Pipe) -> None:
         """The pipe is up: record it and start the conversation."""
@@ -454,6 +456,8 @@ class Connection(Outbox):
         driver, bucket = self.driver, self._bucket
         if (
             driver.failure is not None
+            or driver.has_rest
+            or driver.holds
             or self.session.identities is not self._proved
             or not self._is_open_book
             or self._denied
@@ -662,6 +666,11 @@ class Connection(Outbox):
         self.driver.close(why)
         if limit == "idle":
             self.session.close_reason = "idle"
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what it sent that are kept: of incomplete messages, and of reads that wait for their turn."""
+        return self.session.buffered + self.driver.waiting_bytes
 
     @property
     def heard(self) -> int:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from wireloom import peers
+from wireloom.hub import recall
 from wireloom.hub.access import TOKEN_PREFIX, Access
 from wireloom.hub.config import HttpConfig, HubConfig, ListenerConfig
 from wireloom.hub.connection import Connection
@@ -30,6 +31,7 @@ from wireloom.hub.status import status
 from wireloom.hub.turn import Turn
 from wireloom.hub.watch import Watch
 from wireloom.hub.webhooks import Webhooks
+from wireloom.journal.blocks import MAX_REFUSED
 from wireloom.journal.commit import GroupCommit
 from wireloom.journal.threads import DaemonThreads
 from wireloom.journal.writer import Journal
@@ -48,6 +50,8 @@ log = logging.getLogger("wireloom.hub")
 _TICK = 0.5
 _INSIDE = "emp"
 """The protocol in which events that come over HTTP are published inside the hub, and so stand in the journal."""
+_SHORTLY = 1.0
+"""Seconds that a start waits for the past to be recalled; longer, and it goes on while the hub serves."""
 _TOKEN = re.compile(TOKEN_PREFIX.encode() + rb"[A-Za-z0-9_-]+")
 """Tokens do not belong into the journal, not even with what was refused."""
 _AROUND = 64 * 1024
@@ -168,6 +172,8 @@ class Hub:
         self.webhooks.start()
         self._ticker = self._loop.create_task(self._tick())
         self._stalls.start(self._loop)
+        self._recalling = self._loop.create_task(recall.recall(self.config.journal_folder, self._sessions))
+        await asyncio.wait((self._recalling,), timeout=_SHORTLY)
 
     async def _serve_http(self, config: HttpConfig) -> None:
         connect = None
@@ -189,6 +195,7 @@ class Hub:
     async def _listen(self, listener: ListenerConfig) -> None:
         sessions = listener.protocol.sessions(self._held_down(listener), listener.topics)
         sessions.join([each for each in self._sessions if each.protocol is listener.protocol])
+        recall.begin(sessions)
         self._sessions.append(sessions)
         self._configured.append(listener)
         # Kernels are compiled or loaded here, not while the first peer waits.
@@ -387,7 +394,8 @@ class Hub:
                 protocol,
                 connection,
                 direction,
-                _TOKEN.sub(lambda found: b"*" * len(found[0]), data),
+                _TOKEN.sub(lambda found: b"*" * len(found[0]), data[:MAX_REFUSED]),
+                size=len(data),
                 clause=clause,
                 detail=detail,
                 source=source or None,
@@ -485,6 +493,7 @@ class Hub:
             listener.close()
         if self._ticker is not None:
             self._ticker.cancel()
+            self._recalling.cancel()
         # Not every protocol says goodbye as late as it could answer what is read until then.
         for connection in self.connections.values():
             connection.driver.hold("drain")

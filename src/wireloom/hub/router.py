@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wireloom.hub")
 
+MAX_OPERATION = 256 * 1024
+"""Bytes of an operation's body: it is read on the event loop."""
 UNDELIVERABLE = HUB_PREFIX + "undeliverable"
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.PROGRESS, Kind.ERROR))
 # Looking up members of an enum takes as long as a call.
@@ -375,6 +377,10 @@ class Router:
 
     def _operate(self, source: Connection, message: Message, operation: str) -> None:
         """An operation of the hub profile."""
+        if len(message.body) > MAX_OPERATION:
+            text = f"a body of {len(message.body)} bytes; an operation has at most {MAX_OPERATION}"
+            self.exchanges.fail(source, message, BAD_REQUEST, f"{HUB_PREFIX}{operation}: {text}")
+            return
         try:
             if operation == "map":
                 # The session has learnt the numbers already, if they make sense; here they only want their answer.

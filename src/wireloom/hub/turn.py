@@ -12,16 +12,22 @@ block, routing, a commit, an acknowledgement and its block) is paid once for a t
 3. The batch is checked against rights and rates, appended to the journal in one pass, and routed once.
 4. Once it is durable, `acknowledge` writes each connection's answers, and appends their blocks in one pass.
 
-A read that is alone, short, or of a connection with anything unusual (a frame that is not complete, a handshake, a
-refused publish, encryption) goes to its driver at once, and takes the same way through the router.
+A read that is alone, long, or of a connection with anything unusual (a frame that is not complete, a handshake, a
+refused publish, encryption) goes to its driver at once, and takes the same way through the router. Drivers take long
+reads in portions (`peers/portions.py`). So a turn takes long only where many peers have something to say in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from wireloom.protocols.column_session import KERNEL_FROM, ColumnSession
+
+LONGEST = 16 * 1024
+"""Bytes of a read that is taken together with others."""
+TOGETHER = 128 * 1024
+"""Bytes of all reads that are decoded by one kernel call."""
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -71,7 +77,8 @@ class Turn:
         groups: dict[Hashable, dict[Connection, bytes]] = {}
         alone: list[tuple[Connection, bytes]] = []
         for connection, pieces in reads.items():
-            data, key = b"".join(pieces), connection.turn_key(now)
+            data = b"".join(pieces)
+            key = connection.turn_key(now) if len(data) <= LONGEST else None
             if key is None:
                 alone.append((connection, data))
             elif key in groups:
@@ -79,10 +86,11 @@ class Turn:
             else:
                 groups[key] = {connection: data}
         for group in groups.values():
-            if len(group) > 1 and sum(map(len, group.values())) >= KERNEL_FROM:
-                alone += self._take_together(list(group), list(group.values()))
-            else:
-                alone += group.items()
+            for part in _in_parts(group):
+                if len(part) > 1 and sum(map(len, part.values())) >= KERNEL_FROM:
+                    alone += self._take_together(list(part), list(part.values()))
+                else:
+                    alone += part.items()
         for connection, data in alone:
             connection.driver.received(data)
         self._hub.after_read()
@@ -157,6 +165,22 @@ class Turn:
         for read, connection in guarded:
             connection.charge(int(batch.bounds[read + 1] - batch.bounds[read]))
         return True
+
+
+def _in_parts(group: dict[Connection, bytes]) -> Iterator[dict[Connection, bytes]]:
+    """The reads of a group, in parts of at most `TOGETHER` bytes."""
+    if len(group) * LONGEST <= TOGETHER or sum(map(len, group.values())) <= TOGETHER:
+        yield group
+        return
+    part: dict[Connection, bytes] = {}
+    size = 0
+    for connection, data in group.items():
+        if size + len(data) > TOGETHER:
+            yield part
+            part, size = {}, 0
+        part[connection] = data
+        size += len(data)
+    yield part
 
 
 def acknowledge(hub: Hub, sources: Sequence[Connection], batch: Publishes) -> None:

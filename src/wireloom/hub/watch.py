@@ -62,9 +62,9 @@ class Watch:
     # Memory
 
     def memory(self) -> int:
-        """Bytes in queues, before the sync, of incomplete messages, posted bodies, patterns and last values."""
+        """Bytes in queues, before the sync, of what is not taken yet, posted bodies, patterns and last values."""
         hub = self._hub
-        held = sum(connection.session.buffered + connection.unsent for connection in hub.connections.values())
+        held = sum(connection.held_bytes + connection.unsent for connection in hub.connections.values())
         router = hub.router
         known = router.subscriptions.memory + router.providers.memory + hub.last_values.latest.memory
         return hub.queued_bytes + hub.journal.pending_bytes + hub.posted_bytes + held + known
@@ -93,8 +93,8 @@ class Watch:
         excess = self.memory() - hub.config.limits.memory_bytes
         if excess <= 0:
             return
-        for connection in sorted(hub.connections.values(), key=lambda each: each.session.buffered, reverse=True):
-            if excess <= 0 or not connection.session.buffered:
+        for connection in sorted(hub.connections.values(), key=lambda each: each.held_bytes, reverse=True):
+            if excess <= 0 or not connection.held_bytes:
                 return
-            excess -= connection.session.buffered
+            excess -= connection.held_bytes
             connection.cut_off("memory")

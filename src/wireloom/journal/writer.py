@@ -382,13 +382,17 @@ class Journal:
         source: str | None = None,
         destination: str | None = None,
         time_ns: int | None = None,
+        size: int | None = None,
     ) -> int:
-        """Record bytes that broke the protocol; their first 4 KiB go to the segments in `refused/`."""
+        """Record bytes that broke the protocol; their first 4 KiB go to the segments in `refused/`.
+
+        `size` is how many there were, if `data` is only their beginning.
+        """
         now = self._now_ns() if time_ns is None else time_ns
         details: dict[str, type_of_json] = {
             "clause": clause,
             "detail": detail,
-            "size": len(data),
+            "size": len(data) if size is None else size,
             "direction": str(direction),
         }
         if self._refused.pending_bytes < _MAX_REFUSED_PENDING:
@@ -398,7 +402,7 @@ class Journal:
             self._refused.prepare(None, now)
             self._refused.add(now, tags, zlib.crc32(tags), first, comment, blocks.INBOUND)
         else:
-            self.refused_dropped += len(data)
+            self.refused_dropped += len(data) if size is None else size
         return self.record(
             "refused",
             details,

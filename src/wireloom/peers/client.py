@@ -33,7 +33,6 @@ from wireloom.peers.handlers import Handler
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.outlet import fresh
 from wireloom.peers.peer import CONCURRENCY, DRAIN, Peer
-from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import LOGIN, Role
 from wireloom.transports import TLS, Options
 from wireloom.transports.tls import client_context
@@ -201,7 +200,7 @@ class Client(Peer):
     async def _open_at(self, place: Endpoint) -> None:
         session = self._sessions.new(Role.CLIENT, unique=secrets.randbits(64), url=place.url)
         self._opening = opening = asyncio.get_running_loop().create_future()
-        driver = PortionDriver(session, on_batch=self.take, on_open=self._on_open, on_end=self._on_end)
+        driver = Driver(session, on_batch=self.take, on_open=self._on_open, on_end=self._on_end)
         self.attach(driver)
         tls = client_context(self._tls) if place.secure else None
         certificates = self._tls if isinstance(self._tls, TLS) else None

@@ -2,7 +2,8 @@
 
 Used by clients, servers and the hub alike. It calls the session with what was read and when a deadline
 has passed, writes what the session has to say, and closes as politely as the transport allows. What the messages
-mean is not its business: every `Batch` goes to `on_batch`. What is sent, and when it is written: `outlet.py`.
+mean is not its business: every `Batch` goes to `on_batch`. What is sent, and when it is written: `outlet.py`. How long
+reads are taken in portions: `portions.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from wireloom.model import HandshakeFailed, PeerClosed, ProtocolViolation, WireloomError
 from wireloom.peers.outlet import Outlet
+from wireloom.peers.portions import LONG, SHORT, WAITING, Portions, Rest, clock, portions_of
 from wireloom.peers.rounds import FAR, rounds_of
-from wireloom.protocols.contract import Batch, Role, Session, SessionState
-from wireloom.transports.base import Pipe
+from wireloom.protocols.column_session import LOOK_AHEAD
+from wireloom.protocols.contract import Batch, Calls, Publishes, Role, Session, SessionState
+from wireloom.transports.base import EndedPipe, Pipe
 
 LOG = logging.getLogger("wireloom.peers")
 
@@ -26,6 +29,7 @@ LINGER = 5.0
 _OPEN, _CLOSED = SessionState.OPEN, SessionState.CLOSED
 _NEVER = float("inf")
 _NO_HOLDS: frozenset[str] = frozenset()
+_ONLY_WAITING = frozenset((WAITING,))
 
 
 def is_local(peername: str) -> bool:
@@ -52,6 +56,8 @@ class Driver(Outlet):
         "_linger",
         "_on_end",
         "_on_open",
+        "_portions",
+        "_rest",
         "_round",
         "_timer",
         "_timer_at",
@@ -59,9 +65,6 @@ class Driver(Outlet):
         "on_batch",
         "on_read",
     )
-
-    _largest_read: float = _NEVER
-    """Bytes that are taken at once, here and now."""
 
     def __init__(
         self,
@@ -83,6 +86,9 @@ class Driver(Outlet):
         """The second at which to look, where no timer of our own is needed."""
         self._timer_at = _NEVER
         self._holds = _NO_HOLDS
+        self._portions: Portions = portions_of(self._loop)
+        self._rest: Rest | None = None
+        """What was received and is not taken yet."""
         self._input_over = False
         self._broken: BaseException | None = None
         """What went wrong at this end, so that the conversation cannot go on."""
@@ -108,48 +114,134 @@ class Driver(Outlet):
 
     def received(self, data: bytes) -> None:
         """Bytes arrived; after the end of the conversation they are thrown away."""
-        if len(data) > self._largest_read:
-            self._received_much(data)
-            return
         if self._finishing:
             return
-        self._busy = True
+        if self._must_wait(len(data)):
+            self._wait_with(data)
+            return
         session = self.session
-        try:
-            self._took(session.batches(data, self._now()))
-        finally:
-            self._busy = False
+        self._took(session.batches(data, self._now()))
         self._say(session)
-
-    def _received_much(self, data: bytes) -> None:
-        """More arrived than is taken at once."""
-        raise NotImplementedError
 
     def received_datagrams(self, data: bytes, ends: Sequence[int]) -> None:
         """Datagrams arrived together."""
         if self._finishing:
             return
-        self._busy = True
-        try:
-            self._took(self.session.receive_datagrams(data, ends, self._now()))
-        finally:
-            self._busy = False
+        batches = self.session.receive_datagrams(data, ends, self._now())
+        if self._must_wait(len(data)):
+            self._wait_with(iter(batches))
+            return
+        self._took(batches)
         self._after()
 
     def _took(self, batches: Iterable[Batch]) -> None:
-        """Hand on what a step of the session brought."""
-        session = self.session
-        for batch in batches:
-            if self.failure is not None:
-                return  # a batch before it had the connection dropped
-            if not self._announced and session.state is _OPEN:
-                self._announce()
-            self.on_batch(batch)
-        if self.on_read is not None:
-            self.on_read()
+        """Hand on what a step of the session brought, behind what waits."""
+        if self._rest is not None:
+            self._wait_with(iter(batches))
+            return
+        left = self._hand_on(iter(batches), clock() + LONG)
+        if left is not None:
+            self._wait_with(left)
+
+    def _hand_on(self, batches: Iterator[Batch], until: float) -> Iterator[Batch] | None:
+        """Hand on batches up to a time, or until nothing more is to be read; returns what is left then."""
+        session, left = self.session, None
+        before = clock()
+        self._busy = True
+        try:
+            for batch in batches:
+                if self.failure is not None:
+                    return None  # a batch before it had the connection dropped
+                if not self._announced and session.state is _OPEN:
+                    self._announce()
+                self.on_batch(batch)
+                now = clock()
+                if isinstance(batch, Publishes | Calls):
+                    self._adapt(session, now - before)
+                if now > until or self._is_held:
+                    left = batches
+                    break
+                before = now
+            if self.on_read is not None:
+                self.on_read()
+        finally:
+            self._busy = False
+        return left
+
+    def _adapt(self, session: Session, took: float) -> None:
+        """Let the kernel look less far where a batch of it took too long, which depends on who subscribes to it."""
+        ahead = session.look_ahead
+        if took > LONG:
+            session.look_ahead = max(LOOK_AHEAD[0], ahead // 2)
+        elif took < LONG / 4 and ahead < LOOK_AHEAD[1]:
+            session.look_ahead = 2 * ahead
+
+    # What was received and is not taken yet
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that were received, and not looked at yet."""
+        return 0 if self._rest is None else self._rest.size
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether something waits that was received."""
+        return self._rest is not None
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether something is to be waited for, other than one's turn."""
+        return bool(self._holds) and self._holds != _ONLY_WAITING
+
+    def _must_wait(self, size: int) -> bool:
+        """Whether so many bytes cannot be taken now: something waits already, or others with long reads do."""
+        return self._rest is not None or bool(self._holds) or (size > SHORT and len(self._portions) > 0)
+
+    def _wait_with(self, received: bytes | Iterator[Batch]) -> None:
+        """Let something wait for its turn; nothing more is read meanwhile."""
+        if self._rest is None:
+            self._rest = Rest()
+            self.hold(WAITING)
+        self._rest.waiting.append(received)
+        self.stand_in_row()
+
+    def stand_in_row(self) -> None:
+        """Have the next portion taken in a later iteration of the loop, unless something is to be waited for."""
+        rest = self._rest
+        if rest is not None and not rest.is_due and (rest.end is not None or not self._is_held):
+            rest.is_due = True
+            self._portions.join(self)
+
+    def take_portion(self, until: float) -> None:
+        """Go on with what waits, up to a time."""
+        rest = self._rest
+        if rest is None:
+            return
+        if not self._finishing and (rest.end is not None or not self._is_held):
+            try:
+                first = rest.waiting.popleft()
+                batches = iter(self.session.batches(first, self._now())) if isinstance(first, bytes) else first
+                left = self._hand_on(batches, until)
+                if left is not None:
+                    rest.waiting.appendleft(left)
+                self._say(self.session)
+            except Exception as error:
+                self._break(error)
+        rest.is_due = False
+        if rest is not self._rest or (rest.waiting and not self._finishing):
+            return
+        self._rest = None
+        self.release(WAITING)
+        if rest.end is not None:
+            self.ended(*rest.end)
+        elif rest.input_is_over:
+            self.input_ended()
 
     def input_ended(self) -> None:
-        """The peer closed its half."""
+        """The peer closed its half, behind everything that waits."""
+        if self._rest is not None and not self._finishing:
+            self._rest.input_is_over = True
+            return
         self._input_over = True
         if self._finishing:
             self.pipe.close()
@@ -158,7 +250,13 @@ class Driver(Outlet):
         self._after()
 
     def ended(self, error: Exception | None) -> None:
-        """The pipe is gone: everybody who waits for it is told why."""
+        """The pipe is gone: everybody who waits for it is told why. What it brought before is taken first."""
+        if self._rest is not None and not self._finishing and not self.aborted:
+            self._pipe = EndedPipe(self.pipe)
+            self._rest.end = (error,)
+            self.stand_in_row()
+            return
+        self._rest = None
         self.failure = self._reason(error)
         self._finishing = True
         self.session.state = _CLOSED
@@ -196,6 +294,8 @@ class Driver(Outlet):
             self._holds -= {reason}
             if not self._holds and self._pipe is not None:
                 self._pipe.resume_reading()
+            elif self._rest is not None:
+                self.stand_in_row()
 
     @property
     def holds(self) -> frozenset[str]:
@@ -213,6 +313,8 @@ class Driver(Outlet):
         if self._pipe is not None and self.failure is None:
             self.aborted = True
             self._pipe.abort()
+            if self._rest is not None and self._rest.end is not None:
+                self.ended(*self._rest.end)  # the pipe has said so already
 
     def give_up(self) -> None:
         """The same without `on_end`: whoever gives up has gone on by the time the pipe is gone."""
@@ -270,14 +372,11 @@ class Driver(Outlet):
             return
         if self._finishing:
             return
-        self._busy = True
         try:
             self._took(self.session.worked(done.result(), self._now()))
         except Exception as error:
             self._break(error)
             return
-        finally:
-            self._busy = False
         self._working = False
         self.release("work")
         self._after()
@@ -319,11 +418,7 @@ class Driver(Outlet):
         # Loops round timers: without the margin a timer could find itself a hair too early for ever.
         now = self._now() + 0.001
         if deadline is not None and deadline <= now:
-            self._busy = True
-            try:
-                self._took(session.expire(max(now, deadline)))
-            finally:
-                self._busy = False
+            self._took(session.expire(max(now, deadline)))
         self._after()
 
     def _finish(self) -> None:

@@ -1,113 +1,100 @@
-"""A driver that takes large reads in portions, so that no read keeps the event loop for long.
+"""Reads are taken in portions, so that no peer keeps the event loop for long.
 
-A read can hold a hundred thousand tiny frames. Portions shrink when one took too long and grow when it did not, so a
-large body still passes in large pieces. Between portions the loop turns, and a queue that fills up stops the rest.
+Theory of operation
+-------------------
+A read can hold a hundred thousand tiny frames. A session gives them out a batch at a time (`Session.batches`), and its
+driver looks at the clock behind each batch. Once a read has taken `LONG` seconds, what is left of it waits in a `Rest`:
+the iterator over its batches, and whatever is received behind it. Nothing more is read from that peer meanwhile. So
+order is kept, and a peer has at most a read or two waiting.
+
+All rests of a loop wait in one row (`Portions`). Each iteration of the loop takes portions for `LONG` seconds in all,
+then lets everybody else have a turn. So the time that others wait does not depend on how many send much.
+
+A driver that is on hold (its peer is over its rate, a queue is full, the disk is slow) takes no portions until it is
+released. A peer is therefore never in debt by more than one batch.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from wireloom.model import WireloomError
-from wireloom.peers.driver import Driver
-from wireloom.protocols.contract import Batch, Session
+from wireloom.protocols.contract import Batch
 
-LONG = 0.004
-"""Seconds that one portion may take."""
-SMALLEST, LARGEST = 512, 256 * 1024
-_NONE, _ANY = -1, float("inf")
+if TYPE_CHECKING:
+    from wireloom.peers.driver import Driver
+
+LONG = 0.003
+"""Seconds that one portion takes, and the batch with which it ends."""
+SHORT = 4096
+"""Reads of up to so many bytes are taken at once, even if others wait with longer ones."""
 WAITING = "portions"
+"""Why nothing is read while a rest waits."""
+
+clock = time.monotonic
 
 
-class PortionDriver(Driver):
-    """Runs a session as `Driver` does, a portion of the input at a time."""
+class Rest:
+    """What a peer sent that is not taken yet."""
 
-    def __init__(
-        self,
-        session: Session,
-        *,
-        on_batch: Callable[[Batch], None],
-        on_open: Callable[[], None] | None = None,
-        on_end: Callable[[WireloomError], None] | None = None,
-    ) -> None:
-        super().__init__(session, on_batch=on_batch, on_open=on_open, on_end=on_end)
-        self._portion = 16 * 1024
-        self._largest_read = SMALLEST
-        self._waiting: deque[bytes] = deque()
-        """What arrived and is not taken yet; as long as there is any, everything goes behind it."""
-        self._ended_behind = False
-        """The end of the input came, but waits behind what is not taken yet."""
-        self._turn_due = False
+    __slots__ = ("end", "input_is_over", "is_due", "waiting")
 
-    def _received_much(self, data: bytes) -> None:
-        """Take what arrived, now or a portion at a time."""
-        if self._finishing:
-            return
-        if self._waiting:
-            self._waiting.append(data)
-        elif len(data) <= self._portion and not self._holds:
-            self._take(data)
-        else:
-            self._waiting.append(data)
-            self._take_portion()
+    def __init__(self) -> None:
+        self.waiting: deque[bytes | Iterator[Batch]] = deque()
+        """The batches of the read at hand, then what was received behind it."""
+        self.is_due = False
+        """Whether it stands in the row."""
+        self.input_is_over = False
+        """The end of the input came behind it."""
+        self.end: tuple[Exception | None] | None = None
+        """The pipe is gone, and why; what it brought before counts."""
 
-    def _take(self, data: bytes) -> None:
-        started = time.monotonic()
-        self._largest_read = _ANY
-        super().received(data)
-        self._largest_read = _NONE if self._waiting else SMALLEST
-        self._adapt(time.monotonic() - started)
+    @property
+    def size(self) -> int:
+        """How many bytes have not been looked at."""
+        return sum(len(each) for each in self.waiting if isinstance(each, bytes))
 
-    def input_ended(self) -> None:
-        """The end of the input, after everything before it."""
-        if self._waiting and not self._finishing:
-            self._ended_behind = True
-        else:
-            super().input_ended()
 
-    def ended(self, error: Exception | None) -> None:
-        """The pipe is gone; what it brought before counts."""
-        self._largest_read = _ANY
-        while self._waiting and not self._finishing:
-            super().received(self._waiting.popleft())
-        super().ended(error)
+class Portions:
+    """The drivers of one loop with a rest, in a row."""
 
-    def release(self, reason: str) -> None:
-        """Take back one reason not to read; what waits here goes first."""
-        super().release(reason)
-        if self._waiting:
-            self._schedule()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._row: deque[Driver] = deque()
+        self._is_scheduled = False
 
-    def _take_portion(self) -> None:
-        self._turn_due = False
-        if self._finishing:
-            self._waiting.clear()
-        if self._waiting and not self._holds - {WAITING}:
-            data = self._waiting.popleft()
-            if len(data) > self._portion:
-                self._waiting.appendleft(data[self._portion :])
-                data = data[: self._portion]
-            self._take(data)
-        if self._waiting:
-            self._largest_read = _NONE
-            self.hold(WAITING)
-            self._schedule()
-            return
-        self._largest_read = SMALLEST
-        super().release(WAITING)
-        if self._ended_behind:
-            self._ended_behind = False
-            super().input_ended()
+    def __len__(self) -> int:
+        return len(self._row)
 
-    def _adapt(self, took: float) -> None:
-        if took > LONG:
-            self._portion = max(SMALLEST, self._portion // 2)
-        elif took < LONG / 4:
-            self._portion = min(LARGEST, self._portion * 2)
+    def join(self, driver: Driver) -> None:
+        """Stand at the end of the row."""
+        self._row.append(driver)
+        self._schedule()
 
     def _schedule(self) -> None:
-        if not self._turn_due and not self._holds - {WAITING}:
-            self._turn_due = True
-            self._loop.call_soon(self._take_portion)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        until = clock() + LONG
+        row = self._row
+        for _ in range(len(row)):
+            driver = row.popleft()
+            driver.take_portion(until)
+            driver.stand_in_row()
+            if clock() > until:
+                break
+        self._is_scheduled = False
+        if row:
+            self._schedule()
+
+
+@functools.lru_cache(maxsize=1)
+def portions_of(loop: asyncio.AbstractEventLoop) -> Portions:
+    """The row of a loop."""
+    return Portions(loop)

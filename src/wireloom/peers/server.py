@@ -18,7 +18,6 @@ from wireloom.peers.driver import Driver
 from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
 from wireloom.peers.peer import CONCURRENCY, DRAIN, Peer
-from wireloom.peers.portions import PortionDriver
 from wireloom.protocols.contract import Batch, Role, Sessions, Settings
 from wireloom.topics import Subscriptions
 from wireloom.transports import TLS, Listener, Options, Pipe
@@ -255,7 +254,7 @@ class Server:
         return None
 
 
-class _Door(PortionDriver):
+class _Door(Driver):
     """A driver that turns connections away when there are too many."""
 
     def __init__(

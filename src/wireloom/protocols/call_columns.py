@@ -83,7 +83,7 @@ class CallColumns(Calls):
         self.is_answers = bool(columns[KIND, 0] == ANSWER)
         self.ids = self.id_texts(columns)
         self._buffer = buffer
-        keys, self._codes = number_topics(buffer, columns)
+        keys, self._codes = number_topics(buffer, columns, self.count)
         self._meanings = [self.meaning(key) for key in keys]
         self.topics = ["" if meaning is None else meaning.topic for meaning in self._meanings]
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 KERNEL_FROM = 512
 """Bytes from which on the kernel is used: below, the call costs more than a few frames by `frames.py`."""
 BY_FRAME = 64
-"""Frames that are decoded one by one where the kernel has stopped, before it is tried again."""
+"""Frames that are decoded one by one and make a batch. Behind it the kernel is tried again where there is one, and the
+owner looks at the clock."""
 LOOK_AHEAD = 4096, 1 << 20
 """Bytes that the kernel looks at, at least and at most: few where it did not get far the last time. Its rows take up to
 ten times as much memory as it looks at."""
@@ -40,18 +41,17 @@ class ColumnSession(Session):
         ahead = LOOK_AHEAD[1]
         """How far the kernel looks. What it finds behind an odd frame is found again, so then it looks less far."""
         while at < end:
-            most = end
             if self.columns is not None and end - at >= KERNEL_FROM and self.state is SessionState.OPEN:
-                limit = min(at + ahead, end)
+                limit = min(at + ahead, at + self.look_ahead, end)
                 taken = self.columns.take((self,), data, (at,), (limit,))
                 got = taken.ends[0] - at
-                at, most = taken.ends[0], BY_FRAME
+                at = taken.ends[0]
                 ahead = min(max(2 * got, LOOK_AHEAD[0]), LOOK_AHEAD[1])
                 if taken.batch is not None:
                     yield taken.batch
-                if got and limit < end and not taken.odd[0]:
-                    continue  # it stopped at a frame that goes on where it does not look
-            batch, at = by_frame(data, at, most)
+                if got and not taken.odd[0]:
+                    continue  # it stopped at a frame that goes on where it did not look, or had enough for a batch
+            batch, at = by_frame(data, at, BY_FRAME)
             if batch is not None:
                 yield batch
 

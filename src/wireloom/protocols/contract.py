@@ -151,6 +151,24 @@ class Sessions:
     def join(self, others: Sequence[Sessions]) -> None:
         """Share with other listeners of the same hub and protocol what belongs to the hub, not to a listener."""
 
+    @property
+    def recalls(self) -> float:
+        """How many seconds of the past these sessions must know of after a restart; 0 for none.
+
+        Where there are any, the owner calls `begin_recall` before the first packet, then `recall` with all that was
+        accepted within that time, and `recalled` at the end.
+        """
+        return 0.0
+
+    def begin_recall(self, now: float) -> None:
+        """What came before `now`, in seconds since 1970, is not known yet."""
+
+    def recall(self, frames: bytes, source: str, arrived: float) -> None:
+        """Frames that were accepted before the restart, one after the other, and when they came from an address."""
+
+    def recalled(self) -> None:
+        """All of it was recalled."""
+
     def admit(self, datagram: bytes, source: str, time: float) -> ProtocolViolation | None:
         """Why the first datagram of a source is not worth a session; None when it is. `time` is since 1970."""
         return None

@@ -53,6 +53,12 @@ FIELDS = 9
 
 Columns = NDArray[np.int64]
 
+MOST_TOPICS = 256
+"""Topics in one batch. Each is looked at in Python, so more of them would take too long."""
+
+MOST_CALLS = 512
+"""Requests or answers in one batch: the ids of all of them are looked at."""
+
 _PREFIX = np.frombuffer(PUBLISH.encode(), np.uint8)
 PREFIX_SIZE = len(PUBLISH)
 
@@ -77,8 +83,13 @@ def topic_after_prefix(data: NDArray[np.uint8], at: np.int64, size: np.int64, as
 
 
 @kernel
-def _number_topics(data: NDArray[np.uint8], rows: Columns, table: Columns, firsts: Columns, codes: Columns) -> int:
-    """Give each topic a code, in order of appearance; `table` is a hash table of codes, all -1."""
+def _number_topics(
+    data: NDArray[np.uint8], rows: Columns, table: Columns, firsts: Columns, codes: Columns
+) -> tuple[int, int]:
+    """Give each topic a code, in order of appearance; `table` is a hash table of codes, all -1.
+
+    There is room for so many topics as `firsts` has. Returns how many there are, and of how many rows.
+    """
     count, mask = 0, len(table) - 1
     last_at, last_size, last_code = np.int64(0), np.int64(-1), np.int64(0)
     for row in range(rows.shape[1]):
@@ -97,23 +108,28 @@ def _number_topics(data: NDArray[np.uint8], rows: Columns, table: Columns, first
                 break
             slot = (slot + 1) & mask
         if table[slot] < 0:
+            if count == len(firsts):
+                return count, row
             table[slot] = count
             firsts[count] = row
             count += 1
         last_at, last_size, last_code = at, size, table[slot]
         codes[row] = last_code
-    return count
+    return count, rows.shape[1]
 
 
-def number_topics(buffer: bytes, columns: Columns) -> tuple[list[bytes], Columns]:
-    """The bytes that decide a topic, each once, and of each row which of them it has."""
+def number_topics(buffer: bytes, columns: Columns, most: int) -> tuple[list[bytes], Columns]:
+    """The bytes that decide a topic, each once, and of each row which of them it has.
+
+    That of rows up to the first that would have one more than `most`.
+    """
     count = columns.shape[1]
-    codes, firsts = np.empty(count, np.int64), np.empty(count, np.int64)
-    table = np.full(1 << max((2 * count).bit_length(), 4), -1, np.int64)
-    distinct = _number_topics(np.frombuffer(buffer, np.uint8), columns, table, firsts, codes)
+    codes, firsts = np.empty(count, np.int64), np.empty(min(count, most), np.int64)
+    table = np.full(1 << max((2 * len(firsts)).bit_length(), 4), -1, np.int64)
+    distinct, rows = _number_topics(np.frombuffer(buffer, np.uint8), columns, table, firsts, codes)
     at = columns[TOPIC, firsts[:distinct]].tolist()
     size = columns[TOPIC_SIZE, firsts[:distinct]].tolist()
-    return [buffer[a : a + s] for a, s in zip(at, size, strict=True)], codes
+    return [buffer[a : a + s] for a, s in zip(at, size, strict=True)], codes[:rows]
 
 
 @kernel
@@ -263,13 +279,13 @@ class PublishColumns(Publishes):
         self._set(columns)
 
     def _set(self, columns: Columns) -> None:
-        self.columns = columns
+        """Take these rows, or as many of them as have no more than `MOST_TOPICS` topics."""
         self._keys: dict[int, frozenset[object]] = {}
-        self.count = columns.shape[1]
-        reads = len(self.sessions)
+        keys, self.codes = number_topics(self.buffer, columns, MOST_TOPICS)
+        self.count, reads = len(self.codes), len(self.sessions)
+        self.columns = columns = columns[:, : self.count]
         self.bounds, self.owed = np.empty(reads + 1, np.int64), np.empty((4, reads), np.int64)
         self.unanswered = _summarise(columns, reads, self.bounds, self.owed)
-        keys, self.codes = number_topics(self.buffer, columns)
         self.meanings = [self._valid_meaning(key) for key in keys]
 
     def _valid_meaning(self, key: bytes) -> Meaning | None:
@@ -297,6 +313,8 @@ class PublishColumns(Publishes):
         if columns[KIND, 0] > 1:
             return cls._take_calls(sessions[0], buffer, columns[:, :count], starts[0], stops.item(), odd.item())
         batch = cls(sessions, buffer, columns[:, :count], starts, stops.tolist())
+        if batch.count < count:
+            batch._end_before(columns[:, batch.count : count], odd)
         strange = [code for code, meaning in enumerate(batch.meanings) if meaning is None]
         wrong = np.flatnonzero(np.isin(batch.codes, strange)).tolist() if strange else []
         refused = [read for read in range(len(starts)) if not batch._owe(read)]
@@ -311,10 +329,23 @@ class PublishColumns(Publishes):
         """Take requests or answers, unless one of them may break a rule: then `frames.py` finds out which."""
         assert cls.calls is not None
         assert isinstance(session, CallSession)
+        if columns.shape[1] > MOST_CALLS:
+            stop, is_odd, columns = int(columns[OFFSET, MOST_CALLS]), False, columns[:, :MOST_CALLS]
         batch = cls.calls(session, buffer, columns, start, stop)
         if batch.is_usual and session.take_calls(batch.ids, are_answers=batch.is_answers):
             return Taken(batch, (stop,), (is_odd,))
         return Taken(None, (start,), (True,))
+
+    def _end_before(self, left: Columns, odd: NDArray[np.bool_]) -> None:
+        """Rows were left for a later batch: each read ends before the first of its own."""
+        reads, firsts = np.unique(left[READ], return_index=True)
+        ends = list(self.ends)
+        for read, first in zip(reads.tolist(), firsts.tolist(), strict=True):
+            # Where several reads are taken together, what is left of one goes to its own driver.
+            ends[read], odd[read] = int(left[OFFSET, first]), len(ends) > 1
+        self.ends = ends
+        if len(ends) == 1:
+            self.data = memoryview(self.buffer)[self.starts[0] : ends[0]]
 
     def _owe(self, read: int) -> bool:
         """Let the session remember the ids of one read; False if one of them is in use."""

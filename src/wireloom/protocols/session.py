@@ -139,14 +139,12 @@ class Session(abc.ABC):
         """The same as `receive`, one batch at a time: what a batch changes is in force before the next is decoded."""
         return self.receive(data, now)
 
-    def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Sequence[Batch]:
+    def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Iterable[Batch]:
         """Take datagrams that arrived together: one after the other in `data`, each up to its place in `ends`."""
-        batches: list[Batch] = []
         start = 0
         for end in ends:
-            batches += self.receive(data[start:end], now)
+            yield from self.receive(data[start:end], now)
             start = end
-        return batches
 
     @property
     def inbound(self) -> Direction:
@@ -283,6 +281,8 @@ class Session(abc.ABC):
         """Why a hub must not take a request for a publish: its sender means something that nobody would do."""
         return None
 
+    look_ahead: int = 16 * 1024
+    """Bytes that the kernel looks at, at most; the owner sets it by how long batches take."""
     columns: type[PublishColumns] | None = None
     """What the kernel's batches are; None until `enable_columns`, and where there is no kernel: see `ColumnSession`."""
 
@@ -297,8 +297,8 @@ class Session(abc.ABC):
         """Something slow for another thread to do, one at a time; its result goes to `worked`."""
         return None
 
-    def worked(self, result: object, now: float) -> Sequence[Batch]:
-        """Slow work is done; what waited for it goes on."""
+    def worked(self, result: object, now: float) -> Iterable[Batch]:
+        """Slow work is done; what waited for it goes on, a batch at a time."""
         return NOTHING
 
     @abc.abstractmethod

@@ -98,6 +98,33 @@ class Pipe(abc.ABC):
         """Close at once and drop what is unsent; `ended` follows."""
 
 
+class EndedPipe(Pipe):
+    """A pipe that is gone, for an owner that has not taken all yet that it brought: nothing more is done to it."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.peername, self.sockname, self.tls = pipe.peername, pipe.sockname, pipe.tls
+        self.identities, self.credentials = pipe.identities, pipe.credentials
+        self.carries_messages, self.max_write = pipe.carries_messages, pipe.max_write
+
+    def write(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+    def finish(self) -> None:
+        """Nothing is left to finish."""
+
+    def pause_reading(self) -> None:
+        """Nothing comes."""
+
+    def resume_reading(self) -> None:
+        """Nothing comes."""
+
+    def close(self) -> None:
+        """It is."""
+
+    def abort(self) -> None:
+        """It is."""
+
+
 class Owner(Protocol):
     """Whoever talks over a pipe. `opened` comes first and `ended` last, each once."""
 

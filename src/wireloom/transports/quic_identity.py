@@ -6,6 +6,8 @@ there is one at all, who signed it, when and for what it is valid. Until that is
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from aioquic import tls
 from aioquic.quic.connection import QuicConnection
 from cryptography import x509
@@ -16,6 +18,12 @@ from wireloom.transports.base import TLSInfo
 from wireloom.transports.tls import TLS
 
 VERSION, CIPHER = "TLSv1.3", "QUIC"
+_KINDS: Mapping[type[x509.GeneralName], str] = {
+    x509.DNSName: "dns",
+    x509.RFC822Name: "email",
+    x509.UniformResourceIdentifier: "uri",
+    x509.IPAddress: "ip",
+}
 
 
 class NotAdmitted(Exception):
@@ -42,7 +50,7 @@ def client_of(quic: QuicConnection, settings: TLS) -> TLSInfo:
         return TLSInfo(VERSION, CIPHER)
     try:
         tls.verify_certificate(certificate, quic.tls._peer_certificate_chain, cafile=str(settings.ca))
-        names = _names(certificate)
+        names = _names(certificate, settings.names)
         purposes = _purposes(certificate)
     except tls.Alert as alert:
         raise NotAdmitted(str(alert) or "the certificate is not trusted") from None
@@ -53,14 +61,16 @@ def client_of(quic: QuicConnection, settings: TLS) -> TLSInfo:
     return TLSInfo(VERSION, CIPHER, certificate.public_bytes(Encoding.DER), names[0] if names else None, names)
 
 
-def _names(certificate: x509.Certificate) -> tuple[str, ...]:
-    """The common name, then the alternative ones."""
-    names = [str(each.value) for each in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+def _names(certificate: x509.Certificate, kinds: Collection[str]) -> tuple[str, ...]:
+    """The common name, then the alternative ones of these kinds."""
+    common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME) if "common" in kinds else ()
+    names = [str(each.value) for each in common]
     try:
         alternative = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return tuple(names)
-    return tuple(dict.fromkeys((*names, *(str(each.value) for each in alternative))))
+    others = [str(each.value) for each in alternative if _KINDS.get(type(each)) in kinds]
+    return tuple(dict.fromkeys((*names, *others)))
 
 
 def _purposes(certificate: x509.Certificate) -> x509.ExtendedKeyUsage | None:

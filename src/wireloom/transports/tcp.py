@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Self, cast
 
 from wireloom.model import ConfigError
@@ -18,14 +18,17 @@ from wireloom.transports.tls import TLS
 from wireloom.transports.vigil import awake
 
 HANDSHAKES_REFUSED = "handshakes.refused"
+_PLAIN_TLS = TLS()
+_KINDS = {"DNS": "dns", "email": "email", "URI": "uri", "IP Address": "ip"}
+"""How OpenSSL calls the kinds of alternative names."""
 _RESET = struct.pack("ii", 1, 0)
+"""Linger for no time: closing then resets the connection."""
 _KEEP_ALIVE = tuple(
     (getattr(socket, name), value)
     for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
     if hasattr(socket, name)
 )
 """A probe after 60 s of silence; after four of them without an answer the connection is lost."""
-"""Linger for no time: closing then resets the connection."""
 
 
 class TCPPipe(Pipe, asyncio.Protocol):
@@ -39,6 +42,7 @@ class TCPPipe(Pipe, asyncio.Protocol):
         self._place = place
         """Among those that are amid a handshake."""
         self._high_water = options.high_water
+        self._name_kinds = (options.certificates or _PLAIN_TLS).names
         self._transport: asyncio.Transport | None = None
         self._reading = True
         # One call less on the busiest path; loops look this up before `connection_made`.
@@ -54,7 +58,7 @@ class TCPPipe(Pipe, asyncio.Protocol):
         self.name_ends(transport)
         secured = transport.get_extra_info("ssl_object")
         if secured is not None:
-            self.tls = tls_info(secured)
+            self.tls = tls_info(secured, self._name_kinds)
             self.identities = tuple(f"certificate:{name}" for name in self.tls.peer_names)
         self.greet()
         if not self._reading and not transport.is_closing():
@@ -306,19 +310,20 @@ def _endpoint(name: object) -> str:
     return str(name or "")
 
 
-def tls_info(secured: ssl.SSLObject) -> TLSInfo:
-    """What a finished TLS handshake agreed on."""
+def tls_info(secured: ssl.SSLObject, kinds: Collection[str] = ()) -> TLSInfo:
+    """What a finished TLS handshake agreed on; `kinds` says what is a name of the peer, see `TLS.names`."""
     cipher = secured.cipher()
     certificate = secured.getpeercert() or {}
     subject = certificate.get("subject", ())
     common = [str(value) for part in subject for key, value in part if key == "commonName"]  # type: ignore[str-unpack]
-    others = [str(value) for _, value in certificate.get("subjectAltName", ())]  # type: ignore[str-unpack]
+    alternative = certificate.get("subjectAltName", ())
+    others = [str(value) for kind, value in alternative if _KINDS.get(str(kind)) in kinds]  # type: ignore[str-unpack]
     return TLSInfo(
         version=secured.version() or "",
         cipher=cipher[0] if cipher else "",
         peer_certificate=secured.getpeercert(binary_form=True),
         peer_name=common[0] if common else None,
-        peer_names=tuple(dict.fromkeys((*common, *others))),
+        peer_names=tuple(dict.fromkeys((*(common if "common" in kinds else ()), *others))),
     )
 
 

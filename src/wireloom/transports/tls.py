@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from wireloom.model import ConfigError
+
+NAME_KINDS = ("common", "dns", "email", "uri", "ip")
+"""The common name, and the kinds of alternative names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,14 @@ class TLS:
     """Clients only: False takes any certificate. For tests."""
     server_hostname: str | None = None
     """Clients only: the name the certificate must bear, if not the host of the URL."""
+    names: Sequence[str] = ("common", "dns")
+    """Servers only: what in a client's certificate is a name of it, of `NAME_KINDS`. Authorities often check no other
+    kind than these two."""
+
+    def __post_init__(self) -> None:
+        for kind in self.names if isinstance(self.names, list | tuple) else ("",):
+            if kind not in NAME_KINDS:
+                raise ConfigError(f"TLS names is {self.names!r}; it must be a list of {', '.join(NAME_KINDS)}")
 
     def client_context(self) -> ssl.SSLContext:
         """The context of a client."""

@@ -3,11 +3,17 @@
 UDP has no connections. A listener makes a pipe when the first datagram of a source comes in and is found worth one
 (`Options.admit`), and forgets it when its owner closes it; owners do so when they hear nothing for a while. Each write
 is one datagram.
+
+To find out whether a stranger is worth a pipe may take a verification. However many strangers send, those who are known
+are heard: their datagrams are taken at once, those of strangers wait for a share of the loop's time, and too many of
+them are dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Mapping
 
 from wireloom.transports.address import Address
@@ -16,6 +22,11 @@ from wireloom.transports.datagrams import DatagramSocket, Source, open_socket
 
 MAX_HELD = 256 * 1024
 """Bytes kept for an owner that does not want to read at the moment; more is dropped, and counted."""
+
+MAX_STRANGERS = 256 * 1024
+"""Bytes of strangers' datagrams that wait to be looked at; more is dropped, and counted."""
+STRANGERS_SHARE = 0.002
+"""Seconds of each iteration of the loop for looking at them."""
 
 
 class UDPPipe(Pipe):
@@ -147,6 +158,12 @@ class UDPListener(Listener):
         """Datagrams dropped because an owner did not read, or because there was no room for a new source."""
         self.refused = 0
         """Datagrams of strangers that were not admitted."""
+        self._loop = asyncio.get_running_loop()
+        self._strangers: deque[tuple[Source, bytes, list[int]]] = deque()
+        """Datagrams of sources that have no pipe: to find out whether they deserve one takes time."""
+        self._strangers_bytes = 0
+        self.strangers_dropped = 0
+        """Datagrams of strangers that nobody looked at, because too many came."""
 
     async def open(self, address: Address) -> UDPListener:
         """Take the address."""
@@ -165,36 +182,59 @@ class UDPListener(Listener):
     @property
     def counters(self) -> Mapping[str, int]:
         """What was dropped here, and by the kernel."""
-        return {"udp.dropped": self.dropped, "udp.kernel_drops": self.kernel_drops}
+        return {
+            "udp.dropped": self.dropped,
+            "udp.kernel_drops": self.kernel_drops,
+            "udp.strangers_dropped": self.strangers_dropped,
+        }
 
     def _arrived(self, source: Source, data: bytes, ends: list[int]) -> None:
         pipe = self._pipes.get(source.name)
-        if pipe is None:
-            pipe, data, ends = self._welcome(source, data, ends)
-            if pipe is None:
+        if pipe is not None:
+            pipe.arrived(data, ends)
+        elif not self._closing:
+            if self._strangers_bytes + len(data) > MAX_STRANGERS:
+                self.strangers_dropped += len(ends)
                 return
-        pipe.arrived(data, ends)
+            if not self._strangers:
+                self._loop.call_soon(self._hear_strangers)
+            self._strangers.append((source, data, ends))
+            self._strangers_bytes += len(data)
 
-    def _welcome(self, source: Source, data: bytes, ends: list[int]) -> tuple[UDPPipe | None, bytes, list[int]]:
-        """A pipe for a stranger, from the first datagram on that is worth one."""
-        if self._closing:
-            return None, b"", []
-        admit = self._options.admit
-        start = 0
+    def _hear_strangers(self) -> None:
+        """Look at what strangers sent, for a short time: those who are known have the rest of it."""
+        until = time.monotonic() + STRANGERS_SHARE
+        while self._strangers and time.monotonic() < until:
+            source, data, ends = self._strangers.popleft()
+            self._strangers_bytes -= len(data)
+            self._hear(source, data, ends, until)
+        if self._strangers:
+            self._loop.call_soon(self._hear_strangers)
+
+    def _hear(self, source: Source, data: bytes, ends: list[int], until: float) -> None:
+        """A pipe for a stranger, from the first datagram on that is worth one; what there is no time for waits."""
+        pipe, admit, start = self._pipes.get(source.name), self._options.admit, 0
         for index, end in enumerate(ends):
+            if pipe is not None or self._closing:
+                break
+            if index and time.monotonic() > until:
+                self._strangers.appendleft((source, data[start:], [each - start for each in ends[index:]]))
+                self._strangers_bytes += len(data) - start
+                return
             if admit is None or admit(data[start:end], source.name):
                 if len(self._pipes) >= self._options.max_sources:
                     self.dropped += len(ends) - index
-                    return None, b"", []
+                    return
                 pipe = UDPPipe(self._new_owner(), source, self)
                 self._pipes[source.name] = pipe
                 pipe.owner.opened(pipe)
                 if self._full:
                     pipe.owner.writing_paused()
-                return pipe, data[start:], [each - start for each in ends[index:]]
+                break
             self.refused += 1
             start = end
-        return None, b"", []
+        if pipe is not None:
+            pipe.arrived(data[start:], [each - start for each in ends if each > start])
 
     async def reach(self, address: Address, owner: Owner) -> Pipe:
         """Talk to an address from this socket; whom we know already keeps its pipe."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
 import threading
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -294,3 +296,28 @@ def test_an_event_is_not_packed_where_nobody_asked_for_that_or_nobody_is_there()
     session.close(0.0)
     with pytest.raises(PeerClosed):
         session.send_event(Message(Kind.EVENT, "a", BODY), None, 0.0)
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_what_was_unpacked_of_a_bomb_does_not_stay_with_the_error(threaded: bool) -> None:
+    session = EMP.session(Role.SERVER, EMP.settings({}))
+    if threaded:
+        session.enable_work()
+    session.connected(0.0)
+    bomb = gzip.compress(bytes(17 * 1024 * 1024), 9)
+    event = Message(Kind.EVENT, "a", b"0" * 100, attributes={"compression": "gzip"})
+    frame = frames.decode(EMP.encode(event, EMP.settings({})), 0, 1 << 30, frames.SizeMode.INCLUSIVE)
+    assert frame is not None
+    data = frames.encode(frame[0]._replace(body=bomb), frames.SizeMode.INCLUSIVE)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        session.receive(frames.encode(frames.Frame(frames.Type.HELLO, frames.encode_hello(frames.Hello()))), 0.0)
+        session.receive(data, 0.0)
+        while (work := session.work()) is not None:
+            list(session.worked(work(), 0.0))
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert session.violation is not None and session.violation.clause == "emp.compression.too-large"
+    assert kept < 1024 * 1024

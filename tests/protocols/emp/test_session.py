@@ -436,6 +436,24 @@ def test_pings_that_overlap_are_counted_and_answered() -> None:
     assert session.counters == {"emp.ping.overlap": 1}
 
 
+def test_a_peer_that_keeps_sending_pings_before_the_pong_is_told_and_closed() -> None:
+    session = opened()
+    session.receive(PING * 4, 1.0)
+    assert session.outgoing() == PONG * 4
+    assert session.state is SessionState.OPEN
+    batches = session.receive(PING * 3, 2.0)
+    assert [message.kind for batch in batches for message in batch.messages] == [Kind.PING]
+    assert_refused(session, "emp.ping.too-many", ErrorCode.PROTOCOL)
+
+
+def test_pings_one_at_a_time_may_go_on_for_ever() -> None:
+    session = opened()
+    for number in range(1000):
+        session.receive(PING, float(number))
+        assert session.outgoing() == PONG
+    assert session.state is SessionState.OPEN
+
+
 def test_pings_can_be_turned_off() -> None:
     session = opened(ping_interval=0)
     assert session.deadline() is None

@@ -209,6 +209,21 @@ def test_a_map_that_is_none_changes_nothing_and_is_counted(body: bytes) -> None:
     assert session.violation is None
 
 
+def test_maps_have_a_limit_on_their_number_their_size_and_the_topics_in_all() -> None:
+    session = opened()
+    for number in range(300):
+        body = b'{"topics": {"%d": "topic/%d"}}' % (number, number)
+        session.receive(frames.encode(DataAck(number, 0xFD05, body)), 0)
+    assert len(session.topic_numbers()) == 256
+    assert session.counters == {"hsp.map.invalid": 44}
+    session = opened()
+    for first in range(0, 4100, 100):
+        body = json.dumps({"topics": {str(number): "t" for number in range(first, first + 100)}}).encode()
+        session.receive(frames.encode(DataAck(first, 0xFD05, body)), 0)
+    assert len(session.topic_numbers()) == 4000
+    assert session.counters == {"hsp.map.invalid": 1}
+
+
 @given(st.dictionaries(st.integers(0, 0xFCFF), st.text(min_size=1, max_size=9).filter(lambda t: not t.startswith("$"))))
 def test_every_map_of_numbers_to_topics_is_understood(named: dict[int, str]) -> None:
     body = json.dumps({"topics": {str(number): topic for number, topic in named.items()}}).encode()

@@ -210,6 +210,29 @@ def test_the_cap_in_all_evicts_the_oldest_of_any_node() -> None:
     assert not cache.seen(key(0, bytes(16)), 5)
 
 
+def test_nodes_without_end_take_no_more_memory_than_entries_may() -> None:
+    cache = ReplayCache(cap=8000)
+    for number in range(5000):
+        assert cache.add((number.to_bytes(16), b"", 1), 0, 0)
+        assert not cache.add((number.to_bytes(16), b"", 1), 0, 0)
+    assert len(cache._nodes) == len(cache) == 1000
+    assert cache.evicted == 4000
+    assert not cache.seen(((3999).to_bytes(16), b"", 1), 0) and cache.seen(((4000).to_bytes(16), b"", 1), 0)
+
+
+def test_strangers_push_out_nothing_that_a_trusted_node_said() -> None:
+    settings = MeshSettings.parse({"require": "any", "replay_cap": 800})
+    gate = Gate(settings, TRUST)
+    packet = Packet(1, EventType.EVENT, int(NOW), (Field(Type.STRING, b"a"),))
+    known = sign_packet(packet, WITH_HMAC)
+    gate.check(known, SOURCE, NOW)
+    for number in range(2000):
+        gate.check(sign_packet(packet, Identity(number.to_bytes(16))), SOURCE, NOW)
+    assert len(gate.strangers) == 100 and len(gate.replay) == 1
+    with pytest.raises(ProtocolViolation, match=r"mesh\.replay"):
+        gate.check(known, SOURCE, NOW)
+
+
 def test_an_expired_entry_that_goes_is_not_counted_as_evicted() -> None:
     cache = ReplayCache(cap=2)
     for number in range(4):

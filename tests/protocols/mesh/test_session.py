@@ -546,7 +546,7 @@ def read_all(server: MeshSession, packets: list[bytes], now: float = 1.0) -> Rea
     for packet in packets:
         total += len(packet)
         ends.append(total)
-    return Read(server.receive_datagrams(b"".join(packets), ends, now))
+    return Read(list(server.receive_datagrams(b"".join(packets), ends, now)))
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])

@@ -617,6 +617,17 @@ def test_a_heartbeat_resets_the_time_of_every_call_that_waits() -> None:
     assert b"result:0;message_id:1;\n" in client.outgoing()
 
 
+def test_heartbeats_in_a_row_count_once_a_second_and_in_batches() -> None:
+    client = opened(Role.CLIENT, max_calls=1000, max_unconfirmed=1000)
+    for _ in range(200):
+        client.send(request(), 0.0)
+    beats = [line(Call("Core", CALL_ID, "Heartbeat"), number) for number in range(1, 4)]
+    batches = [batch for beat in beats for batch in client.receive(beat, 0.0)]
+    assert sum(len(batch.messages) for batch in batches) == 200
+    assert max(len(batch.messages) for batch in batches) <= 64
+    assert len(joined(client.receive(line(Call("Core", CALL_ID, "Heartbeat"), 9), 1.0)).messages) == 200
+
+
 def test_a_heartbeat_without_a_call_is_confirmed_and_nothing_else() -> None:
     client = opened(Role.CLIENT)
     run = joined(client.receive(line(Call("Core", CALL_ID, "Heartbeat")), 0.0))

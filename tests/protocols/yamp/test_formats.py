@@ -20,6 +20,7 @@ from lxml import etree
 
 from wireloom.model import BodyError, ConfigError, Kind, Message, ProtocolViolation
 from wireloom.protocols.yamp import body_format, formats
+from wireloom.protocols.yamp.conversion import convert
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 integers = st.integers(-(2**63), 2**63 - 1)
@@ -437,22 +438,22 @@ def test_plain_documents_go_from_any_plain_format_to_any_other(value: dict[str, 
     for source in names:
         for target in names:
             body = body_format(source).dumps(value)
-            converted, kind = formats.convert(body, formats.CONTENT_TYPES[source], formats.CONTENT_TYPES[target])
+            converted, kind = convert(body, formats.CONTENT_TYPES[source], formats.CONTENT_TYPES[target])
             assert kind == formats.CONTENT_TYPES[target]
             assert body_format(target).loads(converted) == value
 
 
 @pytest.mark.parametrize("name", ["json", "msgpack", "cbor"])
 def test_text_becomes_a_string_of_the_format(name: str) -> None:
-    body, kind = formats.convert("grün".encode(), "text/plain", formats.CONTENT_TYPES[name])
+    body, kind = convert("grün".encode(), "text/plain", formats.CONTENT_TYPES[name])
     assert (body_format(name).loads(body), kind) == ("grün", formats.CONTENT_TYPES[name])
 
 
 @pytest.mark.parametrize("target", ["application/xml", "application/x-protobuf", "application/octet-stream", None])
 def test_what_cannot_be_converted_stays_as_it_is(target: str | None) -> None:
-    assert formats.convert(b'{"a":1}', "application/json", target) == (b'{"a":1}', "application/json")
-    assert formats.convert(b"hi", "text/plain", target) == (b"hi", "text/plain")
-    assert formats.convert(b"\x01", None, target) == (b"\x01", None)
+    assert convert(b'{"a":1}', "application/json", target) == (b'{"a":1}', "application/json")
+    assert convert(b"hi", "text/plain", target) == (b"hi", "text/plain")
+    assert convert(b"\x01", None, target) == (b"\x01", None)
 
 
 PLAIN = ["json", "msgpack", "cbor"]
@@ -478,18 +479,18 @@ PLAIN = ["json", "msgpack", "cbor"]
 def test_what_a_peer_of_plain_values_cannot_read_is_wrapped(
     name: str, body: bytes, source: str | None, value: object
 ) -> None:
-    converted, kind = formats.convert(body, source, formats.CONTENT_TYPES[name])
+    converted, kind = convert(body, source, formats.CONTENT_TYPES[name])
     assert (body_format(name).loads(converted), kind) == (value, formats.CONTENT_TYPES[name])
 
 
 def test_json_without_a_content_type_reaches_a_json_peer_as_it_is() -> None:
-    assert formats.convert(b'{ "a": 1.0 }', None, "application/json") == (b'{ "a": 1.0 }', "application/json")
+    assert convert(b'{ "a": 1.0 }', None, "application/json") == (b'{ "a": 1.0 }', "application/json")
 
 
 @given(body=st.binary(max_size=40), source=st.sampled_from([None, "text/plain", "image/png", "application/xml"]))
 @pytest.mark.parametrize("name", PLAIN)
 def test_whatever_is_converted_can_be_read(name: str, body: bytes, source: str | None) -> None:
-    converted, kind = formats.convert(body, source, formats.CONTENT_TYPES[name])
+    converted, kind = convert(body, source, formats.CONTENT_TYPES[name])
     assert kind == formats.CONTENT_TYPES[name]
     body_format(name).loads(converted or formats.nothing(kind))
 

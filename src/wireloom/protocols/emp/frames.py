@@ -125,6 +125,7 @@ RULES = {
     "emp.hello.repeated": Rule("`hello` is sent once, after the connection has been established (Handshake)"),
     "emp.handshake.order": Rule("Exchanges must not be initiated during the handshake procedure (Handshake)"),
     "emp.handshake.timeout": Rule("`hello` comes within `handshake_timeout` (decision)", code=ErrorCode.TIMEOUT),
+    "emp.ping.too-many": Rule("A peer that keeps sending `ping` before the last is answered is closed (Ping-pong)"),
     "emp.request.reused-id": Rule(
         "An implementation never sends two requests with the same identifier (Request-response)"
     ),

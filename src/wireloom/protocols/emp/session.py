@@ -11,7 +11,7 @@ publishes are decoded by the kernel of `publish_columns.py`, once `enable_column
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -25,6 +25,7 @@ from wireloom.model import (
     ProtocolViolation,
     WireloomError,
     message_of,
+    without_traces,
 )
 from wireloom.protocols.column_session import CallSession
 from wireloom.protocols.contract import (
@@ -41,7 +42,7 @@ from wireloom.protocols.contract import (
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import DONE, HUB_EXTENSIONS, ID_AT, encode, is_reserved, plain_frame, to_message
-from wireloom.protocols.emp.offload import Later, Offload, is_slow_to_read, is_slow_to_write
+from wireloom.protocols.emp.offload import Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.pending import Pending
 from wireloom.protocols.emp.settings import EmpSettings, Profile, settled
 from wireloom.protocols.emp.sizes import told_mode
@@ -57,10 +58,14 @@ from wireloom.protocols.emp.states import (
     OUT_OF_TURN,
 )
 from wireloom.protocols.kept import Kept
+from wireloom.protocols.offload import Later
 
 if TYPE_CHECKING:
     from wireloom.protocols.owing import Owed
     from wireloom.protocols.publish_columns import PublishColumns
+
+OVERLAPS = 3
+"""Pings before the pong to the last one that a peer is forgiven."""
 
 _HELLO_FRAME = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
 _BYE_FRAME, _PING_FRAME, _PONG_FRAME = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
@@ -113,6 +118,7 @@ class EmpSession(CallSession):
         self._ping_sent: float | None = None
         self._pongs_unsent = 0
         self._slow = Offload()
+        self._slow.max_decompressed = settings.max_decompressed
         self._bye_waits = False
         """`bye` is said, but stands behind a large message that is still being packed."""
 
@@ -287,8 +293,11 @@ class EmpSession(CallSession):
         self._held.clear()
 
     def _answer_ping(self) -> None:
+        """Answer a ping. A peer may have one under way; who does not keep to that is closed after a few."""
         if self._pongs_unsent:
             self.count("emp.ping.overlap")
+            if self.counters["emp.ping.overlap"] > OVERLAPS:
+                raise frames.violation("emp.ping.too-many", f"{OVERLAPS + 1} pings before the last was answered")
         self._pongs_unsent += 1
         self._write(_PONG_FRAME)
 
@@ -302,7 +311,7 @@ class EmpSession(CallSession):
 
     def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
         """Tell the peer which rule it broke, and close."""
-        self.violation = frames.readdress(violation, self.settings.size_mode)
+        self.violation = without_traces(frames.readdress(violation, self.settings.size_mode))
         self.refused = rest
         self._slow.behind.clear()
         if violation.reply:
@@ -596,9 +605,9 @@ class EmpSession(CallSession):
 
     def work(self) -> Callable[[], object] | None:
         """The next body to pack or unpack."""
-        return None if self.state is CLOSED else self._slow.work(self.settings.max_decompressed)
+        return None if self.state is CLOSED else self._slow.work()
 
-    def worked(self, result: object, now: float) -> Sequence[Batch]:
+    def worked(self, result: object, now: float) -> Iterable[Batch]:
         """A body is done: go on with what waited for it."""
         slow = self._slow
         slow.done()
@@ -606,17 +615,26 @@ class EmpSession(CallSession):
             return NOTHING
         if slow.reading is not None:
             slow.reading, slow.unpacked = None, cast("bytes | ProtocolViolation", result)
-            batches = self.receive(b"", now)
-            if slow.input_ended:
-                self.end_of_input(now)
-        else:
-            # It may have been given up meanwhile.
-            batches = self._packed(cast("bytes | WireloomError", result)) if slow.behind else NOTHING
+            return self._read_on(now)
+        # It may have been given up meanwhile.
+        batches = self._packed(cast("bytes | WireloomError", result)) if slow.behind else NOTHING
+        self._write_ready()
+        return batches
+
+    def _read_on(self, now: float) -> Iterator[Batch]:
+        """Take the frame whose body is unpacked now, and what came behind it."""
+        yield from self.batches(b"", now)
+        if self._slow.input_ended and self._slow.reading is None:
+            self.end_of_input(now)
+        self._write_ready()
+
+    def _write_ready(self) -> None:
+        """Write what need not wait for slow work any more."""
+        slow = self._slow
         self._out += slow.ready()
         if self._bye_waits and not slow.behind:
             self._leave("close")
         self.offloads = slow.is_needed
-        return batches
 
     def _packed(self, result: bytes | WireloomError) -> Sequence[Batch]:
         """A message has its bytes; or it is too large even so, and whoever waits for it is told."""

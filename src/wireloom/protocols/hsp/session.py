@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation, message_of
+from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation, message_of, without_traces
 from wireloom.protocols.column_session import ColumnSession
 from wireloom.protocols.contract import (
     HUB_PREFIX,
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from wireloom.protocols.publish_columns import PublishColumns
 
 MAP = HUB_PREFIX + "map"
+MAX_MAP = 256 * 1024
+"""Bytes of one `$hub/map`."""
+MAX_MAPS = 256
+"""Maps on one connection: each is written to the journal with all that were before it."""
 MAX_NAMES = 64 * 1024
 """Characters of all topics that one connection may give numbers to."""
 MAX_IDS = 1 << 32
@@ -71,6 +75,7 @@ class HspSession(ColumnSession):
         self._owed: dict[int, None] = {}
         """Ids the peer waits on."""
         self._owed_batches = OwedBatches()
+        self._maps = 0
         self._heard = 0.0
         self._ping_sent: float | None = None
 
@@ -219,7 +224,8 @@ class HspSession(ColumnSession):
 
     def _learn(self, body: bytes) -> None:
         """`$hub/map`: from now on these numbers stand for these topics, in both directions."""
-        learnt = parse_map(body)
+        self._maps += 1
+        learnt = parse_map(body) if len(body) <= MAX_MAP and self._maps <= MAX_MAPS else None
         if learnt is None:
             self.count("hsp.map.invalid")
             return
@@ -232,7 +238,7 @@ class HspSession(ColumnSession):
         self._own_names = Names({**self._own_names.topics, **learnt}, self.names.profile, taken=known)
 
     def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
-        self.violation, self.refused, self.close_reason = violation, bytes(rest), "error"
+        self.violation, self.refused, self.close_reason = without_traces(violation), bytes(rest), "error"
         if violation.reply:
             self._queue(violation.reply)
         self._buffer.clear()

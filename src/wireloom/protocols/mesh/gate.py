@@ -22,6 +22,7 @@ from wireloom.protocols.mesh.trust import TrustedKey, TrustStore
 from wireloom.protocols.mesh.watched import Watched, load_trust_file
 
 STALE, FUTURE, REPLAY = "mesh.stale", "mesh.future", "mesh.replay"
+UNKNOWN_PAST = "mesh.unknown-past"
 VERIFICATIONS, OWN = "mesh.limit.verifications", "mesh.own"
 UNSIGNED, UNTRUSTED, ANONYMOUS = "mesh.policy.unsigned", "mesh.policy.untrusted", "mesh.policy.anonymous"
 
@@ -29,6 +30,7 @@ GATE_CLAUSES = {
     STALE: "Messages older than the replay window are rejected (5.4)",
     FUTURE: "Messages outside the clock skew allowance are rejected (5.4)",
     REPLAY: "Reuse of a Message ID within the window is treated as replay and rejected (5.4)",
+    UNKNOWN_PAST: "After a start, packets from before it are refused until the journal says which were seen (decision)",
     VERIFICATIONS: "No more signatures a second are verified for one source than `verifications` (limit)",
     OWN: "A packet of our own that came back is not taken again (decision)",
     UNSIGNED: "Policy `signed` and `trusted` accept packets with HMAC or Signature only (decision)",
@@ -63,7 +65,11 @@ class Gate:
     def __init__(self, settings: MeshSettings, trust: TrustStore | None = None, own: bytes | None = None) -> None:
         self.settings = settings
         self.policy = settings.policy
-        self.replay = ReplayCache(settings.replay_window, settings.replay_cap, settings.replay_cap_per_node)
+        caps = settings.replay_window, settings.replay_cap, settings.replay_cap_per_node
+        self.replay = ReplayCache(*caps)
+        """Packets whose sender is trusted."""
+        self.strangers = ReplayCache(*caps)
+        """All others: however many of them come, they push out none of those."""
         self.budget = Budget(settings.verifications)
         self.own: set[bytes | str] = set() if own is None else {own}
         """Our NODE ID; all of them, where several listeners are one hub."""
@@ -102,13 +108,24 @@ class Gate:
             raise ProtocolViolation(DECRYPTION, "the key is known and the tag is wrong")
         node_id = packet.get(Type.NODE_ID)
         name = (source if node_id is None else node_id, proof.key_id, packet.message_id)
-        if not self.replay.add(name, packet.signed_at, now):
+        if not self._memory(proof).add(name, packet.signed_at, now):
             raise _replay(packet.message_id)
         if verdict.authenticity is not Authenticity.NONE:
             self.budget.welcome(source, now)
             if verdict.authenticity is Authenticity.SELF_SIGNED:
                 self._learn(packet)
         return Accepted(packet, opened, verdict.authenticity)
+
+    def _memory(self, proof: security.Proof) -> ReplayCache:
+        """Where packets with such a proof are remembered."""
+        return self.replay if proof.trusted else self.strangers
+
+    def recall(self, packet: Packet, source: str, arrived: float) -> None:
+        """Remember a packet that was accepted before a restart."""
+        proof = security.find_keys(packet, self.trust, self._learned_keys)
+        node_id = packet.get(Type.NODE_ID)
+        name = (source if node_id is None else node_id, proof.key_id, packet.message_id)
+        self._memory(proof).add(name, packet.signed_at, arrived)
 
     def check_usual(
         self, data: bytes, shapes: Iterable[Shape], source: str, now: float
@@ -119,6 +136,7 @@ class Gate:
         """
         self.refresh(now)
         self.replay.expire(now)
+        self.strangers.expire(now)
         any_goes, add, none = self.policy is Require.ANY, self.replay.add_number, (None, None, 0)
         window, this_second = self.replay.window, int(now)
         soon = now + window
@@ -162,10 +180,11 @@ class Gate:
                 author = data[node : node + 16] if node >= 0 else source
                 if author not in senders:
                     own = author in self.own
-                    senders[author] = none if own else (None, (known := self.replay.node(author)), known.offset(b""))
+                    senders[author] = none if own else (None, (known := self.strangers.node(author)), known.offset(b""))
                 _, seen, offset = senders[author]
                 if seen is not None:
-                    outcome = unsigned if add(seen, offset + message_id, until, now) else _replay(message_id)
+                    is_new = self.strangers.add_number(seen, offset + message_id, until, now)
+                    outcome = unsigned if is_new else _replay(message_id)
             found.append(outcome)
         return found
 
@@ -253,7 +272,7 @@ class Gate:
             raise ProtocolViolation(UNTRUSTED, "the key is the packet's own, and the policy is trusted")
         if proof.public is not None and node_id is not None:
             # A copy by another way is the usual case in a mesh: it is recognised before it costs a verification.
-            if self.replay.seen((node_id, proof.key_id, packet.message_id), now):
+            if self._memory(proof).seen((node_id, proof.key_id, packet.message_id), now):
                 raise _replay(packet.message_id)
             if not self.budget.take(source, now):
                 raise ProtocolViolation(VERIFICATIONS, f"more than {self.budget.rate:g} signatures a second")
@@ -261,11 +280,13 @@ class Gate:
 
     def fresh(self, now: float) -> tuple[float, float]:
         """The oldest and the newest time that a packet may be of: [now - window, now + skew]."""
-        return now - self.settings.replay_window, now + self.settings.clock_skew
+        return max(now - self.settings.replay_window, self.replay.since + 1), now + self.settings.clock_skew
 
     def check_time(self, signed_at: int, now: float) -> None:
         """Refuse what is stale or from the future."""
         oldest, newest = self.fresh(now)
+        if signed_at <= self.replay.since:
+            raise ProtocolViolation(UNKNOWN_PAST, f"{now - signed_at:.0f} s old, and the journal is not read yet")
         if signed_at < oldest:
             raise ProtocolViolation(STALE, f"{now - signed_at:.0f} s old")
         if signed_at > newest:

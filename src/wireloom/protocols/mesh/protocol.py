@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import secrets
 import time
 from collections import deque
@@ -25,7 +27,7 @@ from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.mesh import frames
 from wireloom.protocols.mesh.conversation import CONVERSATION
 from wireloom.protocols.mesh.encryption import WRAPPING_CLAUSES
-from wireloom.protocols.mesh.frames import Packet
+from wireloom.protocols.mesh.frames import Packet, decode, packet_ends
 from wireloom.protocols.mesh.gate import GATE_CLAUSES
 from wireloom.protocols.mesh.messages import FIELDS, FIELDS_FORMAT, to_message, to_packet
 from wireloom.protocols.mesh.security import SECURITY_CLAUSES, check, sign_packet
@@ -123,6 +125,7 @@ class MeshSessions(Sessions):
             if isinstance(other, MeshSessions):
                 other.gate.own |= self.gate.own
                 self.gate.own, self.gate.replay = other.gate.own, other.gate.replay
+                self.gate.strangers = other.gate.strangers
                 self.author.node_ids = other.gate.own
                 if other.author.identity.node_id == self.author.identity.node_id:
                     self.author.ids = other.author.ids
@@ -142,9 +145,31 @@ class MeshSessions(Sessions):
         return None
 
     @property
+    def recalls(self) -> float:
+        """How long ago a packet may have come that can still be replayed: those dated ahead for longer than others."""
+        settings = self.gate.settings
+        return settings.replay_window + settings.clock_skew
+
+    def begin_recall(self, now: float) -> None:
+        """Until `recalled`, nothing is taken that may have been taken before."""
+        self.gate.replay.since = math.floor(now)
+
+    def recall(self, frames: bytes, source: str, arrived: float) -> None:
+        """Remember packets."""
+        start = 0
+        for end in packet_ends(frames):
+            with contextlib.suppress(ProtocolViolation):
+                self.gate.recall(decode(frames[start:end], self._limits), source, arrived)
+            start = end
+
+    def recalled(self) -> None:
+        """From now on everything that is fresh and was not seen is taken."""
+        self.gate.replay.since = -math.inf
+
+    @property
     def counters(self) -> Mapping[str, int]:
-        """What the cache had to forget too early."""
-        return {"mesh.replay.evicted": self.gate.replay.evicted}
+        """What the caches had to forget too early."""
+        return {"mesh.replay.evicted": self.gate.replay.evicted + self.gate.strangers.evicted}
 
 
 def make_node(settings: MeshSettings) -> tuple[Gate, Author]:

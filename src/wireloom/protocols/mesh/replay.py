@@ -2,11 +2,13 @@
 
 Implements 5.4 and 7 of the Event Mesh Protocol. Keyed by NODE ID, the key that authenticated (or none) and Message ID.
 An entry lives until max(arrival, the packet's time) + window, so that a packet dated ahead cannot be replayed later.
-There is a cap for each node and one in all; the oldest go first, and each that goes too early is counted.
+There is a cap for each node and one in all; the oldest go first, and each that goes too early is counted. Nodes take
+memory, too, and a NODE ID costs its inventor nothing: there are at most as many as take the memory of all entries.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from itertools import repeat
 
@@ -14,6 +16,8 @@ REPLAY_WINDOW = 300.0
 CLOCK_SKEW_ALLOWANCE = 120.0
 EXPIRED_AT_ONCE = 1000
 LOOK_EVERY = 1.0
+ENTRIES_OF_NODE = 8
+"""Entries that take as much memory as a node."""
 
 Key = tuple[bytes | str, bytes, int]
 """NODE ID (or, where there is none, the source's address), key, Message ID."""
@@ -55,6 +59,9 @@ class ReplayCache:
         self.window = window
         self.cap = cap
         self.cap_per_node = cap_per_node
+        self.most_nodes = max(cap // ENTRIES_OF_NODE, 64)
+        self.since = -math.inf
+        """Packets dated up to then may have been seen, and nobody remembers; see `Gate.check_time`."""
         self.evicted = 0
         """Entries that had to go while their packet could still be replayed."""
         self._nodes: dict[bytes | str, Seen] = {}
@@ -93,6 +100,8 @@ class ReplayCache:
         """The same as `add`, for those who have many packets of one node and called `expire` before."""
         entries = node.until
         count = len(entries)
+        if not count:
+            self._nodes[node.name] = node  # it may have been forgotten since somebody asked for it
         # One look into the dictionary, which is too large for the processor's cache, instead of two.
         known = entries.setdefault(number, until)
         if len(entries) == count:
@@ -110,6 +119,8 @@ class ReplayCache:
             self._evict(node, now)
         if self._count > self.cap:
             self._evict(self._next(), now)
+        while len(self._nodes) > self.most_nodes and self._count > 1:
+            self._evict(self._next(), now)
         return True
 
     def add_all(self, node: Seen, numbers: list[int], until: float, now: float) -> bool:
@@ -118,6 +129,7 @@ class ReplayCache:
         many = len(numbers)
         if len(fresh) < many or many > self.cap_per_node or not entries.keys().isdisjoint(fresh):
             return False
+        self._nodes[node.name] = node
         entries.update(fresh)
         node.order.extend(numbers)
         self._order.extend(repeat(node, many))
@@ -134,7 +146,8 @@ class ReplayCache:
         if now < self._look_again:
             return
         for name in self._empty:
-            if not self._nodes[name].until:
+            node = self._nodes.get(name)
+            if node is not None and not node.until:
                 del self._nodes[name]
         self._empty.clear()
         for _ in range(EXPIRED_AT_ONCE):
@@ -164,6 +177,9 @@ class ReplayCache:
         if node.until[oldest] > now:
             self.evicted += 1
         self._forget(node, oldest)
+        if not node.until:
+            self._empty.discard(node.name)
+            self._nodes.pop(node.name, None)
 
     def _forget(self, node: Seen, number: int) -> None:
         del node.until[number]

@@ -11,7 +11,7 @@ each other whoever begins. Both send heartbeats once they have been greeted.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from wireloom.model import (
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 SUBSCRIBE, UNSUBSCRIBE = HUB_PREFIX + "subscribe", HUB_PREFIX + "unsubscribe"
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS, Kind.ACK))
 GREETINGS_KEPT = 64
+TOGETHER = 64
+"""Datagrams that are taken by one step."""
 
 
 class MeshSession(Session):
@@ -120,11 +122,18 @@ class MeshSession(Session):
             return [Batch(refused=(self.refuse(violation, data),))]
         return self.accept(accepted, data, now)
 
-    def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Sequence[Batch]:
-        """Take datagrams that arrived together."""
-        if self._reader is not None and self.state is not SessionState.CLOSED:
-            return self._reader.read(data, ends, now)
-        return super().receive_datagrams(data, ends, now)
+    def receive_datagrams(self, data: bytes, ends: Sequence[int], now: float) -> Iterable[Batch]:
+        """Take datagrams that arrived together, some at a time: the owner may let others have a turn in between."""
+        if self._reader is None:
+            yield from super().receive_datagrams(data, ends, now)
+            return
+        start = 0
+        for first in range(0, len(ends), TOGETHER):
+            if self.state is SessionState.CLOSED:
+                return
+            part = ends[first : first + TOGETHER]
+            yield from self._reader.read(data[start : part[-1]], [end - start for end in part], now)
+            start = part[-1]
 
     def enable_columns(self) -> bool:
         """Let events come as `MeshPublishes`: those that are only passed on are then never made into messages."""

@@ -93,7 +93,7 @@ class _Open:
     since: float
     place: int = 0
     """Where its first piece stands, if whoever adds it says so."""
-    pieces: dict[int, bytes] = field(default_factory=dict)
+    pieces: dict[int, bytes | memoryview] = field(default_factory=dict)
     lines: list[bytes] = field(default_factory=list)
     """The lines they came in, if whoever adds them wants these back."""
     size: int = 0
@@ -137,7 +137,7 @@ class Assembly:
             self._give_up(frame.message_id)
             raise _refused("wolpertinger.fragment.differs", f"piece {index} is of another message", frame)
         if index not in kept.pieces:
-            kept.pieces[index] = frame.payload
+            kept.pieces[index] = _part_of(line, frame.payload)
             kept.size += len(frame.payload)
         held = max(len(frame.payload), len(line))
         kept.held += held
@@ -199,6 +199,13 @@ class Assembly:
         kept = self.open.pop(message_id)
         self.pending -= kept.held
         return kept
+
+
+def _part_of(line: bytes, payload: bytes) -> bytes | memoryview:
+    """The payload, as a part of its line if that is kept: once in memory, not twice."""
+    end = len(line) - 1
+    start = end - len(payload)
+    return memoryview(line)[start:end] if line[start:end] == payload and payload else payload
 
 
 def _metadata(frame: Data) -> tuple[object, ...]:

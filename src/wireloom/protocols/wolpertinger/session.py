@@ -32,13 +32,13 @@ from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
 from wireloom.protocols.wolpertinger.refusal import ErrorCode, Refused, ResultCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
-from wireloom.protocols.wolpertinger.transmission import BYTES, LARGE, Packed, Transmission, pack
+from wireloom.protocols.wolpertinger.transmission import BYTES, LARGE, LINES, Packed, Transmission, pack
 from wireloom.protocols.wolpertinger.values import Value
 
 _SLOW = 1.0
 """Seconds after which a confirmation is late enough to tell whoever waits for the answer."""
 _OFTEN = 1.0
-"""Seconds between two Heartbeats that the application asks for."""
+"""Seconds between two Heartbeats that the application asks for, or that count."""
 _LAST_DIGITS = (1 << 48) - 1
 """Those of a CallId that count up; the others are drawn for each session."""
 _METADATA = 200
@@ -97,6 +97,8 @@ class WolpertingerSession(Transmission):
         self._settled: list[str] = []
         """Calls without response value whose delivery was confirmed in this read."""
         self._heartbeat_at = float("-inf")
+        self._worked_at = float("-inf")
+        """When the peer last said that it works on what it was asked."""
         draw = random.Random(unique)  # ids, not secrets
         self._call_prefix = str(UUID(int=draw.getrandbits(128), version=4))[:24]
         self._calls_made = draw.getrandbits(48)
@@ -135,6 +137,7 @@ class WolpertingerSession(Transmission):
                     self._tell(Kind.ACK, call_id, str(_SUCCESS.value))
         if self._input_over and self._blocked is None:
             self._end_input()
+        self._close_when_settled()
         return super()._finish()
 
     def _tell(self, kind: Kind, call_id: str, status: str, body: bytes = b"") -> None:
@@ -204,8 +207,7 @@ class WolpertingerSession(Transmission):
     def _take_call(self, call: Call, message: Message | None, whole: Data, wire: int, now: float) -> None:
         component = messages.called(call.component, call.method).component
         if component == "core" and messages.is_heartbeat(call):
-            for call_id in self._waiting:
-                self._tell(_PROGRESS, call_id, "progress")
+            self._take_heartbeat(now)
             return
         if component == "authentication":
             self._authenticate(call, now)
@@ -227,6 +229,16 @@ class WolpertingerSession(Transmission):
             carried = component == "hub" and self._is_carried(call)
             self._owed[call.call_id] = _Owed(call.component, carried, now)
         self._add(message)
+
+    def _take_heartbeat(self, now: float) -> None:
+        """The peer works on all calls that wait: at most once in a while, because that may be many."""
+        if now - self._worked_at < _OFTEN:
+            return
+        self._worked_at = now
+        for number, call_id in enumerate(self._waiting, 1):
+            self._tell(_PROGRESS, call_id, "progress")
+            if number % LINES == 0:
+                self._end_batch()
 
     def _refuse_document(self, refused: Refused, now: float) -> None:
         if not refused.is_answer:
@@ -477,12 +489,6 @@ class WolpertingerSession(Transmission):
         return self._finish()
 
     # The end
-
-    def worked(self, result: object, now: float) -> Sequence[Batch]:
-        """Slow work is done; it may be what the end waited for."""
-        batches = super().worked(result, now)
-        self._close_when_settled()
-        return batches
 
     def end_of_input(self, now: float) -> None:
         """The peer sends no more; it still gets the answers it waits for."""

@@ -12,11 +12,11 @@ import binascii
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wireloom.model import Message, WireloomError
+from wireloom.model import Message, WireloomError, without_traces
 from wireloom.protocols.contract import NOTHING, Batch, Rejected, Role, Session, SessionState, is_control
 from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
 from wireloom.protocols.wolpertinger.blanking import blanked, starred_lines
@@ -29,6 +29,10 @@ from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 
 LARGE = 16 * 1024
 """Bytes of a message from which on reading or writing it is slow work."""
+_SHOWN = 64 * 1024
+"""Bytes of what is refused that records may show."""
+LINES = 64
+"""Lines, or messages, that make a batch."""
 _SOON = 0.01
 """Seconds that the confirmation of an answer may wait for company."""
 _MANY = 64
@@ -135,7 +139,7 @@ class Transmission(Session):
         self._running: _Job | None = None
         self._blocked: list[bytes] | None = None
         """What was received while a large message is being read; None when there is none."""
-        self._rest: list[bytes] = []
+        self._rest = b""
         """Lines of the same read that follow it."""
         self._outbox: deque[Document | _Later] | None = None
         """What is to be said once a large message has been written; None when there is none."""
@@ -161,10 +165,13 @@ class Transmission(Session):
 
     def receive(self, data: bytes, now: float) -> Sequence[Batch]:
         """Take what the transport read."""
+        return list(self.batches(data, now))
+
+    def batches(self, data: bytes, now: float) -> Iterable[Batch]:
+        """The same, a few lines at a time."""
         if self.state is _CLOSED or (self._blocked is not None and self._wait_with(data)):
             return NOTHING
-        self._take_data(data, now)
-        return self._finish()
+        return self._take_data(data, now)
 
     def _add(self, message: Message) -> None:
         """Hand a message to the owner. A control message is the last of its batch; its line is in there already."""
@@ -184,22 +191,30 @@ class Transmission(Session):
         batches, self._batches = self._batches, []
         return batches
 
-    def _take_data(self, data: bytes, now: float) -> None:
+    def _take_data(self, data: bytes, now: float) -> Iterator[Batch]:
         plain = not self._tail and not self._skipping and data.endswith(b"\n")
-        whole = data if plain else self._whole_lines(data)
-        if whole:
-            lines = whole.split(b"\n")
-            lines.pop()
-            self._take_lines(lines, now)
+        yield from self._take_lines(data if plain else self._whole_lines(data), now)
+        yield from self._finish()
 
-    def _take_lines(self, lines: list[bytes], now: float) -> None:
-        for position, line in enumerate(lines):
-            self._take_line(line, now)
+    def _take_lines(self, lines: bytes, now: float) -> Iterator[Batch]:
+        """Take whole lines; a batch ends after some of them, so that the owner can let others have a turn."""
+        at, count, began = 0, 0, 0
+        while at < len(lines):
+            end = lines.index(b"\n", at)
+            self._take_line(lines[at:end], now)
+            at = end + 1
             if self.state is _CLOSED:
                 return
             if self._blocked is not None:
-                self._rest = lines[position + 1 :]
+                self._rest = lines[at:]
                 return
+            count += 1
+            if count >= LINES or at - began >= LARGE:
+                count, began = 0, at
+                self._end_batch()
+                batches, self._batches = self._batches, []
+                # Pieces of a message that is not complete bring nothing, and cost time all the same.
+                yield from batches or (Batch(),)
 
     def _whole_lines(self, data: bytes) -> bytes:
         """All complete lines so far; what follows them is kept."""
@@ -232,8 +247,16 @@ class Transmission(Session):
         self._reading.refused.append(Rejected(clause, detail, 0, self._without_credentials(clause, data)))
 
     def _without_credentials(self, clause: str, data: bytes) -> bytes:
-        """Lines that are refused, as records may keep them."""
-        return data if clause == UNREADABLE else starred_lines(data, self._cipher)
+        """Lines that are refused, as records may keep them: of a long message its beginning, the rest is stars."""
+        if clause == UNREADABLE:
+            return data
+        return self._shown(data)
+
+    def _shown(self, data: bytes) -> bytes:
+        """Lines without credentials; of many only the first are looked at, the rest is stars."""
+        if len(data) <= _SHOWN:
+            return starred_lines(data, self._cipher)
+        return starred_lines(data[:_SHOWN], self._cipher) + b"*" * (len(data) - _SHOWN)
 
     def _take_line(self, line: bytes, now: float) -> None:
         raw = line + b"\n"
@@ -296,9 +319,7 @@ class Transmission(Session):
     def unread(self) -> bytes:
         """Lines that wait for others, pieces of incomplete messages, and the beginning of a line."""
         pieces = [line for kept in self._assembly.open.values() for line in kept.lines]
-        rest = [line + b"\n" for line in self._rest]
-        unread = b"".join([*pieces, *rest, *self._tail, *(self._blocked or ())])
-        return starred_lines(unread, self._cipher)
+        return self._shown(b"".join([*pieces, self._rest, *self._tail, *(self._blocked or ())]))
 
     def _open(self, whole: Data, wire: int, raw: bytes, now: float) -> None:
         """Read a whole message: here, or elsewhere if it is large. `raw` is its lines."""
@@ -318,7 +339,7 @@ class Transmission(Session):
                 profile = settings.profile
                 return document, messages.of_document(document, whole, wire, direction, profile=profile, typed=True)
             except Refused as refused:
-                return refused
+                return without_traces(refused)
 
         def opened(result: object, done: float) -> None:
             if isinstance(result, Refused):
@@ -366,6 +387,7 @@ class Transmission(Session):
         `now` is when it arrived, `done` when that was found out, if later.
         """
         if refused is self.violation:
+            without_traces(refused)
             self.refused = self._without_credentials(refused.clause, raw)
             return
         self._reject(refused.clause, refused.detail, raw)
@@ -446,7 +468,7 @@ class Transmission(Session):
             try:
                 return pack(later.make(), settings, cipher)
             except WireloomError as error:
-                return error
+                return without_traces(error)
 
         def written(result: object, now: float) -> None:
             outbox, self._outbox = self._outbox or deque(), None
@@ -550,26 +572,25 @@ class Transmission(Session):
         self._running = self._jobs.popleft()
         return self._running.run
 
-    def worked(self, result: object, now: float) -> Sequence[Batch]:
+    def worked(self, result: object, now: float) -> Iterable[Batch]:
         """Slow work is done: go on with what waited for it."""
         job, self._running = self._running, None
         if job is None or self._is_closed():
             return NOTHING
         job.done(result, now)
-        if job.reads:
-            self._unblock(now)
-        return self._finish()
-
-    def _unblock(self, now: float) -> None:
-        """Take what arrived while a large message was being read, up to the next large one."""
+        if not job.reads:
+            return self._finish()
         chunks, self._blocked = self._blocked or [], None
-        lines, self._rest = self._rest, []
-        self._take_lines(lines, now)
+        lines, self._rest = self._rest, b""
+        return self._read_on(lines, chunks, now)
+
+    def _read_on(self, lines: bytes, chunks: Sequence[bytes], now: float) -> Iterator[Batch]:
+        """Take what arrived while a large message was being read, up to the next large one."""
+        yield from self._take_lines(lines, now)
         for chunk in chunks:
-            if self._is_closed():
-                return
-            if not self._wait_with(chunk):
-                self._take_data(chunk, now)
+            if not self._is_closed() and not self._wait_with(chunk):
+                yield from self._take_data(chunk, now)
+        yield from self._finish()
 
     def _wait_with(self, chunk: bytes) -> bool:
         """Whether a large message is being read; then this waits for it as well."""
@@ -580,7 +601,7 @@ class Transmission(Session):
     @property
     def buffered(self) -> int:
         """Bytes of the beginning of a line, of incomplete messages, and of what waits for a large one."""
-        return self._tail_size + self._assembly.pending + sum(map(len, self._blocked or ()))
+        return self._tail_size + self._assembly.pending + len(self._rest) + sum(map(len, self._blocked or ()))
 
     @property
     def _is_busy(self) -> bool:

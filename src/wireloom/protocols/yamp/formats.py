@@ -17,11 +17,9 @@ first used, so that the bare package installs without them.
 from __future__ import annotations
 
 import abc
-import base64
 import contextlib
 import io
 import json
-import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -32,7 +30,8 @@ from typing import Any, ClassVar, cast
 from xml.parsers import expat
 
 from wireloom.model import BODY_READERS, BodyError, ConfigError, ProtocolViolation, WireloomError
-from wireloom.pieces import LARGE, is_large, parts, read_json, write_json
+from wireloom.pieces import LARGE, TooLong, is_large, parts, read_json, write_json
+from wireloom.protocols.yamp.counting import count_cbor
 
 DEFAULT = "json"
 """What an empty serializer is taken for."""
@@ -110,6 +109,11 @@ class BodyFormat(abc.ABC):
             kind = type(value).__name__
             raise BodyError(f"{self.name} cannot hold this {kind}: {_words(error)}") from None
 
+    def dumps_within(self, value: object, most: int) -> bytes | None:
+        """The same if it has no more than so many bytes, else None."""
+        data = self.dumps(value)
+        return data if len(data) <= most else None
+
     def loads(self, data: bytes) -> object:
         """The value a body stands for. Only a schema asks for more than an empty body."""
         if not data and not self._has_schema:
@@ -184,6 +188,15 @@ class Json(_Values):
     def _pack(self, value: object) -> bytes:
         return write_json(value, _JSON.encode).encode()
 
+    def dumps_within(self, value: object, most: int) -> bytes | None:
+        """The same; a text can become six times as long, so writing ends as soon as it is too much."""
+        try:
+            return write_json(value, _JSON.encode, most).encode()
+        except TooLong:
+            return None
+        except Exception as error:
+            raise BodyError(f"{self.name} cannot hold this {type(value).__name__}: {_words(error)}") from None
+
     def _unpack(self, data: bytes) -> object:
         return cast(object, read_json(data.decode(), parse_constant=_no_constant))
 
@@ -242,7 +255,7 @@ class Msgpack(_Values):
 
 
 class Cbor(_Values):
-    """CBOR, one item a body."""
+    """CBOR, one item a body; references to values elsewhere in it are refused, see `counting.py`."""
 
     name = "cbor"
 
@@ -250,6 +263,7 @@ class Cbor(_Values):
         return cast(bytes, _library("cbor2", self.name).dumps(value))
 
     def _unpack(self, data: bytes) -> object:
+        count_cbor(data, len(data))
         stream = _Stream(data) if len(data) > LARGE else io.BytesIO(data)
         value: object = _library("cbor2", self.name).load(stream)
         if stream.tell() != len(data):
@@ -500,47 +514,3 @@ def nothing(content_type: str | None) -> bytes:
 
 # `Message.value` reads what needs no schema.
 BODY_READERS.update({CONTENT_TYPES[name]: _plain(name).loads for name in ("msgpack", "cbor", "bson", "xml")})
-
-
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-
-
-def _text_of(body: bytes) -> str | None:
-    """A body as text; None for what is no text, such as bytes with zeros in them."""
-    try:
-        text = body.decode()
-    except UnicodeDecodeError:
-        return None
-    return None if _CONTROL.search(text) else text
-
-
-def convert(body: bytes, source: str | None, target: str | None) -> tuple[bytes, str | None]:
-    """A body as a peer reads it that agreed on `target`, where that holds plain values; else as it is.
-
-    Nothing on the wire says what a body is: such a peer reads every body with the agreed serializer. So plain values
-    of another format are written anew. Text becomes a string, and other bytes a string in base64. A body without a
-    content type is taken for JSON if it can be, else for text if it can be.
-
-    >>> convert(b'{"a":1}', "application/json", "application/msgpack")
-    (b'\\x81\\xa1a\\x01', 'application/msgpack')
-    >>> convert(b"hello", "text/plain", "application/json")
-    (b'"hello"', 'application/json')
-    >>> convert(b"[1]", None, "application/json"), convert(bytes([255]), "image/png", "application/json")
-    ((b'[1]', 'application/json'), (b'"/w=="', 'application/json'))
-    """
-    writer = format_for(target)
-    if source == target or writer is None or writer.name not in CONVERTIBLE:
-        return body, source
-    if not body:
-        return b"", target
-    reader = format_for(source)
-    if reader is not None and reader.name in CONVERTIBLE:
-        return writer.dumps(reader.loads(body)), target
-    if source is None:
-        with contextlib.suppress(ProtocolViolation):
-            value = _plain(DEFAULT).loads(body)
-            return body if writer.name == DEFAULT else writer.dumps(value), target
-    text = _text_of(body) if source is None or source.startswith("text/") else None
-    if text is not None:
-        return writer.dumps(text), target
-    return writer.dumps(base64.b64encode(body).decode()), target

@@ -29,6 +29,7 @@ from wireloom.protocols.contract import Decoder, Format, Protocol, Role, Scheme,
 from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.conversation import CONVERSATION
+from wireloom.protocols.yamp.conversion import MAX_CONVERTED
 from wireloom.protocols.yamp.frames import ResponseType
 from wireloom.protocols.yamp.uids import uid_text
 
@@ -75,6 +76,8 @@ class YampSettings(Settings):
     serializers: tuple[str, ...] = formats.SERIALIZERS
     """What a server accepts."""
     max_body: int = frames.MAX_BODY_DEFAULT
+    max_converted: int = MAX_CONVERTED
+    """Bytes of a body that came in another format and is converted; each value counts for 16 at least."""
     max_requests: int = 10_000
     """How many requests may wait for their response at a time, in each direction."""
     handshake_timeout: float = 5.0
@@ -93,6 +96,8 @@ class YampSettings(Settings):
                 raise ConfigError(f"setting 'serializer' or 'serializers' names {name!r}; known: {known}")
         if not 0 <= self.max_body <= frames.MAX_BODY_LIMIT:
             raise ConfigError(f"setting 'max_body' is {self.max_body}; it must be 0 to {frames.MAX_BODY_LIMIT}")
+        if self.max_converted < 0:
+            raise ConfigError(f"setting 'max_converted' is {self.max_converted}; it must be 0 or more")
         if self.redirect and split_url(self.redirect) is None:
             raise ConfigError(f"setting 'redirect' is {self.redirect!r}; it must be <protocol>://<host>:<port>[/uri]")
 
@@ -261,6 +266,7 @@ class Yamp(Protocol):
     )
     settings_type: ClassVar[type[Settings]] = YampSettings
     message_size: ClassVar[str | None] = "max_body"
+    decompressed_size: ClassVar[str | None] = "max_converted"
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
     conversation: ClassVar[Conversation] = CONVERSATION
     decode_options: ClassVar[Mapping[str, str]] = MappingProxyType({"format": "serializer"})

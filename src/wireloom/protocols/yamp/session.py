@@ -21,7 +21,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from wireloom.model import (
-    BodyError,
     Kind,
     LimitExceeded,
     Message,
@@ -30,8 +29,8 @@ from wireloom.model import (
     ProtocolViolation,
     WireloomError,
     message_of,
+    without_traces,
 )
-from wireloom.pieces import LARGE
 from wireloom.protocols.column_session import ColumnSession
 from wireloom.protocols.contract import (
     HUB_PREFIX,
@@ -46,8 +45,10 @@ from wireloom.protocols.contract import (
     is_control,
 )
 from wireloom.protocols.kept import Kept
+from wireloom.protocols.offload import Later, WriteLater
 from wireloom.protocols.owing import Owed, OwedBatches
 from wireloom.protocols.yamp import errors, formats, frames
+from wireloom.protocols.yamp.conversion import QUICK, conversion_of, converted, takes_long
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import YampSettings, fits, parse_uid, split_url, to_frame, to_message
 from wireloom.protocols.yamp.requests import Received, Sent, Unanswered
@@ -97,6 +98,8 @@ class YampSession(ColumnSession):
         self._owed_batches = OwedBatches()
         """Publishes the peer waits on, that are answered together."""
         self._closing_reason = ""
+        self._slow = WriteLater()
+        """Requests and answers whose bodies take time to convert, and what is said after them."""
         self._input_ended = False
         self._peer_closed = False
         self._handshake_due: float | None = None
@@ -306,7 +309,7 @@ class YampSession(ColumnSession):
         return True
 
     def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
-        self.violation, self.refused = violation, rest
+        self.violation, self.refused = without_traces(violation), rest
         if violation.reply:
             self._write(violation.reply)
         self._closed("error")
@@ -328,7 +331,7 @@ class YampSession(ColumnSession):
         self._close_when_settled()
 
     def _close_when_settled(self) -> None:
-        if self.state is _CLOSING and not self._owed and not self._owed_batches:
+        if self.state is _CLOSING and not self._owed and not self._owed_batches and not self._slow.behind:
             self._goodbye()
 
     def _goodbye(self) -> None:
@@ -390,7 +393,7 @@ class YampSession(ColumnSession):
         """Queue a message; before the handshake is done it is held back.
 
         The uid is drawn here. An answer gets the uri of its request. A body whose content type is not the one agreed
-        on is converted, see `formats.convert`.
+        on is converted, see `conversion.convert`.
         """
         kind, state = message.kind, self.state
         if state is _CLOSED or (state is _CLOSING and kind not in ANSWERS):
@@ -416,7 +419,7 @@ class YampSession(ColumnSession):
     def _ask(self, message: Message, now: float) -> Message:
         uri = _uri_of(message)
         self._waiting.make_room()
-        sent = self._queue(self._prepare(_REQUEST, message, uri, now))
+        sent = self._say_message(_REQUEST, message, uri, now)
         self._waiting[sent.id or ""] = Unanswered(uri, message.attributes.get("progressive") == "true")
         return sent
 
@@ -437,7 +440,7 @@ class YampSession(ColumnSession):
             self.count("yamp.progress.unrequested")
             return message
         coded = errors.with_code(message, self.content_type)
-        sent = self._queue(self._prepare(message.kind, coded, owed.uri, now))
+        sent = self._say_message(message.kind, coded, owed.uri, now)
         if message.kind is not _PROGRESS:
             del self._owed[request_id]
             self._close_when_settled()
@@ -463,39 +466,43 @@ class YampSession(ColumnSession):
         self._closed("redirect", message.attributes["url"])
         return message
 
+    def _say_message(self, kind: Kind, message: Message, uri: str, now: float) -> Message:
+        """Queue a request or an answer; if its body takes time to convert, another thread does that."""
+        if not (self._slow.is_allowed and self.state is not _OPENING and self._takes_long(message)):
+            return self._queue(self._prepare(kind, message, uri, now))
+        plain = self._addressed(kind, message, message.body, message.content_type, uri, now)
+        target, settings = self.content_type, self.settings
+
+        def encode() -> bytes:
+            body, content_type = converted(plain.body, plain.content_type, target, settings.max_converted)
+            return frames.encode(to_frame(plain.with_(body=body, content_type=content_type), settings))
+
+        self._slow.behind.append(Later(plain, encode))
+        self.sent += 1
+        self.offloads = True
+        return plain
+
+    def _takes_long(self, message: Message) -> bool:
+        return takes_long(message.body, message.content_type, self.content_type)
+
     def _prepare(self, kind: Kind, message: Message, uri: str, now: float) -> Message:
         """A message as it goes out: under this uri, with a uid of its own, its body as the serializer wants it."""
-        body, content_type, attributes = message.body, message.content_type, message.attributes
+        body, content_type = message.body, message.content_type
         if content_type != self.content_type:
-            body, content_type = self._convert(body, content_type)
-            if message.content_type is not None:
-                attributes = {**attributes, "content_type": message.content_type}
+            body, content_type = converted(body, content_type, self.content_type, self.settings.max_converted)
+        return self._addressed(kind, message, body, content_type, uri, now)
+
+    def _addressed(
+        self, kind: Kind, message: Message, body: bytes, content_type: str | None, uri: str, now: float
+    ) -> Message:
+        attributes = message.attributes
+        if message.content_type not in (None, self.content_type):
+            attributes = {**attributes, "content_type": message.content_type}
         return message_of((
             kind, uri, body or formats.nothing(content_type), uid_text(self._uid(now)), message.correlation_id,
             message.status, content_type, attributes, "yamp", message.time, message.connection, self._sends,
             message.authenticity,
         ))  # fmt: skip
-
-    def _convert(self, body: bytes, content_type: str | None) -> tuple[bytes, str | None]:
-        try:
-            return formats.convert(body, content_type, self.content_type)
-        except ProtocolViolation as error:
-            raise BodyError(f"the body is not {content_type}: {error.detail}") from None
-
-    def packing(self, event: Message) -> Callable[[], Message] | None:
-        """Large bodies of another content type are converted elsewhere."""
-        if len(event.body) < LARGE or event.content_type == self.content_type:
-            return None
-
-        def pack() -> Message:
-            body, content_type = self._convert(event.body, event.content_type)
-            return event.with_(body=body, content_type=content_type)
-
-        return pack
-
-    def send_event(self, event: Message, packed: object, now: float) -> None:
-        """Queue an event, converted if that was slow."""
-        self.send(packed if isinstance(packed, Message) else event, now)
 
     def _queue(self, message: Message) -> Message:
         """Encode a user message, and send it when the handshake is done."""
@@ -516,15 +523,15 @@ class YampSession(ColumnSession):
         self._write(frames.encode(frame))
 
     def _write(self, encoded: bytes) -> None:
-        """Queue one frame."""
-        self._out.append(encoded)
+        """Queue one frame, behind what is being converted."""
+        (self._slow.behind or self._out).append(encoded)
         self.sent += 1
 
     def close(self, now: float, reason: str = "") -> None:
         """Say goodbye. What is owed is answered first; a second call does not wait for that."""
         if self.state is _CLOSED:
             return
-        if self.state is _CLOSING or not (self._owed or self._owed_batches):
+        if self.state is _CLOSING or not (self._owed or self._owed_batches or self._slow.behind):
             self._closing_reason = reason or self._closing_reason
             self._goodbye()
         else:
@@ -572,9 +579,9 @@ class YampSession(ColumnSession):
         for event in events:
             body, content_type = event.body, event.content_type
             if content_type != self.content_type:
-                if len(body) >= LARGE:
+                if self._takes_long(event):
                     return None
-                body, content_type = self._convert(body, content_type)
+                body, content_type = converted(body, content_type, self.content_type, self.settings.max_converted)
             ready.append(event.with_(body=body or formats.nothing(content_type), content_type=content_type))
         return super().write_events(ready, now)
 
@@ -621,9 +628,66 @@ class YampSession(ColumnSession):
         """Queue frames that are encoded already."""
         if self.state is _CLOSED:
             raise PeerClosed("the yamp connection is closed")
-        self._out.append(Joined(encoded))
+        (self._slow.behind or self._out).append(Joined(encoded))
         self.sent += count
         self._close_when_settled()
+
+    # Bodies that take time to convert, by another thread
+
+    offloads = True
+
+    def enable_work(self) -> None:
+        """From now on large bodies are converted by `work`; `offloads` says whether there is any."""
+        self._slow.is_allowed = True
+        self.offloads = False
+
+    def work(self) -> Callable[[], object] | None:
+        """The next body to convert."""
+        return None if self.state is _CLOSED else self._slow.work()
+
+    def worked(self, result: object, now: float) -> Sequence[Batch]:
+        """A body is converted, or cannot be, and whoever waits for it is told."""
+        slow = self._slow
+        slow.done()
+        if self.state is _CLOSED or not slow.behind:
+            return NOTHING
+        later = slow.behind.popleft()
+        assert isinstance(later, Later)
+        batches: Sequence[Batch] = NOTHING
+        if isinstance(result, bytes):
+            self._out.append(result)
+        else:
+            batches = self._not_converted(later.message, str(result), now)
+        self._out += slow.ready()
+        self.offloads = slow.is_needed
+        self._close_when_settled()
+        return batches
+
+    def _not_converted(self, message: Message, why: str, now: float) -> Sequence[Batch]:
+        if message.kind is _REQUEST:
+            self._waiting.pop(message.id or "", None)
+            failed = Message(_ERROR, message.topic, why.encode(), None, message.id, "413", "text/plain")
+            return (Batch(messages=[failed], added=1),)
+        text = converted(why.encode(), "text/plain", self.content_type, self.settings.max_converted)[0]
+        uid, asked = self._uid(now), parse_uid(message.correlation_id, "correlation_id")
+        self._out.append(frames.encode(frames.Response(uid, message.topic or "", asked, ResponseType.ERROR, text)))
+        return NOTHING
+
+    def packing(self, event: Message) -> Callable[[], tuple[bytes, str | None]] | None:
+        """Large events that have to be converted are converted elsewhere: once for all who want them alike."""
+        if self.state is not _OPEN or not self._slow.is_allowed or not self._takes_long(event):
+            return None
+        return conversion_of(event.body, event.content_type, self.content_type, self.settings.max_converted).result
+
+    def send_event(self, event: Message, packed: object, now: float) -> None:
+        """Queue an event past what is being converted."""
+        if isinstance(packed, tuple):
+            event = event.with_(body=packed[0], content_type=packed[1])
+        if self.state is not _OPEN or not self._slow.behind:
+            self.send(event, now)
+            return
+        self._out.append(frames.encode(to_frame(self._prepare(_EVENT, event, _uri_of(event), now), self.settings)))
+        self.sent += 1
 
 
 class Joined(bytes):
@@ -645,12 +709,12 @@ def _uri_of(message: Message) -> str:
 def _operation(request: Message) -> Message:
     """Operations of the hub take JSON: a request for one that came as another kind of plain values is converted."""
     topic, reader = request.topic or "", formats.format_for(request.content_type)
-    if not topic.startswith(HUB_PREFIX) or topic.startswith(PUBLISH):
+    if not topic.startswith(HUB_PREFIX) or topic.startswith(PUBLISH) or len(request.body) > QUICK:
         return request
     if reader is None or reader.name not in formats.CONVERTIBLE:
         return request  # with the other serializers an operation is JSON text
     try:
-        body, content_type = formats.convert(request.body, request.content_type, "application/json")
+        body, content_type = converted(request.body, request.content_type, "application/json")
     except WireloomError:
         return request
     return request.with_(body=body, content_type=content_type)
