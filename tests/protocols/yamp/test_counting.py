@@ -56,7 +56,8 @@ def test_a_body_with_more_values_than_may_be_is_refused_in_every_format(value: o
         try:
             COUNTERS[name](write(value), most)
         except TooManyValues:
-            assert held > most or name == "bson", "refused although it is few enough"
+            # JSON is counted by its brackets and commas: an empty list or map counts for two.
+            assert (2 * held if name == "json" else held) > most or name == "bson", "refused although it is few enough"
         else:
             assert name == "bson" or held <= most or name == "json"
 
