@@ -110,6 +110,71 @@ async def test_sending_from_the_page(tmp_path: Path) -> None:
             await page.wait_for_selector("#messages >> text=notes/today")
 
 
+def only(*schemes: str) -> str:
+    """A hub with these listeners, in this order."""
+    listeners = "".join(f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\n' for scheme in schemes)
+    return f'{listeners}[http]\nurl = "http://127.0.0.1:0"\n'
+
+
+@asynccontextmanager
+async def sending_through(folder: Path, *schemes: str) -> AsyncIterator[tuple[object, list[object]]]:
+    """The panel Send of a hub where `math/add` is provided; what that service was called with, and what was published.
+
+    The service is connected to the last of the listeners.
+    """
+    calls: list[object] = []
+
+    async def add(message: wireloom.Message, peer: wireloom.Peer) -> object:
+        calls.append(("called", message.body))
+        return {"sum": 42} if message.body != b"nothing" else b""
+
+    async def note(events: AsyncIterator[wireloom.Message]) -> None:
+        nonlocal calls
+        async for event in events:
+            calls += [("published", event.body)]
+
+    async with hub_on(folder, only(*schemes)) as hub, console_on(hub) as console:
+        url = url_of(hub, schemes[-1])
+        async with wireloom.connect(url, handler=add) as provider, wireloom.connect(url) as subscriber:
+            await provider.provide("math/add")
+            async with subscriber.subscribe("#") as events, page_of(console) as page:
+                noting = asyncio.create_task(note(events))
+                await page.click("#tab-send")
+                yield page, calls
+                noting.cancel()
+
+
+async def fill_and_click(page: object, verb: str, topic: str, body: str) -> str:
+    """Send something; returns what the page says then."""
+    await page.fill("[name=topic]", topic)  # type: ignore[attr-defined]
+    await page.fill("[name=body]", body)  # type: ignore[attr-defined]
+    await page.click(f"button[value={verb}]")  # type: ignore[attr-defined]
+    await page.wait_for_selector("#answer.good, #answer.bad")  # type: ignore[attr-defined]
+    text: str = await page.inner_text("#answer")  # type: ignore[attr-defined]
+    return text
+
+
+async def test_a_publish_to_a_provided_topic_is_no_call_and_a_request_shows_its_answer(tmp_path: Path) -> None:
+    async with sending_through(tmp_path, "hsp", "emp") as (page, seen):
+        assert "kept by the hub" in await fill_and_click(page, "publish", "math/add", "[1]")
+        await eventually(lambda: seen == [("published", b"[1]")])
+        assert '"sum": 42' in await fill_and_click(page, "request", "math/add", "[2]")
+        assert seen[1:] == [("called", b"[2]")]
+        assert await fill_and_click(page, "request", "math/add", "nothing") == "answered, without a body"
+
+
+async def test_where_a_publish_cannot_be_told_from_a_request_it_is_not_confirmed(tmp_path: Path) -> None:
+    async with sending_through(tmp_path, "hsp") as (page, seen):
+        told = await fill_and_click(page, "publish", "math/add", "[1]")
+        assert "sent to math/add" in told and "not known" in told
+        await eventually(lambda: seen == [("published", b"[1]")])
+        assert "cannot carry a request with an answer" in await fill_and_click(page, "request", "math/add", "[2]")
+        assert "the hub's own" in await fill_and_click(page, "publish", "$hub/subscribe", "[3]")
+        assert await fill_and_click(page, "publish", "last", "[4]")
+        await eventually(lambda: seen[1:] == [("published", b"[4]")])
+        page.faults.clear()  # type: ignore[attr-defined]  # Chromium reports answers with status 502 as errors.
+
+
 async def test_an_answer_without_a_topic_says_what_it_answers(tmp_path: Path) -> None:
     async with everything(tmp_path) as (hub, console), page_of(console) as page:
         async with wireloom.connect(url_of(hub, "hsp")) as peer:

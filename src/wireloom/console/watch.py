@@ -73,9 +73,9 @@ class Watch:
 
     @property
     def listeners(self) -> list[str]:
-        """Where the hub listens, as it said last."""
+        """Where the hub listens for peers, as it said last."""
         urls = self._hub.get("listeners")
-        return [str(url) for url in urls.values()] if isinstance(urls, dict) else []
+        return [str(url) for name, url in urls.items() if name != "http"] if isinstance(urls, dict) else []
 
     def snapshot(self, cursor: Cursor) -> Line:
         """What is known now; of messages, exchanges and rejects what this browser has not seen."""

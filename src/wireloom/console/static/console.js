@@ -279,13 +279,18 @@ function open(item) {
   dialog.querySelector("dl").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
   const show = (asHex) => {
     $("#hex").setAttribute("aria-pressed", asHex);
-    const left = (item.body_size ?? item.size ?? 0) - item.hex.length / 2;
-    const rest = left > 0 ? `\n… and ${count(left)} more bytes, which the journal has` : "";
-    dialog.querySelector("pre").textContent = item.hex ? (asHex ? dump(item.hex) : readable(item.text ?? "")) + rest : "(no body)";
+    dialog.querySelector("pre").textContent = bodyText(item, asHex);
   };
   $("#hex").onclick = () => show($("#hex").getAttribute("aria-pressed") !== "true");
-  show(item.text === null || item.text === undefined);
+  show(isBytes(item));
   dialog.showModal();
+}
+
+const isBytes = (item) => item.text === null || item.text === undefined;
+function bodyText(item, asHex = isBytes(item)) {
+  if (!item.hex) return "(no body)";
+  const left = (item.body_size ?? item.size ?? 0) - item.hex.length / 2;
+  return (asHex ? dump(item.hex) : readable(item.text)) + (left > 0 ? `\n… and ${count(left)} more bytes, which the journal has` : "");
 }
 
 function readable(text) {
@@ -377,7 +382,7 @@ $("#send").addEventListener("submit", async (event) => {
     });
     const result = await response.json();
     answer.className = response.ok ? "good" : "bad";
-    answer.textContent = response.ok ? (verb === "request" ? readable(result.text ?? result.hex) : result.text) : result.error;
+    answer.textContent = !response.ok ? result.error : verb === "publish" ? result.text : result.hex ? bodyText(result) : "answered, without a body";
   } catch (error) {
     answer.className = "bad";
     answer.textContent = `the console does not answer: ${error.message}`;
