@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -316,6 +317,42 @@ async def test_a_browser_signs_in_with_the_token(tmp_path: Path) -> None:
         await page.wait_for_selector("#state[data-state=up]")
         assert token not in page.url and token not in await page.evaluate("document.cookie")
         page.faults.clear()  # Chromium reports the two answers with status 401 as errors.
+
+
+async def test_a_long_topic_leaves_room_for_the_other_columns(tmp_path: Path) -> None:
+    topic = "plant/" + 8 * "a-name-without-a-place-to-break-" + 200 * "x"
+    async with everything(tmp_path) as (hub, console), wireloom.connect(url_of(hub, "hsp")) as peer:
+        await peer.publish(topic, 500 * "y", ack=True)
+        for width in (1280, 360):
+            size = {"width": width, "height": 740}
+            async with page_of(console, viewport=size) as page:
+                await page.wait_for_selector("#messages >> text=plant/")
+                for number, table in ((1, "messages"), (2, "topics"), (3, "exchanges")):
+                    await page.keyboard.press(str(number))
+                    row = page.locator(f"#{table} tbody tr", has_text="plant/").last
+                    cell = await row.locator("td", has_text="plant/").first.bounding_box()
+                    assert cell is not None and cell["width"] < (width if table == "topics" else width / 2), table
+                    scroll = "(element) => element.scrollWidth - element.clientWidth"
+                    hidden = await page.locator(".scroll", has=page.locator(f"#{table}")).evaluate(scroll)
+                    assert width == 360 or hidden == 0, f"{hidden} pixels of {table} are out of sight"
+                    assert await page.evaluate("document.documentElement.scrollWidth") <= width
+                await page.keyboard.press("1")
+                await page.locator("#messages tbody tr", has_text="event").last.click()
+                assert topic in await page.inner_text("#detail dl")
+
+
+async def test_times_of_other_days_and_the_plot_have_dates(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (hub, console), wireloom.connect(url_of(hub, "hsp")) as peer:
+        today = datetime.now(UTC)
+        await peer.publish("notes/today", "1", ack=True)
+        async with page_of(console) as page:
+            await page.wait_for_selector("#messages >> text=notes/today")
+            time = await page.inner_text("#messages tbody tr:last-child td:first-child")
+            assert re.fullmatch(r"[\d:.]{12}", time), time
+            await page.clock.set_fixed_time(today + timedelta(days=1))
+            await page.wait_for_selector(f"#messages tbody tr:last-child >> text={today:%Y-%m-%d} {time}")
+            await page.keyboard.press("3")
+            await page.wait_for_selector(f"#latency[aria-label*='from {today:%Y-%m-%d} ']")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

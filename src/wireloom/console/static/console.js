@@ -2,6 +2,7 @@
 
 const KEEP = 1000;
 const SHOW = 200;
+const CUT = 30; // characters that a cell of a table always shows
 const SPAN = 5 * 60 * 1000; // of the latency plot
 const $ = (selector) => document.querySelector(selector);
 
@@ -18,7 +19,11 @@ function make(tag, properties = {}, ...children) {
 
 const count = (n) => (n ?? 0).toLocaleString("en");
 const some = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
-const clock = (iso) => (iso ?? "").slice(11, 23);
+// The time of day in UTC, with the date unless that is today's.
+function clock(iso) {
+  const [date, time] = (iso ?? "").split("T");
+  return !time ? "" : (date === new Date().toISOString().slice(0, 10) ? "" : `${date} `) + time.slice(0, 12);
+}
 function short(n) {
   if (n >= 1e6) return (n / 1e6).toFixed(1) + " M";
   if (n >= 1e4) return (n / 1e3).toFixed(1) + " k";
@@ -84,6 +89,7 @@ function rows(table, items, key, cells, empty) {
   }
   const wanted = items.map((item) => {
     const fresh = cells(item).map((cell) => cell instanceof HTMLTableCellElement ? cell : make("td", {}, cell));
+    for (const cell of fresh) if (cell.textContent.length > CUT) cell.title = cell.textContent; // the page may have cut it
     let row = old.get(item[key]);
     if (!row) row = item.hex === undefined ? make("tr", {}, ...fresh) : opens(make("tr", {}, ...fresh));
     else fresh.forEach((cell, at) => { if (!row.cells[at].isEqualNode(cell)) row.cells[at].replaceWith(cell); });
@@ -179,7 +185,7 @@ function drawMessages() {
 }
 
 function drawTopics() {
-  rows($("#topics"), known.latest.topics, "topic", (t) => [t.topic, t.protocols.join(", "), number(count(t.messages)), number(bytes(t.bytes)), clock(t.last)],
+  rows($("#topics"), known.latest.topics, "topic", (t) => [make("td", { class: "wide" }, t.topic), t.protocols.join(", "), number(count(t.messages)), number(bytes(t.bytes)), clock(t.last)],
     "No topic yet.");
 }
 
@@ -213,11 +219,15 @@ function drawLatency() {
     pen.beginPath(); pen.moveTo(left, y(10 ** power)); pen.lineTo(right, y(10 ** power)); pen.stroke();
     pen.fillText(latency(10 ** power).replace(/\.0+ /, " "), 4, y(10 ** power) + 4);
   }
-  if (!points.length) { $("#percentiles").textContent = ""; return; }
+  if (!points.length) { $("#percentiles").textContent = ""; canvas.ariaLabel = "Latency of requests over time"; return; }
   const last = Math.max(...points.map((p) => p[0]));
   const first = Math.min(last - 10000, ...points.map((p) => p[0]));
-  pen.fillText(new Date(first).toISOString().slice(11, 19), left, 214);
-  pen.fillText(new Date(last).toISOString().slice(11, 19), right - 56, 214);
+  const [from, to] = [first, last].map((time) => new Date(time).toISOString().slice(0, 19).replace("T", " "));
+  const until = to.slice(0, 10) === from.slice(0, 10) ? to.slice(11) : to;
+  pen.fillText(from, left, 214);
+  pen.textAlign = "right";
+  pen.fillText(until, right, 214);
+  canvas.ariaLabel = `Latency of requests from ${from} to ${until}`;
   pen.globalAlpha = 0.75;
   for (const [time, us, protocol] of points) {
     pen.fillStyle = colour(protocol) || colour("other");
