@@ -6,21 +6,26 @@ import asyncio
 import itertools
 import json
 import re
+import signal
 import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import wireloom
 from tests.certificates import Authority
+from tests.cli.running import started
 from tests.console.test_server import HUB, console_on
+from tests.hub.process import HubProcess
 from tests.hub.running import ack, data_ack, eventually, hub_on, journaled, port_of, stream_to, url_of
 from tests.peers.test_browser import CHROMIUM, FLAGS
 from tests.pipeline.batches import ranges, run_batches
+from tests.pipeline.commands import WIRELOOM
 from wireloom.console import Console
 from wireloom.hub import Hub
 
@@ -234,6 +239,79 @@ async def test_a_pause_counts_what_comes_meanwhile(tmp_path: Path) -> None:
             await peer.publish("quiet/please", "1")
             await page.wait_for_selector("#skipped >> text=/paused; \\d+ new/")
             assert await page.locator("#messages >> text=quiet/please").count() == 0
+
+
+async def test_while_messages_pause_topics_go_on_and_the_filter_works(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (hub, console), wireloom.connect(url_of(hub, "hsp")) as peer:
+        await peer.publish("meters/power", "1", ack=True)
+        await peer.publish("meters/water", "1", ack=True)
+        async with page_of(console) as page:
+            await page.wait_for_selector("#messages >> text=meters/water")
+            await page.click("#pause")
+            for count in range(2, 5):
+                await peer.publish("meters/power", "1", ack=True)
+                await page.keyboard.press("2")
+                await page.wait_for_selector(f"#topics tr:has-text('meters/power') td:nth-child(3):text-is('{count}')")
+            await page.keyboard.press("1")
+            await page.fill("#filter", "event meters/power")
+            await page.wait_for_selector("#messages >> text=meters/water", state="detached")
+            assert await page.locator("#messages tbody tr").count() == 1
+            await page.click("#pause")
+            await page.wait_for_function("document.querySelectorAll('#messages tbody tr').length === 4")
+
+
+async def test_a_hub_that_hangs_or_is_gone_is_not_shown_as_up(tmp_path: Path) -> None:
+    hub = await asyncio.to_thread(HubProcess, tmp_path)
+    try:
+        async with console_on(hub) as console, page_of(console) as page:  # type: ignore[arg-type]
+            await page.wait_for_selector("#state[data-state=up]")
+            hub.process.send_signal(signal.SIGSTOP)
+            # It used to be green for 8 seconds.
+            await page.wait_for_selector("#state[data-state=down] >> text=/has not answered for [3-6] s/")
+            await page.wait_for_selector("#tile-hsp .rates >> text=–")
+            await page.keyboard.press("4")
+            await page.wait_for_selector("#connections >> text=who is connected is not known")
+            hub.process.send_signal(signal.SIGCONT)
+            await page.wait_for_selector("#state[data-state=up]")
+            hub.process.kill()
+            await page.wait_for_selector("#state[data-state=down] >> text=(Connection refused): start the hub with")
+            assert await page.inner_text("#state .text") == (
+                f"no hub: nobody answers at {hub.urls['http']} (Connection refused): "
+                "start the hub with `wireloom hub`, or name its pages with --hub URL"
+            )
+    finally:
+        hub.kill()
+
+
+async def test_a_console_that_hangs_is_not_shown_as_up(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, HUB) as hub:
+        with started("console", "--url", "http://127.0.0.1:0", "--hub", hub.urls["http"]) as process:
+            assert process.stdout is not None
+            line = await asyncio.to_thread(process.stdout.readline)
+            console = SimpleNamespace(url=line.split()[-1])
+            async with page_of(console) as page:  # type: ignore[arg-type]
+                await page.wait_for_selector("#state[data-state=up]")
+                process.send_signal(signal.SIGSTOP)
+                await page.wait_for_selector("#state[data-state=down] >> text=the console has said nothing for")
+                process.send_signal(signal.SIGCONT)
+                await page.wait_for_selector("#state[data-state=up]")
+
+
+async def test_what_is_no_hub_is_told_in_words(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (_, other), console_on(SimpleNamespace(urls={"http": other.url})) as console:  # type: ignore[arg-type]
+        async with page_of(console) as page:
+            await page.wait_for_selector("#state[data-state=down] >> text=answers with status 404")
+
+
+async def test_an_empty_page_says_how_to_publish_to_this_hub(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, only("hsp", "yamp")) as hub, console_on(hub) as console:
+        async with page_of(console) as page:
+            told = await page.inner_text("#messages .empty >> text=wireloom pub")
+            command = told.partition("with: wireloom ")[2].split()
+            assert command[1] == url_of(hub, "yamp")
+            done = await asyncio.create_subprocess_exec(*WIRELOOM, *command)
+            assert await done.wait() == 0
+            await page.wait_for_selector("#messages >> text=sensors/kitchen")
 
 
 async def test_a_slow_consumer_is_shown(tmp_path: Path) -> None:

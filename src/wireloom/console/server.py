@@ -199,7 +199,8 @@ class Console:
         cursor = Cursor()
         with contextlib.suppress(ConnectionResetError):
             while not self._closing.is_set():
-                text = json.dumps(self._watch.snapshot(cursor), ensure_ascii=False, separators=(",", ":"))
+                found = self._watch.snapshot(cursor) | {"via": self._via()}
+                text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
                 await response.write(b"data: " + text.encode(errors="replace") + b"\n\n")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), STREAM_EVERY)
@@ -211,9 +212,13 @@ class Console:
     async def _request(self, request: web.Request) -> web.Response:
         return web.json_response(await self._send(send.request, await _sent(request)))
 
+    def _via(self) -> str | None:
+        """The hub's listener that the page sends through, as far as it is known."""
+        return self.settings.via or send.listener_among(self._watch.listeners)
+
     async def _send(self, way: Callable[[str, Message], Awaitable[T]], message: Message) -> T:
         """Send something on a connection of its own; what goes wrong is told to the person at the page."""
-        url = self.settings.via or send.listener_among(self._watch.listeners)
+        url = self._via()
         if url is None:
             raise web.HTTPBadGateway(text="the hub has no plain TCP listener for the console; name one with --via URL")
         try:
