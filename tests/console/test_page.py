@@ -6,20 +6,26 @@ import asyncio
 import itertools
 import json
 import re
+import signal
 import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import wireloom
 from tests.certificates import Authority
+from tests.cli.running import started
 from tests.console.test_server import HUB, console_on
+from tests.hub.process import HubProcess
 from tests.hub.running import ack, data_ack, eventually, hub_on, journaled, port_of, stream_to, url_of
 from tests.peers.test_browser import CHROMIUM, FLAGS
 from tests.pipeline.batches import ranges, run_batches
+from tests.pipeline.commands import WIRELOOM
 from wireloom.console import Console
 from wireloom.hub import Hub
 
@@ -110,6 +116,71 @@ async def test_sending_from_the_page(tmp_path: Path) -> None:
             await page.wait_for_selector("#messages >> text=notes/today")
 
 
+def only(*schemes: str) -> str:
+    """A hub with these listeners, in this order."""
+    listeners = "".join(f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\n' for scheme in schemes)
+    return f'{listeners}[http]\nurl = "http://127.0.0.1:0"\n'
+
+
+@asynccontextmanager
+async def sending_through(folder: Path, *schemes: str) -> AsyncIterator[tuple[object, list[object]]]:
+    """The panel Send of a hub where `math/add` is provided; what that service was called with, and what was published.
+
+    The service is connected to the last of the listeners.
+    """
+    calls: list[object] = []
+
+    async def add(message: wireloom.Message, peer: wireloom.Peer) -> object:
+        calls.append(("called", message.body))
+        return {"sum": 42} if message.body != b"nothing" else b""
+
+    async def note(events: AsyncIterator[wireloom.Message]) -> None:
+        nonlocal calls
+        async for event in events:
+            calls += [("published", event.body)]
+
+    async with hub_on(folder, only(*schemes)) as hub, console_on(hub) as console:
+        url = url_of(hub, schemes[-1])
+        async with wireloom.connect(url, handler=add) as provider, wireloom.connect(url) as subscriber:
+            await provider.provide("math/add")
+            async with subscriber.subscribe("#") as events, page_of(console) as page:
+                noting = asyncio.create_task(note(events))
+                await page.click("#tab-send")
+                yield page, calls
+                noting.cancel()
+
+
+async def fill_and_click(page: object, verb: str, topic: str, body: str) -> str:
+    """Send something; returns what the page says then."""
+    await page.fill("[name=topic]", topic)  # type: ignore[attr-defined]
+    await page.fill("[name=body]", body)  # type: ignore[attr-defined]
+    await page.click(f"button[value={verb}]")  # type: ignore[attr-defined]
+    await page.wait_for_selector("#answer.good, #answer.bad")  # type: ignore[attr-defined]
+    text: str = await page.inner_text("#answer")  # type: ignore[attr-defined]
+    return text
+
+
+async def test_a_publish_to_a_provided_topic_is_no_call_and_a_request_shows_its_answer(tmp_path: Path) -> None:
+    async with sending_through(tmp_path, "hsp", "emp") as (page, seen):
+        assert "kept by the hub" in await fill_and_click(page, "publish", "math/add", "[1]")
+        await eventually(lambda: seen == [("published", b"[1]")])
+        assert '"sum": 42' in await fill_and_click(page, "request", "math/add", "[2]")
+        assert seen[1:] == [("called", b"[2]")]
+        assert await fill_and_click(page, "request", "math/add", "nothing") == "answered, without a body"
+
+
+async def test_where_a_publish_cannot_be_told_from_a_request_it_is_not_confirmed(tmp_path: Path) -> None:
+    async with sending_through(tmp_path, "hsp") as (page, seen):
+        told = await fill_and_click(page, "publish", "math/add", "[1]")
+        assert "sent to math/add" in told and "not known" in told
+        await eventually(lambda: seen == [("published", b"[1]")])
+        assert "cannot carry a request with an answer" in await fill_and_click(page, "request", "math/add", "[2]")
+        assert "the hub's own" in await fill_and_click(page, "publish", "$hub/subscribe", "[3]")
+        assert await fill_and_click(page, "publish", "last", "[4]")
+        await eventually(lambda: seen[1:] == [("published", b"[4]")])
+        page.faults.clear()  # type: ignore[attr-defined]  # Chromium reports answers with status 502 as errors.
+
+
 async def test_an_answer_without_a_topic_says_what_it_answers(tmp_path: Path) -> None:
     async with everything(tmp_path) as (hub, console), page_of(console) as page:
         async with wireloom.connect(url_of(hub, "hsp")) as peer:
@@ -168,6 +239,79 @@ async def test_a_pause_counts_what_comes_meanwhile(tmp_path: Path) -> None:
             await peer.publish("quiet/please", "1")
             await page.wait_for_selector("#skipped >> text=/paused; \\d+ new/")
             assert await page.locator("#messages >> text=quiet/please").count() == 0
+
+
+async def test_while_messages_pause_topics_go_on_and_the_filter_works(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (hub, console), wireloom.connect(url_of(hub, "hsp")) as peer:
+        await peer.publish("meters/power", "1", ack=True)
+        await peer.publish("meters/water", "1", ack=True)
+        async with page_of(console) as page:
+            await page.wait_for_selector("#messages >> text=meters/water")
+            await page.click("#pause")
+            for count in range(2, 5):
+                await peer.publish("meters/power", "1", ack=True)
+                await page.keyboard.press("2")
+                await page.wait_for_selector(f"#topics tr:has-text('meters/power') td:nth-child(3):text-is('{count}')")
+            await page.keyboard.press("1")
+            await page.fill("#filter", "event meters/power")
+            await page.wait_for_selector("#messages >> text=meters/water", state="detached")
+            assert await page.locator("#messages tbody tr").count() == 1
+            await page.click("#pause")
+            await page.wait_for_function("document.querySelectorAll('#messages tbody tr').length === 4")
+
+
+async def test_a_hub_that_hangs_or_is_gone_is_not_shown_as_up(tmp_path: Path) -> None:
+    hub = await asyncio.to_thread(HubProcess, tmp_path)
+    try:
+        async with console_on(hub) as console, page_of(console) as page:  # type: ignore[arg-type]
+            await page.wait_for_selector("#state[data-state=up]")
+            hub.process.send_signal(signal.SIGSTOP)
+            # It used to be green for 8 seconds.
+            await page.wait_for_selector("#state[data-state=down] >> text=/has not answered for [3-6] s/")
+            await page.wait_for_selector("#tile-hsp .rates >> text=–")
+            await page.keyboard.press("4")
+            await page.wait_for_selector("#connections >> text=who is connected is not known")
+            hub.process.send_signal(signal.SIGCONT)
+            await page.wait_for_selector("#state[data-state=up]")
+            hub.process.kill()
+            await page.wait_for_selector("#state[data-state=down] >> text=(Connection refused): start the hub with")
+            assert await page.inner_text("#state .text") == (
+                f"no hub: nobody answers at {hub.urls['http']} (Connection refused): "
+                "start the hub with `wireloom hub`, or name its pages with --hub URL"
+            )
+    finally:
+        hub.kill()
+
+
+async def test_a_console_that_hangs_is_not_shown_as_up(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, HUB) as hub:
+        with started("console", "--url", "http://127.0.0.1:0", "--hub", hub.urls["http"]) as process:
+            assert process.stdout is not None
+            line = await asyncio.to_thread(process.stdout.readline)
+            console = SimpleNamespace(url=line.split()[-1])
+            async with page_of(console) as page:  # type: ignore[arg-type]
+                await page.wait_for_selector("#state[data-state=up]")
+                process.send_signal(signal.SIGSTOP)
+                await page.wait_for_selector("#state[data-state=down] >> text=the console has said nothing for")
+                process.send_signal(signal.SIGCONT)
+                await page.wait_for_selector("#state[data-state=up]")
+
+
+async def test_what_is_no_hub_is_told_in_words(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (_, other), console_on(SimpleNamespace(urls={"http": other.url})) as console:  # type: ignore[arg-type]
+        async with page_of(console) as page:
+            await page.wait_for_selector("#state[data-state=down] >> text=answers with status 404")
+
+
+async def test_an_empty_page_says_how_to_publish_to_this_hub(tmp_path: Path) -> None:
+    async with hub_on(tmp_path, only("hsp", "yamp")) as hub, console_on(hub) as console:
+        async with page_of(console) as page:
+            told = await page.inner_text("#messages .empty >> text=wireloom pub")
+            command = told.partition("with: wireloom ")[2].split()
+            assert command[1] == url_of(hub, "yamp")
+            done = await asyncio.create_subprocess_exec(*WIRELOOM, *command)
+            assert await done.wait() == 0
+            await page.wait_for_selector("#messages >> text=sensors/kitchen")
 
 
 async def test_a_slow_consumer_is_shown(tmp_path: Path) -> None:
@@ -251,6 +395,42 @@ async def test_a_browser_signs_in_with_the_token(tmp_path: Path) -> None:
         await page.wait_for_selector("#state[data-state=up]")
         assert token not in page.url and token not in await page.evaluate("document.cookie")
         page.faults.clear()  # Chromium reports the two answers with status 401 as errors.
+
+
+async def test_a_long_topic_leaves_room_for_the_other_columns(tmp_path: Path) -> None:
+    topic = "plant/" + 8 * "a-name-without-a-place-to-break-" + 200 * "x"
+    async with everything(tmp_path) as (hub, console), wireloom.connect(url_of(hub, "hsp")) as peer:
+        await peer.publish(topic, 500 * "y", ack=True)
+        for width in (1280, 360):
+            size = {"width": width, "height": 740}
+            async with page_of(console, viewport=size) as page:
+                await page.wait_for_selector("#messages >> text=plant/")
+                for number, table in ((1, "messages"), (2, "topics"), (3, "exchanges")):
+                    await page.keyboard.press(str(number))
+                    row = page.locator(f"#{table} tbody tr", has_text="plant/").last
+                    cell = await row.locator("td", has_text="plant/").first.bounding_box()
+                    assert cell is not None and cell["width"] < (width if table == "topics" else width / 2), table
+                    scroll = "(element) => element.scrollWidth - element.clientWidth"
+                    hidden = await page.locator(".scroll", has=page.locator(f"#{table}")).evaluate(scroll)
+                    assert width == 360 or hidden == 0, f"{hidden} pixels of {table} are out of sight"
+                    assert await page.evaluate("document.documentElement.scrollWidth") <= width
+                await page.keyboard.press("1")
+                await page.locator("#messages tbody tr", has_text="event").last.click()
+                assert topic in await page.inner_text("#detail dl")
+
+
+async def test_times_of_other_days_and_the_plot_have_dates(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (hub, console), wireloom.connect(url_of(hub, "hsp")) as peer:
+        today = datetime.now(UTC)
+        await peer.publish("notes/today", "1", ack=True)
+        async with page_of(console) as page:
+            await page.wait_for_selector("#messages >> text=notes/today")
+            time = await page.inner_text("#messages tbody tr:last-child td:first-child")
+            assert re.fullmatch(r"[\d:.]{12}", time), time
+            await page.clock.set_fixed_time(today + timedelta(days=1))
+            await page.wait_for_selector(f"#messages tbody tr:last-child >> text={today:%Y-%m-%d} {time}")
+            await page.keyboard.press("3")
+            await page.wait_for_selector(f"#latency[aria-label*='from {today:%Y-%m-%d} ']")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

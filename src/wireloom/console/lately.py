@@ -224,10 +224,15 @@ def _plain(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def _line(message: Message, entry: Entry) -> Line:
+def body_of(message: Message) -> Line:
+    """The body of a message for people: `shown`, with a text wherever its protocol knows the format."""
     body = shown(message.body)
     if body["text"] is None:
         body["text"] = readable(message)
+    return body
+
+
+def _line(message: Message, entry: Entry) -> Line:
     return {
         "time": iso_time(message.time or 0),
         "protocol": message.protocol,
@@ -243,7 +248,7 @@ def _line(message: Message, entry: Entry) -> Line:
         "attributes": dict(message.attributes),
         "segment": entry.segment,
         "offset": entry.offset,
-        **body,
+        **body_of(message),
     }
 
 

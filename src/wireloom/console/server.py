@@ -20,13 +20,10 @@ from typing import Self, TypeVar
 
 from aiohttp import web
 
-import wireloom
-from wireloom.console.lately import showable, shown
+from wireloom.console import send
 from wireloom.console.watch import Cursor, Watch
 from wireloom.escaping import visible
 from wireloom.model import ConfigError, Kind, Message, WireloomError
-from wireloom.protocols.contract import HUB_PREFIX
-from wireloom.protocols.registry import scheme as find_scheme
 from wireloom.transports.address import is_loopback, parse_url
 from wireloom.transports.http import KEEP_ALIVE, HttpLimits, HttpListener, answering, is_for
 from wireloom.transports.tls import TLS
@@ -37,7 +34,6 @@ PORT = 5080
 COOKIE = "wireloom-console"
 STREAM_EVERY = 1.0
 MAX_BODY = 1024 * 1024
-REQUEST_TIMEOUT = 30.0
 BODY_TIMEOUT = 10.0
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -203,29 +199,30 @@ class Console:
         cursor = Cursor()
         with contextlib.suppress(ConnectionResetError):
             while not self._closing.is_set():
-                text = json.dumps(self._watch.snapshot(cursor), ensure_ascii=False, separators=(",", ":"))
+                found = self._watch.snapshot(cursor) | {"via": self._via()}
+                text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
                 await response.write(b"data: " + text.encode(errors="replace") + b"\n\n")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), STREAM_EVERY)
         return response
 
     async def _publish(self, request: web.Request) -> web.Response:
-        message = await _sent(request)
-        await self._ask(message.with_(topic=f"{HUB_PREFIX}publish/{message.topic}"))
-        return web.json_response({"text": f"published to {message.topic} and kept by the hub"})
+        return web.json_response({"text": await self._send(send.publish, await _sent(request))})
 
     async def _request(self, request: web.Request) -> web.Response:
-        answer = await self._ask(await _sent(request))
-        return web.json_response(showable(shown(answer.body)))
+        return web.json_response(await self._send(send.request, await _sent(request)))
 
-    async def _ask(self, message: Message) -> Message:
-        """Ask the hub something on a connection of its own; what goes wrong is told to the person at the page."""
-        url = self.settings.via or next((url for url in self._watch.listeners if _can_ask(url)), None)
+    def _via(self) -> str | None:
+        """The hub's listener that the page sends through, as far as it is known."""
+        return self.settings.via or send.listener_among(self._watch.listeners)
+
+    async def _send(self, way: Callable[[str, Message], Awaitable[T]], message: Message) -> T:
+        """Send something on a connection of its own; what goes wrong is told to the person at the page."""
+        url = self._via()
         if url is None:
             raise web.HTTPBadGateway(text="the hub has no plain TCP listener for the console; name one with --via URL")
         try:
-            async with wireloom.connect(url, reconnect=False) as peer:
-                return await peer.ask(message, timeout=REQUEST_TIMEOUT)
+            return await way(url, message)
         except (WireloomError, OSError, TimeoutError) as error:
             raise web.HTTPBadGateway(text=visible(str(error))) from None
 
@@ -243,11 +240,6 @@ def _closed(why: str) -> None:
     log.debug("a connection was closed: %s", why)
 
 
-def _can_ask(url: str) -> bool:
-    found = find_scheme(parse_url(url).scheme)[1]
-    return found.transport == "tcp" and not found.secure
-
-
 async def _sent(request: web.Request) -> Message:
     try:
         sent = await _in_time(request.json())
@@ -256,7 +248,7 @@ async def _sent(request: web.Request) -> Message:
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise web.HTTPBadRequest(text='send {"topic": "...", "body": "...", "content_type": "..."}') from None
-    return Message(Kind.REQUEST, topic, body.encode(), content_type=content_type)
+    return Message(Kind.EVENT, topic, body.encode(), content_type=content_type)
 
 
 def _equal(one: str, other: str) -> bool:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import cast
 
 import aiohttp
 
 from wireloom.console.lately import Lately, Line, showable
+from wireloom.escaping import visible
 from wireloom.journal.retention import cursors
 from wireloom.journal.segment import bytes_after
 from wireloom.model import JournalError, WireloomError, iso_time, type_of_json
@@ -22,6 +26,9 @@ from wireloom.model import JournalError, WireloomError, iso_time, type_of_json
 log = logging.getLogger("wireloom.console")
 
 HUB_EVERY = 1.0
+LATE = HUB_EVERY + 2.0
+"""Seconds without an answer from which on a hub counts as silent."""
+START = "start the hub with `wireloom hub`, or name its pages with --hub URL"
 HISTORY = 300
 """Rates kept, one for each look at the hub, so that a page opened now shows the last minutes."""
 JOURNAL_EVERY = 0.5
@@ -47,7 +54,12 @@ class Watch:
         self.hub_url = hub_url.rstrip("/")
         self.warehouse = warehouse
         self._lately = None if journal is None else Lately(journal)
-        self._hub: Line = {"up": False, "why": "not asked yet"}
+        self._hub: Line = {}
+        """What the hub said last."""
+        self._fault: str | None = "it was not asked yet"
+        """Why it did not answer, when it was asked last."""
+        self._answered = time.monotonic()
+        """When it answered last; silence counts from here."""
         self._totals: tuple[float, dict[str, dict[str, int]]] = (0.0, {})
         self._rates: dict[str, dict[str, float]] = {}
         self._history: dict[str, deque[float]] = {}
@@ -73,15 +85,16 @@ class Watch:
 
     @property
     def listeners(self) -> list[str]:
-        """Where the hub listens, as it said last."""
+        """Where the hub listens for peers, as it said last."""
         urls = self._hub.get("listeners")
-        return [str(url) for url in urls.values()] if isinstance(urls, dict) else []
+        return [str(url) for name, url in urls.items() if name != "http"] if isinstance(urls, dict) else []
 
     def snapshot(self, cursor: Cursor) -> Line:
         """What is known now; of messages, exchanges and rejects what this browser has not seen."""
+        hub = self._state()
         found: Line = {
-            "hub": self._hub,
-            "rates": cast("type_of_json", self._rates),
+            "hub": hub,
+            "rates": cast("type_of_json", self._rates if hub["up"] else dict.fromkeys(self._rates)),
             "pipeline": self._pipeline,
             "findings": self._findings,
             "topics": [],
@@ -99,18 +112,34 @@ class Watch:
                 setattr(cursor, name, ring.newest)
         return found
 
+    def _state(self) -> Line:
+        """What the hub said last, or why it is not known how it is now."""
+        silent = time.monotonic() - self._answered
+        why = self._fault
+        if why is None and silent > LATE:
+            why = f"{self.hub_url} has not answered for {silent:.0f} s: the hub hangs, or its machine does"
+        return {**self._hub, "up": True} if why is None else {"up": False, "why": why}
+
     async def _ask_hub(self) -> None:
         try:
             async with self._session.get(f"{self.hub_url}/status") as answer:
-                answer.raise_for_status()
-                status: Line = json.loads(await answer.text())
-        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
-            why = str(error) or type(error).__name__
-            self._hub = {"up": False, "why": f"{self.hub_url} does not answer ({why}); start it with `wireloom hub`"}
-            self._remember({name: dict.fromkeys(rates, 0.0) for name, rates in self._rates.items()})
-            return
-        self._hub = showable(status) | {"up": True}
+                text = await answer.text()
+            if answer.status == HTTPStatus.OK:
+                self._take_status(json.loads(text))
+                return
+            self._fault = f"{self.hub_url} answers with status {answer.status}: {visible(text.strip()[:200])}"
+        except TimeoutError:
+            # What is known is how long it has been silent; `_state` says so.
+            self._fault = None
+        except (aiohttp.ClientError, OSError) as error:
+            self._fault = f"nobody answers at {self.hub_url} ({_reason(error)}): {START}"
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self._fault = f"what answers at {self.hub_url} is no hub: {START}"
+        self._remember({name: dict.fromkeys(rates, 0.0) for name, rates in self._rates.items()})
+
+    def _take_status(self, status: Line) -> None:
         self._measure(cast("dict[str, dict[str, int]]", status["protocols"]))
+        self._hub, self._fault, self._answered = showable(status), None, time.monotonic()
         if self._lately is None and isinstance(folder := status.get("journal"), str):
             self._lately = Lately(folder)
 
@@ -192,6 +221,19 @@ class Watch:
         # A pipeline that has not committed anything yet has left no cursor: all of it lies before it.
         places = [(each.segment, each.position) for each in cursors(folder)] or [("", 0)]
         return max(bytes_after(folder, *place) for place in places)
+
+
+def _reason(error: Exception) -> str:
+    """Why nobody answers, in a few words.
+
+    >>> _reason(ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 9)"))
+    'Connection refused'
+    """
+    cause = getattr(error, "os_error", error)
+    number = getattr(cause, "errno", None)
+    if isinstance(number, int) and number in errno.errorcode:
+        return os.strerror(number)
+    return visible(getattr(cause, "strerror", None) or str(error) or "the connection was lost")
 
 
 async def _often(part: Callable[[], Awaitable[None]], pause: float) -> None:

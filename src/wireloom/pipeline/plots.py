@@ -37,6 +37,17 @@ def microseconds(value: float) -> str:
     return f"{value / 1000:.1f} ms" if value < 1e6 else f"{value / 1e6:.2f} s"
 
 
+def moment(seconds: float, after: float | None = None) -> str:
+    """A time of an axis: with its date, unless an earlier one (`after`) shows the same.
+
+    >>> moment(90000), moment(93600, after=90000), moment(180000, after=90000)
+    ('1970-01-02 01:00', '02:00', '1970-01-03 02:00')
+    """
+    at = datetime.fromtimestamp(seconds, UTC)
+    is_same_day = after is not None and datetime.fromtimestamp(after, UTC).date() == at.date()
+    return at.strftime("%H:%M" if is_same_day else "%Y-%m-%d %H:%M")
+
+
 def lines(series: Series, title: str) -> str:
     """Values over time, a line each; times are seconds since 1970."""
     points = [point for each in series.values() for point in each]
@@ -61,9 +72,8 @@ def lines(series: Series, title: str) -> str:
         else:
             spots = " ".join(place(x, y) for x, y in each)
             parts.append(f'<polyline class="{kind}" points="{spots}"><title>{visible_html(name)}</title></polyline>')
-    pattern = "%H:%M" if span < 86400 else "%d %b %H:%M"
     for at, anchor in ((first, "start"), (last, "end")) if last > first else ((first, "middle"),):
-        text = datetime.fromtimestamp(at, UTC).strftime(pattern)
+        text = moment(at, after=first if at > first else None)
         x = float(place(at, 0).split(",")[0])
         parts.append(f'<text x="{x:.0f}" y="{HEIGHT - 14}" text-anchor="{anchor}">{text}</text>')
     return _figure(parts, title, series)

@@ -18,6 +18,8 @@ from wireloom.pipeline.schemas import TABLES
 from wireloom.pipeline.warehouse import Warehouse
 
 Rows = list[tuple[object, ...]]
+_LONG = 40
+"""Characters from which on a cell may be broken anywhere, so that it leaves room for the others."""
 
 
 class Report:
@@ -60,7 +62,7 @@ class Report:
         yield _section("Traffic over time", self._traffic())
         yield _section("Topics", self._topics())
         yield _section("Latency", self._latency())
-        yield _section("Outcomes of requests", self._outcomes())
+        yield _section("Outcomes of exchanges", self._outcomes())
         yield _section("Slowest exchanges", self._slowest())
         yield _section("Sessions over time", self._sessions())
         yield _section("Rejects by clause", self._rejects())
@@ -72,7 +74,8 @@ class Report:
             "messages": "select count(*) from messages",
             "bytes": "select coalesce(sum(wire_size), 0) from messages",
             "connections": "select count(*) from sessions",
-            "requests": "select count(*) from exchanges",
+            "requests": "select count(*) from exchanges where verb = 'request'",
+            "acknowledged publishes": "select count(*) from exchanges where verb = 'publish'",
             "rejects": "select count(*) from rejects",
             "findings": "select count(*) from findings",
         }
@@ -108,21 +111,33 @@ class Report:
             for topic, n, *values in by_topic
         ]
         return plots.histogram([(_float(low), int(_float(n))) for low, n in spread], "latency") + _table(
-            ("topic", "answered", "p50", "p90", "p99", "longest"), lines, 1
+            ("topic", "answered", "p50", "p90", "p99", "longest"), lines, 1, 2, 3, 4, 5
         )
 
     def _outcomes(self) -> str:
-        rows = self.ask("select protocol || ' ' || outcome, count(*) n from exchanges group by 1 order by 2 desc, 1")
-        return plots.bars([(str(name), _float(count)) for name, count in rows], "outcomes")
+        rows = self.ask(
+            "select protocol || ' ' || verb || ' ' || outcome, count(*) n from exchanges group by 1 order by 2 desc, 1"
+        )
+        ((passed_on,),) = self.ask("select count(*) from messages where kind = 'request' and direction = 's2c'")
+        note = (
+            f"Of the requests, {plots.number(_float(passed_on))} went from a server to its client, as those do that a "
+            "hub passes on: such a request is two exchanges, one with who asked and one with who answers."
+        )
+        shown = plots.bars([(str(name), _float(count)) for name, count in rows], "outcomes")
+        return shown + (f'<p class="soft">{note}</p>' if passed_on else "")
 
     def _slowest(self) -> str:
         rows = self.ask(
-            "select strftime(requested_at, '%Y-%m-%d %H:%M:%S'), protocol, coalesce(topic, '(none)'), request_id, "
-            "outcome, connection, latency_us from exchanges where latency_us is not null "
-            "order by latency_us desc limit 10"
+            "with slowest as (from exchanges where latency_us is not null order by latency_us desc limit 10) "
+            "select strftime(requested_at, '%Y-%m-%d %H:%M:%S'), protocol, "
+            "(select if(any_value(direction) = 's2c', 'server', 'client') from messages "
+            "where messages.connection = slowest.connection and message_id = request_id and time = requested_at), "
+            "verb, coalesce(topic, '(none)'), request_id, outcome, connection, latency_us from slowest "
+            "order by latency_us desc"
         )
         lines = [(*row[:-1], plots.microseconds(_float(row[-1]))) for row in rows]
-        return _table(("asked", "protocol", "topic", "request", "outcome", "connection", "latency"), lines, 6)
+        head = ("asked", "protocol", "by", "verb", "topic", "request", "outcome", "connection", "latency")
+        return _table(head, lines, 8)
 
     def _sessions(self) -> str:
         rows = self.ask(
@@ -202,6 +217,8 @@ def _cell(value: object) -> str:
     text = "" if value is None else str(value)
     if re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text):
         return f"<time>{text}</time>"
+    if len(text) > _LONG:
+        return f'<div class="long">{visible_html(text)}</div>'
     return f'<span class="{text}">{text}</span>' if text in ("critical", "warning") else visible_html(text)
 
 

@@ -2,6 +2,8 @@
 
 const KEEP = 1000;
 const SHOW = 200;
+const CUT = 30; // characters that a cell of a table always shows
+const SILENCE = 4; // seconds without a snapshot, of which there is one a second
 const SPAN = 5 * 60 * 1000; // of the latency plot
 const $ = (selector) => document.querySelector(selector);
 
@@ -18,7 +20,11 @@ function make(tag, properties = {}, ...children) {
 
 const count = (n) => (n ?? 0).toLocaleString("en");
 const some = (n, what) => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
-const clock = (iso) => (iso ?? "").slice(11, 23);
+// The time of day in UTC, with the date unless that is today's.
+function clock(iso) {
+  const [date, time] = (iso ?? "").split("T");
+  return !time ? "" : (date === new Date().toISOString().slice(0, 10) ? "" : `${date} `) + time.slice(0, 12);
+}
 function short(n) {
   if (n >= 1e6) return (n / 1e6).toFixed(1) + " M";
   if (n >= 1e4) return (n / 1e3).toFixed(1) + " k";
@@ -42,7 +48,7 @@ function coloured(protocol) {
 
 // --- what is known -----------------------------------------------------------------------------------
 
-const known = { messages: [], exchanges: [], rejects: [], history: {}, latest: null, paused: false, skipped: 0, unseen: 0 };
+const known = { messages: [], exchanges: [], rejects: [], history: {}, latest: null, paused: null, skipped: 0, unseen: 0 };
 let serial = 0;
 
 function take(snapshot) {
@@ -58,7 +64,7 @@ function take(snapshot) {
   if (snapshot.history) known.history = snapshot.history;
   for (const [protocol, rates] of snapshot.history ? [] : Object.entries(snapshot.rates ?? {})) {
     const past = (known.history[protocol] ??= []);
-    past.push(rates.in);
+    past.push(rates?.in ?? 0);
     if (past.length > 300) past.shift();
   }
   draw();
@@ -84,6 +90,7 @@ function rows(table, items, key, cells, empty) {
   }
   const wanted = items.map((item) => {
     const fresh = cells(item).map((cell) => cell instanceof HTMLTableCellElement ? cell : make("td", {}, cell));
+    for (const cell of fresh) if (cell.textContent.length > CUT) cell.title = cell.textContent; // the page may have cut it
     let row = old.get(item[key]);
     if (!row) row = item.hex === undefined ? make("tr", {}, ...fresh) : opens(make("tr", {}, ...fresh));
     else fresh.forEach((cell, at) => { if (!row.cells[at].isEqualNode(cell)) row.cells[at].replaceWith(cell); });
@@ -135,12 +142,12 @@ function drawProtocols() {
       tile.querySelector(".rates").style.margin = "4px 0 0";
       box.append(tile);
     }
-    const rate = rates[protocol];
-    tile.querySelector("small").textContent = `${count(hub.protocols?.[protocol]?.open)} open`;
+    const rate = rates[protocol]; // null while nobody knows
+    tile.querySelector("small").textContent = rate ? `${count(hub.protocols?.[protocol]?.open)} open` : "";
     tile.querySelector(".rates").replaceChildren(
-      make("span", { title: "messages received a second" }, make("b", {}, short(rate.in)), " in/s"),
-      make("span", { title: "events delivered a second" }, make("b", {}, short(rate.out)), " out/s"),
-      make("span", { class: "hint", title: "bytes received a second" }, bytes(Math.round(rate.bytes)) + "/s"));
+      make("span", { title: "messages received a second" }, make("b", {}, rate ? short(rate.in) : "–"), " in/s"),
+      make("span", { title: "events delivered a second" }, make("b", {}, rate ? short(rate.out) : "–"), " out/s"),
+      make("span", { class: "hint", title: "bytes received a second" }, rate ? bytes(Math.round(rate.bytes)) + "/s" : ""));
     const past = known.history[protocol] ?? [];
     const top = Math.max(1, ...past);
     tile.querySelector("polyline").setAttribute("points",
@@ -163,23 +170,26 @@ function drawCounts() {
 }
 
 function drawMessages() {
-  if (known.paused) {
-    $("#skipped").textContent = known.unseen ? `paused; ${count(known.unseen)} new` : "paused";
-    return;
-  }
   const wanted = $("#filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const matches = (m) => { const text = `${m.protocol} ${m.kind} ${m.topic ?? m.operation ?? m.answers ?? ""} ${m.status ?? ""} ${m.text ?? ""}`.toLowerCase();
     return wanted.every((word) => text.includes(word)); };
-  const shown = wanted.length ? known.messages.filter(matches) : known.messages;
-  $("#skipped").textContent = known.skipped ? `${bytes(known.skipped)} of traffic came too fast to show; the tables have all of it` : "";
+  const messages = known.paused ?? known.messages;
+  const shown = wanted.length ? messages.filter(matches) : messages;
+  $("#skipped").textContent = known.paused ? (known.unseen ? `paused; ${count(known.unseen)} new` : "paused") : known.skipped ? `${bytes(known.skipped)} of traffic came too fast to show; the tables have all of it` : "";
   rows($("#messages"), shown.slice(0, SHOW), "number", (m) => [
     clock(m.time), coloured(m.protocol), m.direction === "s2c" ? "out" : "in", m.kind, m.topic ?? (m.operation ? `hub: ${m.operation}` : m.answers ? `re: ${m.answers}` : "–"), m.status ?? "",
     number(count(m.body_size)), make("td", { class: "body" }, m.text ?? "(bytes)")],
-    wanted.length ? "Nothing matches the filter." : "No message yet. Publish one in the panel Send, or with: wireloom pub hsp://127.0.0.1 sensors/kitchen 21.5");
+    wanted.length ? "Nothing matches the filter." : nothingYet());
+}
+
+function nothingYet() {
+  const { hub, via } = known.latest;
+  if (!hub.up) return "No message yet.";
+  return "No message yet." + (via ? ` Publish one in the panel Send, or with: wireloom pub ${via} sensors/kitchen 21.5` : "");
 }
 
 function drawTopics() {
-  rows($("#topics"), known.latest.topics, "topic", (t) => [t.topic, t.protocols.join(", "), number(count(t.messages)), number(bytes(t.bytes)), clock(t.last)],
+  rows($("#topics"), known.latest.topics, "topic", (t) => [make("td", { class: "wide" }, t.topic), t.protocols.join(", "), number(count(t.messages)), number(bytes(t.bytes)), clock(t.last)],
     "No topic yet.");
 }
 
@@ -213,11 +223,15 @@ function drawLatency() {
     pen.beginPath(); pen.moveTo(left, y(10 ** power)); pen.lineTo(right, y(10 ** power)); pen.stroke();
     pen.fillText(latency(10 ** power).replace(/\.0+ /, " "), 4, y(10 ** power) + 4);
   }
-  if (!points.length) { $("#percentiles").textContent = ""; return; }
+  if (!points.length) { $("#percentiles").textContent = ""; canvas.ariaLabel = "Latency of requests over time"; return; }
   const last = Math.max(...points.map((p) => p[0]));
   const first = Math.min(last - 10000, ...points.map((p) => p[0]));
-  pen.fillText(new Date(first).toISOString().slice(11, 19), left, 214);
-  pen.fillText(new Date(last).toISOString().slice(11, 19), right - 56, 214);
+  const [from, to] = [first, last].map((time) => new Date(time).toISOString().slice(0, 19).replace("T", " "));
+  const until = to.slice(0, 10) === from.slice(0, 10) ? to.slice(11) : to;
+  pen.fillText(from, left, 214);
+  pen.textAlign = "right";
+  pen.fillText(until, right, 214);
+  canvas.ariaLabel = `Latency of requests from ${from} to ${until}`;
   pen.globalAlpha = 0.75;
   for (const [time, us, protocol] of points) {
     pen.fillStyle = colour(protocol) || colour("other");
@@ -233,13 +247,13 @@ function drawLatency() {
 }
 
 function drawConnections() {
-  const found = known.latest.hub.connections ?? [];
+  const { up, connections: found = [] } = known.latest.hub;
   const slow = found.filter((each) => each.queued_bytes || each.lost);
-  $("#slow").textContent = slow.length ? `${slow.length} slow: events wait for them or were dropped` : "Nobody is slow.";
+  $("#slow").textContent = !up ? "" : slow.length ? `${slow.length} slow: events wait for them or were dropped` : "Nobody is slow.";
   rows($("#connections"), found, "id", (c) => [
     c.id.slice(-8), coloured(c.protocol), c.peer ?? "–", c.principal ?? "–", number(count(c.received)), number(count(c.delivered)),
     make("td", { class: c.queued_bytes ? "number warn" : "number" }, bytes(c.queued_bytes)),
-    make("td", { class: c.lost ? "number bad" : "number" }, count(c.lost))], "Nobody is connected.");
+    make("td", { class: c.lost ? "number bad" : "number" }, count(c.lost))], up ? "Nobody is connected." : "The hub does not answer: who is connected is not known.");
 }
 
 function drawRejects() {
@@ -279,13 +293,18 @@ function open(item) {
   dialog.querySelector("dl").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
   const show = (asHex) => {
     $("#hex").setAttribute("aria-pressed", asHex);
-    const left = (item.body_size ?? item.size ?? 0) - item.hex.length / 2;
-    const rest = left > 0 ? `\n… and ${count(left)} more bytes, which the journal has` : "";
-    dialog.querySelector("pre").textContent = item.hex ? (asHex ? dump(item.hex) : readable(item.text ?? "")) + rest : "(no body)";
+    dialog.querySelector("pre").textContent = bodyText(item, asHex);
   };
   $("#hex").onclick = () => show($("#hex").getAttribute("aria-pressed") !== "true");
-  show(item.text === null || item.text === undefined);
+  show(isBytes(item));
   dialog.showModal();
+}
+
+const isBytes = (item) => item.text === null || item.text === undefined;
+function bodyText(item, asHex = isBytes(item)) {
+  if (!item.hex) return "(no body)";
+  const left = (item.body_size ?? item.size ?? 0) - item.hex.length / 2;
+  return (asHex ? dump(item.hex) : readable(item.text)) + (left > 0 ? `\n… and ${count(left)} more bytes, which the journal has` : "");
 }
 
 function readable(text) {
@@ -336,8 +355,8 @@ $("nav").addEventListener("keydown", (event) => {
   document.getElementById(`tab-${next}`).focus();
 });
 function pause() {
-  known.paused = !known.paused;
-  $("#pause").setAttribute("aria-pressed", known.paused);
+  known.paused = known.paused ? null : known.messages; // what stays on the page
+  $("#pause").setAttribute("aria-pressed", known.paused !== null);
   $("#pause").textContent = known.paused ? "Go on" : "Pause";
   known.unseen = 0;
   if (known.latest) draw();
@@ -377,7 +396,7 @@ $("#send").addEventListener("submit", async (event) => {
     });
     const result = await response.json();
     answer.className = response.ok ? "good" : "bad";
-    answer.textContent = response.ok ? (verb === "request" ? readable(result.text ?? result.hex) : result.text) : result.error;
+    answer.textContent = !response.ok ? result.error : verb === "publish" ? result.text : result.hex ? bodyText(result) : "answered, without a body";
   } catch (error) {
     answer.className = "bad";
     answer.textContent = `the console does not answer: ${error.message}`;
@@ -389,9 +408,15 @@ choose(panels.some((panel) => panel.dataset.panel === asked) ? asked : "messages
 
 // EventSource comes back by itself when the console was restarted.
 const source = new EventSource("api/stream");
-source.onmessage = (event) => take(JSON.parse(event.data));
-source.onerror = () => {
+let heard = performance.now();
+source.onmessage = (event) => { heard = performance.now(); take(JSON.parse(event.data)); };
+source.onerror = () => lost(source.readyState === EventSource.CLOSED
+  ? "the console refuses this page: open it again, with its token if it has one" : "the console does not answer; trying again");
+setInterval(() => {
+  const silent = (performance.now() - heard) / 1000;
+  if (silent > SILENCE && source.readyState === EventSource.OPEN) lost(`the console has said nothing for ${silent.toFixed(0)} s`);
+}, 1000);
+function lost(why) {
   $("#state").dataset.state = "down";
-  $("#state .text").textContent = source.readyState === EventSource.CLOSED
-    ? "the console refuses this page: open it again, with its token if it has one" : "the console does not answer; trying again";
-};
+  $("#state .text").textContent = why;
+}
