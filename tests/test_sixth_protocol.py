@@ -244,13 +244,13 @@ def test_the_journal_keeps_it_and_the_tables_tell_it(ticker: Installed, hub: Run
 
     rows = json.loads(ticker.run("-c", TABLES, hub.journal, tmp_path / "warehouse"))
     messages = [tuple(row) for row in rows["messages"]]
-    assert ("c2s", "request", "$hub/publish/archive/large", None, "text/plain", LARGE) in messages
+    assert ("c2s", "event", "archive/large", None, "text/plain", LARGE) in messages
     assert ("c2s", "event", "archive/note", None, "text/plain", 5) in messages
     assert any(row[:4] == ("s2c", "error", None, "404") for row in messages)
     assert {row[1] for row in messages} >= {"event", "request", "response", "error", "close"}
     assert ["ticker.verb.unknown", len("SELL everything\n")] in rows["rejects"]
     assert ["archive/nobody", "error", "404"] in rows["exchanges"]
-    assert ["$hub/publish/archive/large", "done", "done"] in rows["exchanges"]
+    assert ["archive/large", "done", "done"] in rows["exchanges"]
     assert {row[0] for row in rows["sessions"]} == {"close", "error"}
     assert {row[0] for row in rows["traffic"]} >= {"archive/note", "archive/wild"}
     assert rows["findings"] == [["ticker.answer.unknown-id", "warning"]]
