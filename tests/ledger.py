@@ -32,7 +32,9 @@ from typing import NamedTuple
 from wireloom.journal import Entry, Offset, Record, Unreadable, blocks, read_all
 from wireloom.journal.blocks import canonical_json
 from wireloom.journal.disk import LOCAL, READ, Disk, read_range
+from wireloom.journal.excluded import TAKEN, Exclusions
 from wireloom.model import Kind
+from wireloom.protocols.published import as_meant
 
 LOST = "acknowledged, but not in the journal"
 STRANGE = "in the journal, but never sent"
@@ -318,9 +320,12 @@ class Ledger:
         left = Counter(rows)
         total = left.total()
         missing = []
+        taken = Exclusions(TAKEN)
         for entry in read_all(folder, disk=self.disk):
+            if isinstance(entry, Record):
+                taken.note(entry.block)
             if isinstance(entry, Entry):
-                row = row_of(entry)
+                row = row_of(entry, called=entry in taken)
                 if left[row] > 0:
                     left[row] -= 1
                 else:
@@ -426,9 +431,9 @@ def described(content: Content) -> str:
     return " ".join(map(str, content))
 
 
-def row_of(entry: Entry) -> Row:
-    """The row that a message of the journal must become."""
-    m = entry.message
+def row_of(entry: Entry, *, called: bool = False) -> Row:
+    """The row that a message of the journal must become; `called`: a provider took this request."""
+    m, _ = as_meant(entry.message, called=called)
     return Row(m.connection, str(m.direction), str(m.kind), m.topic, m.body, entry.segment, entry.offset)
 
 

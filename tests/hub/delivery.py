@@ -79,7 +79,10 @@ async def publish(hub: Hub, source: str, target: str, body: object = None, *, ac
     assert told, "neither delivered nor told"
     if told[0].topic == "$hub/undeliverable":
         return "undeliverable" + acknowledged
-    assert (told[0].topic, told[0].body if isinstance(value, bytes) else told[0].value()) == ("rooms/kitchen", value)
+    # A yamp peer reads every body with its serializer: text of others reaches it as a string.
+    is_raw = isinstance(value, bytes) and (target != "yamp" or source == "yamp")
+    expected = value.decode() if isinstance(value, bytes) and not is_raw else value
+    assert (told[0].topic, told[0].body if is_raw else told[0].value()) == ("rooms/kitchen", expected)
     return "delivered" + acknowledged
 
 
