@@ -314,6 +314,28 @@ async def test_an_empty_page_says_how_to_publish_to_this_hub(tmp_path: Path) -> 
             await page.wait_for_selector("#messages >> text=sensors/kitchen")
 
 
+async def test_what_goes_out_counts_whatever_it_is(tmp_path: Path) -> None:
+    async def add(message: wireloom.Message, peer: wireloom.Peer) -> object:
+        return 42
+
+    async def ask(peer: wireloom.Peer) -> None:
+        while True:
+            await peer.request("math/add", [1])
+            await asyncio.sleep(0.01)
+
+    async with everything(tmp_path) as (hub, console), page_of(console) as page:
+        yamp, hsp = url_of(hub, "yamp"), url_of(hub, "hsp")
+        async with wireloom.connect(yamp, handler=add) as provider, wireloom.connect(hsp) as asker:
+            await provider.provide("math/add")
+            asking = asyncio.create_task(ask(asker))
+            # Nobody subscribes: what goes out are requests to yamp, and their answers to hsp.
+            for protocol in ("yamp", "hsp"):
+                out = "[title^='messages sent'] b:text-matches('^[1-9]')"
+                await page.wait_for_selector(f"#tile-{protocol} {out}")
+            asking.cancel()
+        assert hub.metrics.delivered.value("yamp") == 0
+
+
 async def test_a_slow_consumer_is_shown(tmp_path: Path) -> None:
     text = HUB + "[limits]\nqueue_bytes = 1000000\n"
     async with hub_on(tmp_path, text) as hub, console_on(hub) as console, page_of(console) as page:

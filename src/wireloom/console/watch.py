@@ -153,7 +153,7 @@ class Watch:
             grown = totals[name][key] - before.get(name, totals[name])[key]
             return max(0.0, grown / (now - then)) if then else 0.0
 
-        kinds = {"in": "received", "out": "delivered", "bytes": "received_bytes"}
+        kinds = {"in": "received", "out": "sent", "bytes": "received_bytes"}
         self._remember({name: {kind: rate(name, key) for kind, key in kinds.items()} for name in totals})
 
     def _remember(self, rates: dict[str, dict[str, float]]) -> None:

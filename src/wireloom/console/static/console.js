@@ -146,7 +146,7 @@ function drawProtocols() {
     tile.querySelector("small").textContent = rate ? `${count(hub.protocols?.[protocol]?.open)} open` : "";
     tile.querySelector(".rates").replaceChildren(
       make("span", { title: "messages received a second" }, make("b", {}, rate ? short(rate.in) : "–"), " in/s"),
-      make("span", { title: "events delivered a second" }, make("b", {}, rate ? short(rate.out) : "–"), " out/s"),
+      make("span", { title: "messages sent a second: events, requests and answers" }, make("b", {}, rate ? short(rate.out) : "–"), " out/s"),
       make("span", { class: "hint", title: "bytes received a second" }, rate ? bytes(Math.round(rate.bytes)) + "/s" : ""));
     const past = known.history[protocol] ?? [];
     const top = Math.max(1, ...past);
