@@ -336,6 +336,29 @@ async def test_what_goes_out_counts_whatever_it_is(tmp_path: Path) -> None:
         assert hub.metrics.delivered.value("yamp") == 0
 
 
+async def test_a_request_that_is_passed_on_is_one_exchange(tmp_path: Path) -> None:
+    async def add(message: wireloom.Message, peer: wireloom.Peer) -> object:
+        return 42
+
+    async with everything(tmp_path) as (hub, console), page_of(console) as page:
+        yamp, hsp = url_of(hub, "yamp"), url_of(hub, "hsp")
+        async with wireloom.connect(yamp, handler=add) as provider, wireloom.connect(hsp) as asker:
+            await provider.provide("math/add")
+            for body in ([1], [1], None):
+                await asker.request("math/add", body)
+            await asker.publish("over", "1", ack=True)
+            await page.keyboard.press("3")
+            await page.wait_for_selector("#exchanges >> text=over")
+            rows = page.locator("#exchanges tbody tr", has_text="math/add")
+            assert await rows.count() == 3
+            for row in await rows.all():
+                cells = await row.locator("td").all_inner_texts()
+                assert cells[1:5] == ["hsp", "request", "math/add", "done"]
+                assert re.fullmatch(r"yamp, [\d.]+ (µs|ms|s)", cells[7]), cells
+            await page.keyboard.press("2")
+            await page.wait_for_selector("#topics tr:has-text('math/add') td:nth-child(3):text-is('3')")
+
+
 async def test_a_slow_consumer_is_shown(tmp_path: Path) -> None:
     text = HUB + "[limits]\nqueue_bytes = 1000000\n"
     async with hub_on(tmp_path, text) as hub, console_on(hub) as console, page_of(console) as page:

@@ -197,9 +197,14 @@ function drawExchanges() {
   rows($("#exchanges"), known.exchanges.slice(0, SHOW), "number", (e) => [
     clock(e.requested_at), coloured(e.protocol), e.verb, e.topic ?? (e.operation ? `hub: ${e.operation}` : "–"),
     make("span", { class: e.outcome === "done" ? "good" : e.outcome === "open" ? "" : "bad" }, e.outcome), e.status ?? "",
-    number(latency(e.latency_us)), number(count(e.progress_count))],
+    number(latency(e.latency_us)), provider(e), number(count(e.progress_count))],
     "No request was answered yet.");
   drawLatency();
+}
+
+function provider(exchange) {
+  if (exchange.passed_on) return "passed on"; // without its other half, which was not seen
+  return exchange.provider ? make("td", {}, coloured(exchange.provider), `, ${latency(exchange.provider_us)}`) : "–";
 }
 
 function drawLatency() {
