@@ -276,7 +276,7 @@ async def test_a_hub_that_hangs_or_is_gone_is_not_shown_as_up(tmp_path: Path) ->
             hub.process.kill()
             await page.wait_for_selector("#state[data-state=down] >> text=(Connection refused): start the hub with")
             assert await page.inner_text("#state .text") == (
-                f"no hub: nobody answers at {hub.urls['http']} (Connection refused): "
+                f"nobody answers at {hub.urls['http']} (Connection refused): "
                 "start the hub with `wireloom hub`, or name its pages with --hub URL"
             )
     finally:
@@ -307,6 +307,9 @@ async def test_an_empty_page_says_how_to_publish_to_this_hub(tmp_path: Path) -> 
     async with hub_on(tmp_path, only("hsp", "yamp")) as hub, console_on(hub) as console:
         async with page_of(console) as page:
             told = await page.inner_text("#messages .empty >> text=wireloom pub")
+            await page.set_viewport_size({"width": 360, "height": 740})
+            box = await page.locator("#messages .empty p").bounding_box()
+            assert box is not None and box["x"] + box["width"] <= 360
             command = told.partition("with: wireloom ")[2].split()
             assert command[1] == url_of(hub, "yamp")
             done = await asyncio.create_subprocess_exec(*WIRELOOM, *command)

@@ -56,7 +56,7 @@ class Watch:
         self._lately = None if journal is None else Lately(journal)
         self._hub: Line = {}
         """What the hub said last."""
-        self._fault: str | None = "it was not asked yet"
+        self._fault: str | None = "the hub was not asked yet"
         """Why it did not answer, when it was asked last."""
         self._answered = time.monotonic()
         """When it answered last; silence counts from here."""

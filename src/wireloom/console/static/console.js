@@ -85,7 +85,7 @@ function rows(table, items, key, cells, empty) {
   const old = table.known ?? new Map();
   table.known = new Map();
   if (!items.length) {
-    body.replaceChildren(make("tr", {}, make("td", { class: "empty", colSpan: table.tHead.rows[0].cells.length }, empty)));
+    body.replaceChildren(make("tr", {}, make("td", { class: "empty", colSpan: table.tHead.rows[0].cells.length }, make("p", {}, empty))));
     return;
   }
   const wanted = items.map((item) => {
@@ -120,7 +120,7 @@ const number = (text) => make("td", { class: "number" }, text);
 function drawState() {
   const hub = known.latest.hub;
   $("#state").dataset.state = hub.up ? (hub.healthy ? "up" : "down") : "down";
-  $("#state .text").textContent = !hub.up ? `no hub: ${hub.why}`
+  $("#state .text").textContent = !hub.up ? hub.why
     : !hub.healthy ? `the journal cannot be written (${hub.why}): nothing is acknowledged until it can; if the disk is full, make room`
     : `${some(hub.connections_open, "connection")}, ${some(hub.subscriptions, "subscription")}`;
 }
