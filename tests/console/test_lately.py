@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.hub.running import ack, data_ack
 from tests.journal.conftest import TOPICS, data
-from wireloom.console.lately import KEEP, LOOK, Lately, readable
+from wireloom.console.lately import KEEP, LOOK, MAX_OPEN, Lately, readable
 from wireloom.journal import Journal, Tail
 from wireloom.model import Direction, Kind, Message
 
@@ -69,3 +70,52 @@ def test_how_far_a_tail_is_behind(tmp_path: Path) -> None:
         while tail.read():
             pass
         assert tail.behind() == 0
+
+
+def test_both_halves_of_a_request_are_one_exchange_and_half_a_request_says_so(tmp_path: Path) -> None:
+    asker, provider, other = 1, 2, 3
+    with Journal.open(tmp_path) as journal:
+
+        def say(connection: int, inbound: bool, frame: bytes) -> None:
+            direction = Direction.C2S if inbound else Direction.S2C
+            journal.append("hsp", connection, direction, 0, frame, topics=TOPICS, inbound=inbound)
+
+        lately = Lately(tmp_path)
+        # What hsp asks is a request only where the journal says that a provider took it.
+        journal.record("taken", {"ids": ["7", "8"]}, asker)
+        say(asker, True, data_ack(7, b"x") + data_ack(8, b"y"))
+        say(provider, False, data_ack(1, b"y"))
+        say(provider, False, data_ack(2, b"x"))
+        say(provider, True, ack(1) + ack(2))
+        say(asker, False, ack(7) + ack(8))
+        say(other, False, data_ack(9, b"z"))
+        say(other, True, ack(9))
+        journal.commit()
+        lately.look()
+        found = [
+            (line["request_id"], line["verb"], line["passed_on"], line["provider"])
+            for line in lately.exchanges.since(0)
+        ]
+        assert found == [
+            ("7", "request", False, "hsp"),
+            ("8", "request", False, "hsp"),
+            ("9", "request", True, None),
+        ]
+
+
+def test_requests_that_nobody_passes_on_are_forgotten(tmp_path: Path) -> None:
+    with Journal.open(tmp_path) as journal:
+        lately = Lately(tmp_path)
+        for number in range(2 * MAX_OPEN):
+            journal.record("taken", {"ids": [str(number)]}, 1)
+            journal.append("hsp", 1, Direction.C2S, 0, data_ack(number, b"%d" % number), topics=TOPICS)
+            if number % 500 == 0:
+                journal.commit()
+                lately.look()
+        journal.commit()
+        lately.look()
+        assert len(lately._asked) == MAX_OPEN == sum(map(len, lately._to_pass_on.values()))
+        journal.record("closed", {}, 1)
+        journal.commit()
+        lately.look()
+        assert not lately._asked and not lately._to_pass_on

@@ -276,7 +276,7 @@ async def test_a_hub_that_hangs_or_is_gone_is_not_shown_as_up(tmp_path: Path) ->
             hub.process.kill()
             await page.wait_for_selector("#state[data-state=down] >> text=(Connection refused): start the hub with")
             assert await page.inner_text("#state .text") == (
-                f"no hub: nobody answers at {hub.urls['http']} (Connection refused): "
+                f"nobody answers at {hub.urls['http']} (Connection refused): "
                 "start the hub with `wireloom hub`, or name its pages with --hub URL"
             )
     finally:
@@ -307,11 +307,59 @@ async def test_an_empty_page_says_how_to_publish_to_this_hub(tmp_path: Path) -> 
     async with hub_on(tmp_path, only("hsp", "yamp")) as hub, console_on(hub) as console:
         async with page_of(console) as page:
             told = await page.inner_text("#messages .empty >> text=wireloom pub")
+            await page.set_viewport_size({"width": 360, "height": 740})
+            box = await page.locator("#messages .empty p").bounding_box()
+            assert box is not None and box["x"] + box["width"] <= 360
             command = told.partition("with: wireloom ")[2].split()
             assert command[1] == url_of(hub, "yamp")
             done = await asyncio.create_subprocess_exec(*WIRELOOM, *command)
             assert await done.wait() == 0
             await page.wait_for_selector("#messages >> text=sensors/kitchen")
+
+
+async def test_what_goes_out_counts_whatever_it_is(tmp_path: Path) -> None:
+    async def add(message: wireloom.Message, peer: wireloom.Peer) -> object:
+        return 42
+
+    async def ask(peer: wireloom.Peer) -> None:
+        while True:
+            await peer.request("math/add", [1])
+            await asyncio.sleep(0.01)
+
+    async with everything(tmp_path) as (hub, console), page_of(console) as page:
+        yamp, hsp = url_of(hub, "yamp"), url_of(hub, "hsp")
+        async with wireloom.connect(yamp, handler=add) as provider, wireloom.connect(hsp) as asker:
+            await provider.provide("math/add")
+            asking = asyncio.create_task(ask(asker))
+            # Nobody subscribes: what goes out are requests to yamp, and their answers to hsp.
+            for protocol in ("yamp", "hsp"):
+                out = "[title^='messages sent'] b:text-matches('^[1-9]')"
+                await page.wait_for_selector(f"#tile-{protocol} {out}")
+            asking.cancel()
+        assert hub.metrics.delivered.value("yamp") == 0
+
+
+async def test_a_request_that_is_passed_on_is_one_exchange(tmp_path: Path) -> None:
+    async def add(message: wireloom.Message, peer: wireloom.Peer) -> object:
+        return 42
+
+    async with everything(tmp_path) as (hub, console), page_of(console) as page:
+        yamp, hsp = url_of(hub, "yamp"), url_of(hub, "hsp")
+        async with wireloom.connect(yamp, handler=add) as provider, wireloom.connect(hsp) as asker:
+            await provider.provide("math/add")
+            for body in ([1], [1], None):
+                await asker.request("math/add", body)
+            await asker.publish("over", "1", ack=True)
+            await page.keyboard.press("3")
+            await page.wait_for_selector("#exchanges >> text=over")
+            rows = page.locator("#exchanges tbody tr", has_text="math/add")
+            assert await rows.count() == 3
+            for row in await rows.all():
+                cells = await row.locator("td").all_inner_texts()
+                assert cells[1:5] == ["hsp", "request", "math/add", "done"]
+                assert re.fullmatch(r"yamp, [\d.]+ (µs|ms|s)", cells[7]), cells
+            await page.keyboard.press("2")
+            await page.wait_for_selector("#topics tr:has-text('math/add') td:nth-child(3):text-is('3')")
 
 
 async def test_a_slow_consumer_is_shown(tmp_path: Path) -> None:

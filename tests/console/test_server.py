@@ -240,3 +240,7 @@ async def test_without_a_hub_it_says_so_and_comes_back(tmp_path: Path) -> None:
         async for snapshot in snapshots(console):
             assert snapshot["hub"]["up"] is False and "wireloom hub" in snapshot["hub"]["why"]  # type: ignore[index]
             break
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{console.url}/api/publish", json={"topic": "notes"}) as answer:
+                assert answer.status == 502
+                assert "nobody answers at http://127.0.0.1:9 (Connection refused)" in (await answer.json())["error"]

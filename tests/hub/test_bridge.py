@@ -173,3 +173,24 @@ async def test_a_provider_that_reconnects_provides_again(tmp_path: Path) -> None
             await eventually(lambda: provider.reconnects == 1)
             await eventually(lambda: bool(hub.router.providers.lookup("work")))
             assert await client.request("work") == "here"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_every_message_that_goes_out_is_counted_once(tmp_path: Path, scheme: str) -> None:
+    async def handler(message: Message, peer: wireloom.Peer) -> object:
+        return 1
+
+    async with hub_on(tmp_path, HUB + "[journal]\ndeliveries = true\n") as hub:
+        url = url_of(hub, scheme)
+        async with wireloom.connect(url, handler=handler) as provider, wireloom.connect(url) as peer:
+            await provider.provide("tea")
+            async with provider.subscribe("#") as events:
+                for count in (1, 300):
+                    await asyncio.gather(*(peer.publish("note", b"x", ack=True) for _ in range(count)))
+                    await asyncio.gather(*(peer.request("tea", b"x") for _ in range(count)))
+                    for _ in range(count):
+                        await anext(events)
+        name = scheme.partition("+")[0]
+    sent = [entry.message for entry in journaled(tmp_path) if not entry.inbound]
+    assert sum(message.kind is Kind.EVENT for message in sent) == hub.metrics.delivered.value(name) == 301
+    assert len(sent) == hub.metrics.sent.value(name)

@@ -66,11 +66,23 @@ class _Topic:
     last: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Asked:
     message: Message
     verb: Verb
+    inbound: bool
+    """Whether a peer asked the hub; else the hub passed it on to its provider."""
+    caller: _Asked | None = None
+    """What a peer asked, where this is the same request on its way to the provider."""
+    provider: str | None = None
+    """The protocol of the provider that it was passed on to, and how long that one took."""
+    provider_us: int | None = None
     progress: int = 0
+
+    def took(self, answered: int | None) -> int | None:
+        """Microseconds to an answer at that time."""
+        asked = self.message.time
+        return None if answered is None or asked is None else (answered - asked) // 1000
 
 
 class Lately:
@@ -86,6 +98,8 @@ class Lately:
         self._refused = Tail(self.folder / REFUSED)
         self._topics: OrderedDict[str, _Topic] = OrderedDict()
         self._asked: OrderedDict[tuple[str | None, str], _Asked] = OrderedDict()
+        self._to_pass_on: dict[tuple[str | None, bytes], deque[_Asked]] = {}
+        """Requests of peers that were not seen on their way to a provider yet, by what they say."""
         self._calls = Exclusions(TAKEN)
         """Requests that a provider takes, of a protocol whose other requests are publishes."""
 
@@ -96,6 +110,7 @@ class Lately:
         elif (behind := self._tail.behind()) > 2 * LOOK:
             self.skipped += behind
             self._tail, self._calls = Tail.at_end(self.folder), Exclusions(TAKEN)
+            self._to_pass_on.clear()
         left = LOOK
         while left > 0 and (piece := self._tail.read(LOOK)):
             left -= LOOK
@@ -131,7 +146,7 @@ class Lately:
         asked = self._asked.get((message.connection, message.correlation_id or ""))
         answers = None if asked is None else asked.message.topic
         self.messages.add(_line(message, entry) | {"answers": answers, "operation": meant.operation})
-        if message.topic is not None and message.kind in (Kind.EVENT, Kind.REQUEST):
+        if entry.inbound and message.topic is not None and message.kind in (Kind.EVENT, Kind.REQUEST):
             topic = self._topics.setdefault(message.topic, _Topic())
             self._topics.move_to_end(message.topic)
             topic.protocols.add(message.protocol)
@@ -141,11 +156,39 @@ class Lately:
             if len(self._topics) > MAX_TOPICS:
                 self._topics.popitem(last=False)
         if meant.verb is not None and message.id is not None:
-            self._asked[message.connection, message.id] = _Asked(message, meant.verb)
-            if len(self._asked) > MAX_OPEN:
-                self._asked.popitem(last=False)
+            self._ask(_Asked(message, meant.verb, entry.inbound))
         elif message.correlation_id is not None:
             self._answered(message, (message.connection, message.correlation_id))
+
+    def _ask(self, asked: _Asked) -> None:
+        message = asked.message
+        key = message.connection, message.id or ""
+        self._forget(key)
+        if asked.inbound and asked.verb is Verb.REQUEST and message.topic is not None:
+            self._to_pass_on.setdefault(_said(message), deque()).append(asked)
+        elif not asked.inbound and (waiting := self._to_pass_on.get(_said(message))):
+            # The hub passes on requests in the order in which they came.
+            asked.caller = waiting[0]
+            asked.caller.provider = message.protocol
+            self._passed_on(asked.caller)
+        self._asked[key] = asked
+        if len(self._asked) > MAX_OPEN:
+            self._forget(next(iter(self._asked)))
+
+    def _passed_on(self, asked: _Asked) -> None:
+        """A request waits no longer to be seen on its way to a provider."""
+        said = _said(asked.message)
+        waiting = self._to_pass_on.get(said, deque())
+        if asked in waiting:
+            waiting.remove(asked)
+            if not waiting:
+                del self._to_pass_on[said]
+
+    def _forget(self, key: tuple[str | None, str]) -> _Asked | None:
+        asked = self._asked.pop(key, None)
+        if asked is not None:
+            self._passed_on(asked)
+        return asked
 
     def _answered(self, message: Message, key: tuple[str | None, str]) -> None:
         asked = self._asked.get(key)
@@ -154,14 +197,27 @@ class Lately:
         if message.kind is Kind.PROGRESS:
             asked.progress += 1
         elif message.kind in _OUTCOMES:
-            del self._asked[key]
             outcome = "cancelled" if message.status == "cancelled" else _OUTCOMES[message.kind]
-            self.exchanges.add(_exchange(asked, message.time, outcome, message.status))
+            self._over(key, message.time, outcome, message.status)
 
     def _closed(self, block: Block) -> None:
         connection = f"{block.connection or 0:016x}"
         for key in [key for key in self._asked if key[0] == connection]:
-            self.exchanges.add(_exchange(self._asked.pop(key), None, "unanswered", None))
+            self._over(key, None, "unanswered", None)
+
+    def _over(self, key: tuple[str | None, str], time: int | None, outcome: str, status: str | None) -> None:
+        """A request is over. One that was passed on is told together with what a peer asked, once that is over."""
+        asked = self._forget(key)
+        assert asked is not None
+        if asked.caller is None:
+            self.exchanges.add(_exchange(asked, time, outcome, status))
+        else:
+            asked.caller.provider_us = asked.took(time)
+
+
+def _said(request: Message) -> tuple[str | None, bytes]:
+    """What a request says, alike on its way to the hub and to the provider; yamp has `null` for an empty body."""
+    return request.topic, b"" if request.body == b"null" else request.body
 
 
 def showable(line: Line) -> Line:
@@ -254,7 +310,6 @@ def _line(message: Message, entry: Entry) -> Line:
 
 def _exchange(asked: _Asked, answered: int | None, outcome: str, status: str | None) -> Line:
     message = asked.message
-    took = None if answered is None or message.time is None else (answered - message.time) // 1000
     return {
         "requested_at": iso_time(message.time or 0),
         "protocol": message.protocol,
@@ -264,8 +319,11 @@ def _exchange(asked: _Asked, answered: int | None, outcome: str, status: str | N
         "request_id": message.id,
         "outcome": outcome,
         "status": status,
-        "latency_us": took,
+        "latency_us": asked.took(answered),
         "progress_count": asked.progress,
+        "passed_on": not asked.inbound,
+        "provider": asked.provider,
+        "provider_us": asked.provider_us,
     }
 
 

@@ -220,7 +220,8 @@ class Console:
         """Send something on a connection of its own; what goes wrong is told to the person at the page."""
         url = self._via()
         if url is None:
-            raise web.HTTPBadGateway(text="the hub has no plain TCP listener for the console; name one with --via URL")
+            why = self._watch.fault or "the hub has no plain TCP listener for the console; name one with --via URL"
+            raise web.HTTPBadGateway(text=why)
         try:
             return await way(url, message)
         except (WireloomError, OSError, TimeoutError) as error:

@@ -56,7 +56,7 @@ class Watch:
         self._lately = None if journal is None else Lately(journal)
         self._hub: Line = {}
         """What the hub said last."""
-        self._fault: str | None = "it was not asked yet"
+        self._fault: str | None = "the hub was not asked yet"
         """Why it did not answer, when it was asked last."""
         self._answered = time.monotonic()
         """When it answered last; silence counts from here."""
@@ -91,10 +91,10 @@ class Watch:
 
     def snapshot(self, cursor: Cursor) -> Line:
         """What is known now; of messages, exchanges and rejects what this browser has not seen."""
-        hub = self._state()
+        why = self.fault
         found: Line = {
-            "hub": hub,
-            "rates": cast("type_of_json", self._rates if hub["up"] else dict.fromkeys(self._rates)),
+            "hub": {**self._hub, "up": True} if why is None else {"up": False, "why": why},
+            "rates": cast("type_of_json", self._rates if why is None else dict.fromkeys(self._rates)),
             "pipeline": self._pipeline,
             "findings": self._findings,
             "topics": [],
@@ -112,13 +112,13 @@ class Watch:
                 setattr(cursor, name, ring.newest)
         return found
 
-    def _state(self) -> Line:
-        """What the hub said last, or why it is not known how it is now."""
+    @property
+    def fault(self) -> str | None:
+        """Why it is not known how the hub is now; None while it answers."""
         silent = time.monotonic() - self._answered
-        why = self._fault
-        if why is None and silent > LATE:
-            why = f"{self.hub_url} has not answered for {silent:.0f} s: the hub hangs, or its machine does"
-        return {**self._hub, "up": True} if why is None else {"up": False, "why": why}
+        if self._fault is None and silent > LATE:
+            return f"{self.hub_url} has not answered for {silent:.0f} s: the hub hangs, or its machine does"
+        return self._fault
 
     async def _ask_hub(self) -> None:
         try:
@@ -129,7 +129,7 @@ class Watch:
                 return
             self._fault = f"{self.hub_url} answers with status {answer.status}: {visible(text.strip()[:200])}"
         except TimeoutError:
-            # What is known is how long it has been silent; `_state` says so.
+            # What is known is how long it has been silent; `fault` says so.
             self._fault = None
         except (aiohttp.ClientError, OSError) as error:
             self._fault = f"nobody answers at {self.hub_url} ({_reason(error)}): {START}"
@@ -153,7 +153,7 @@ class Watch:
             grown = totals[name][key] - before.get(name, totals[name])[key]
             return max(0.0, grown / (now - then)) if then else 0.0
 
-        kinds = {"in": "received", "out": "delivered", "bytes": "received_bytes"}
+        kinds = {"in": "received", "out": "sent", "bytes": "received_bytes"}
         self._remember({name: {kind: rate(name, key) for kind, key in kinds.items()} for name in totals})
 
     def _remember(self, rates: dict[str, dict[str, float]]) -> None:

@@ -529,6 +529,7 @@ class Connection(Outbox):
         pipe.write(frames)
         session.sent += count
         self._sent_seen += count
+        self.hub.metrics.sent.add(count, self.name)
         return True
 
     # Records of it
@@ -684,9 +685,11 @@ class Connection(Outbox):
         if self._pipe.carries_messages:
             count = session.messages_in(data)
             self._sent_seen += count
+            self.hub.metrics.sent.add(count, self.name)
             self._record_outbound(data, count)
             return
         count, self._sent_seen = session.sent - self._sent_seen, session.sent
+        self.hub.metrics.sent.add(count, self.name)
         kept = data if self._is_open_book else session.recordable(data)
         if kept:
             self._append_outbound(kept, count)

@@ -134,6 +134,11 @@ class Metrics:
         self.connections = Counter("wireloom_connections_total", "Connections accepted.", "protocol")
         self.received = Counter("wireloom_messages_received_total", "Messages accepted from peers.", "protocol")
         self.received_bytes = Counter("wireloom_bytes_received_total", "Bytes of accepted frames.", "protocol")
+        self.sent = Counter(
+            "wireloom_messages_sent_total",
+            "Messages sent to peers: events, requests, answers and the rest.",
+            "protocol",
+        )
         self.delivered = Counter("wireloom_messages_delivered_total", "Events sent to subscribers.", "protocol")
         self.acknowledged = Counter(
             "wireloom_publishes_acknowledged_total", "Publishes acknowledged after the sync.", "protocol"

@@ -342,6 +342,7 @@ class Outbox(abc.ABC):
         assert self._pipe is not None
         self.delivered += count
         self.hub.metrics.delivered.add(count, self.name)
+        self.hub.metrics.sent.add(count, self.name)
         if self.hub.config.journal.deliveries:
             self._record_outbound(data, count, delivered=True)
         self._pipe.write(data)

@@ -21,6 +21,7 @@ def status(hub: Hub) -> dict[str, type_of_json]:
         "connections": metrics.connections,
         "received": metrics.received,
         "received_bytes": metrics.received_bytes,
+        "sent": metrics.sent,
         "delivered": metrics.delivered,
         "acknowledged": metrics.acknowledged,
     }

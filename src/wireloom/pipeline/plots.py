@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -89,12 +90,25 @@ def bars(values: Sequence[tuple[str, float]], title: str, unit: Callable[[float]
     for row, (name, value) in enumerate(values):
         y = 4 + 24 * row
         width = max(1.0, (WIDTH - 330) * value / top)
-        shown = name if len(name) <= 36 else name[:35] + "…"
-        label = f"{visible_html(shown)}<title>{visible_html(name)}</title>"
+        label = f"{visible_html(_cut(name))}<title>{visible_html(name)}</title>"
         parts.append(f'<text x="250" y="{y + 16}" text-anchor="end">{label}</text>')
         parts.append(f'<rect class="bar" x="258" y="{y + 3}" width="{width:.1f}" height="17"/>')
         parts.append(f'<text x="{262 + width:.1f}" y="{y + 16}">{visible_html(unit(value))}</text>')
     return _figure(parts, title, {}, height)
+
+
+def _cut(name: str, width: int = 36) -> str:
+    """As much of a name as fits into a width, counted in letters; letters of East Asia are as wide as two.
+
+    >>> _cut("short"), len(_cut("x" * 100)), len(_cut("\u6e29" * 100))
+    ('short', 36, 18)
+    """
+    taken = 0
+    for at, letter in enumerate(name):
+        taken += 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        if taken > width:
+            return name[: at - 1] + "…"
+    return name
 
 
 def histogram(values: Sequence[tuple[float, int]], title: str) -> str:

@@ -85,7 +85,7 @@ function rows(table, items, key, cells, empty) {
   const old = table.known ?? new Map();
   table.known = new Map();
   if (!items.length) {
-    body.replaceChildren(make("tr", {}, make("td", { class: "empty", colSpan: table.tHead.rows[0].cells.length }, empty)));
+    body.replaceChildren(make("tr", {}, make("td", { class: "empty", colSpan: table.tHead.rows[0].cells.length }, make("p", {}, empty))));
     return;
   }
   const wanted = items.map((item) => {
@@ -120,7 +120,7 @@ const number = (text) => make("td", { class: "number" }, text);
 function drawState() {
   const hub = known.latest.hub;
   $("#state").dataset.state = hub.up ? (hub.healthy ? "up" : "down") : "down";
-  $("#state .text").textContent = !hub.up ? `no hub: ${hub.why}`
+  $("#state .text").textContent = !hub.up ? hub.why
     : !hub.healthy ? `the journal cannot be written (${hub.why}): nothing is acknowledged until it can; if the disk is full, make room`
     : `${some(hub.connections_open, "connection")}, ${some(hub.subscriptions, "subscription")}`;
 }
@@ -146,7 +146,7 @@ function drawProtocols() {
     tile.querySelector("small").textContent = rate ? `${count(hub.protocols?.[protocol]?.open)} open` : "";
     tile.querySelector(".rates").replaceChildren(
       make("span", { title: "messages received a second" }, make("b", {}, rate ? short(rate.in) : "–"), " in/s"),
-      make("span", { title: "events delivered a second" }, make("b", {}, rate ? short(rate.out) : "–"), " out/s"),
+      make("span", { title: "messages sent a second: events, requests and answers" }, make("b", {}, rate ? short(rate.out) : "–"), " out/s"),
       make("span", { class: "hint", title: "bytes received a second" }, rate ? bytes(Math.round(rate.bytes)) + "/s" : ""));
     const past = known.history[protocol] ?? [];
     const top = Math.max(1, ...past);
@@ -197,9 +197,14 @@ function drawExchanges() {
   rows($("#exchanges"), known.exchanges.slice(0, SHOW), "number", (e) => [
     clock(e.requested_at), coloured(e.protocol), e.verb, e.topic ?? (e.operation ? `hub: ${e.operation}` : "–"),
     make("span", { class: e.outcome === "done" ? "good" : e.outcome === "open" ? "" : "bad" }, e.outcome), e.status ?? "",
-    number(latency(e.latency_us)), number(count(e.progress_count))],
+    number(latency(e.latency_us)), provider(e), number(count(e.progress_count))],
     "No request was answered yet.");
   drawLatency();
+}
+
+function provider(exchange) {
+  if (exchange.passed_on) return "passed on"; // without its other half, which was not seen
+  return exchange.provider ? make("td", {}, coloured(exchange.provider), `, ${latency(exchange.provider_us)}`) : "–";
 }
 
 function drawLatency() {
