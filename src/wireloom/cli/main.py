@@ -30,6 +30,7 @@ COMMANDS = {
     "dissector": "wireloom.cli.dissector",
     "doctor": "wireloom.cli.doctor",
     "up": "wireloom.cli.up",
+    "warm": "wireloom.cli.warm",
     "journal": "wireloom.cli.journal",
     "keys": "wireloom.cli.keys",
     "pipeline": "wireloom.cli.pipeline",

@@ -73,7 +73,8 @@ class Peer(Channel):
     ) -> None:
         """Send an event. With `ack` it is an acknowledged publish: this returns when the peer has taken it.
 
-        Without it this returns as soon as there is room for the next.
+        Without it this returns as soon as there is room for the next. `attributes` are for what one protocol has
+        beyond topic and body; those that it cannot carry raise NotSupported.
         """
         kind = _EVENT
         if ack:
@@ -139,6 +140,8 @@ class Peer(Channel):
         """
         if not topic:
             raise ConfigError("a topic must not be empty")
+        if attributes:
+            self.protocol.check_attributes(attributes)
         return Many(
             self,
             bodies,
@@ -196,7 +199,8 @@ class Peer(Channel):
         `timeout` is the longest silence between two steps.
         """
         steps: Inbox[Message] = self._inbox()
-        message = self._message(_REQUEST, topic, body, {**(attributes or {}), "progressive": "true"})
+        message = self._message(_REQUEST, topic, body, attributes)
+        message = message.with_(attributes={**message.attributes, "progressive": "true"})
         return Progress(self, Call(message, timeout, self._loop, steps))
 
     async def provide(self, *topics: str) -> None:
@@ -309,7 +313,10 @@ class Peer(Channel):
             data, content_type = body, driver.session.content_type
         else:
             data, content_type = self.encode(body)
-        attributes = attributes or NO_ATTRIBUTES
+        if attributes:
+            self.protocol.check_attributes(attributes)
+        else:
+            attributes = NO_ATTRIBUTES
         return message_of(
             (kind, topic, data, None, None, None, content_type, attributes, "", None, None, None, _NOBODY)
         )
