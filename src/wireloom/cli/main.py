@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from wireloom.escaping import visible
-from wireloom.model import WireloomError
+from wireloom.model import HandshakeFailed, PeerClosed, RequestFailed, RequestTimeout, WireloomError
 
 COMMANDS = {
     "decode": "wireloom.cli.wire",
@@ -61,6 +61,10 @@ examples:
 """
 
 FAILED = 2
+REFUSED = 3
+"""The other end answered, and said no."""
+UNREACHED = 4
+"""The other end was not reached, did not answer in time, or is gone."""
 INTERRUPTED = 130
 
 
@@ -87,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except WireloomError as error:
-        return fail(str(error))
+        fail(str(error))
+        return _code(error)
     except OSError as error:
         return fail(explain(error))
     except ModuleNotFoundError as error:
@@ -95,6 +100,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         extra = EXTRAS.get((error.name or "").partition(".")[0], "spark")
         return fail(f"this needs the package {error.name}: pip install 'wireloom[{extra}]'")
+
+
+def _code(error: WireloomError) -> int:
+    """What a script learns from an error."""
+    if isinstance(error, RequestFailed):
+        return REFUSED
+    return UNREACHED if isinstance(error, HandshakeFailed | PeerClosed | RequestTimeout) else FAILED
 
 
 def fail(text: str) -> int:

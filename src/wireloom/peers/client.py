@@ -407,7 +407,8 @@ def _show(token: str) -> Message:
 def why_unreachable(error: OSError) -> str:
     """Why nobody was reached, without the clutter of the operating system's texts, and what to do about it."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message}); name its authority with TLS(ca=...)"
+        why = f"its certificate is not trusted ({error.verify_message})"
+        return f"{why}; name its authority: --ca FILE of the commands, TLS(ca=...) in Python"
     text = error.strerror or str(error) or type(error).__name__
     if isinstance(error, socket.gaierror):
         return f"{text}: no such host is known; check the name in the URL"

@@ -105,6 +105,8 @@ class Peer(Channel):
 
         Raises RequestFailed when the peer says no, RequestTimeout when it says nothing, PeerClosed when the
         connection is lost. After a timeout or when this call is cancelled, the peer is told, where the protocol can.
+        Without a timeout (None) this end waits as long as the connection lasts. A hub between the two waits for its own
+        `request_timeout`, 30 s by default, and then answers 504.
         """
         if body.__class__ is bytes or not is_large(body):
             message = self._message(_REQUEST, topic, body, attributes)
