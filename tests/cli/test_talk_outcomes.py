@@ -119,7 +119,10 @@ async def test_hints_about_certificates_name_the_options(tmp_path: Path) -> None
     async with serve("yamps://127.0.0.1:0", tls=TLS(certificate=certificate, key=key)) as server:
         done = await asyncio.to_thread(wireloom, "req", server.url, "a", "1")
     assert (done.code, "--ca FILE" in done.errors) == (4, True), done.errors
-    without = await asyncio.to_thread(wireloom, "echo", "yamps://127.0.0.1:0")
+
+
+def test_a_server_without_a_certificate_is_told_the_options() -> None:
+    without = wireloom("echo", "yamps://127.0.0.1:0")
     assert (without.code, "--certificate FILE --key FILE" in without.errors) == (2, True), without.errors
 
 
