@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from wireloom.escaping import visible
+from wireloom.extras import how_to_install
 from wireloom.model import HandshakeFailed, PeerClosed, RequestFailed, RequestTimeout, WireloomError
 
 COMMANDS = {
@@ -41,16 +42,15 @@ COMMANDS = {
 }
 
 EXTRAS = {
-    "uvloop": "speed",
-    "numpy": "hub",
-    "numba": "hub",
-    "websockets": "websocket",
-    "cryptography": "mesh",
-    "aioquic": "mesh",
-    "aiohttp": "http",
-    "opentelemetry": "tracing",
+    "hub": "hub",
+    "warm": "hub",
+    "pipeline": "spark",
+    "report": "spark",
+    "sql": "spark",
+    "tables": "spark",
+    "replay": "spark",
 }
-"""Packages that may be missing, and the extra that brings them; all others come with `spark`."""
+"""The extra that brings everything a command needs; other commands need what their URL does."""
 
 EXAMPLE = """\
 examples:
@@ -98,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "wireloom":
             raise
-        extra = EXTRAS.get((error.name or "").partition(".")[0], "spark")
-        return fail(f"this needs the package {error.name}: pip install 'wireloom[{extra}]'")
+        wanted = next((word for word in words if not word.startswith("-")), "")
+        return fail(f"this needs the package {error.name}: {how_to_install(error.name, EXTRAS.get(wanted))}")
 
 
 def _code(error: WireloomError) -> int:

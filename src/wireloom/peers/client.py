@@ -196,6 +196,8 @@ class Client(Peer):
                 await self._open_at(self._place)
                 return
             except WireloomError as error:
+                if self._driver is None:
+                    raise  # no session could be made: there is nothing to let go of
                 self._let_go(error)
                 if not learnt and self._sessions.learn(self._current().session, self._place.url):
                     learnt = True
