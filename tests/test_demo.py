@@ -57,14 +57,24 @@ def check_the_summary(told: str) -> None:
         assert re.search(rf"^{rule} +\w+ +\d+$", told, re.MULTILINE), told
 
 
-def test_it_tells_everything_and_cleans_up_after_itself(tmp_path: Path) -> None:
+def test_it_tells_everything_and_leaves_what_the_readme_asks(tmp_path: Path) -> None:
     with demo(tmp_path) as (process, said):
         assert process.wait(PATIENCE) == 0, said.read_text()
     told = said.read_text()
     check_the_summary(told)
     assert "demo-report.html" in told
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-report.html", "said.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-data", "demo-report.html", "said.txt"]
     assert "Wireloom report" in (tmp_path / "demo-report.html").read_text()
+    smallest_query = (ROOT / "README.md").read_text().partition("## The smallest query")[2]
+    program = smallest_query.partition("```python\n")[2].partition("```")[0]
+    for command in (
+        [sys.executable, "-c", program],
+        [sys.executable, "-m", "wireloom", *["pipeline", "run", "--input", "demo-data/journal", "--once"],
+         "--warehouse", "demo-data/warehouse"],
+        [sys.executable, "-m", "wireloom", "sql", "select topic from messages", "--warehouse", "demo-data/warehouse"],
+    ):  # fmt: skip
+        asked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert asked.returncode == 0, asked.stderr
 
 
 @pytest.mark.slow

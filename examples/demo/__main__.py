@@ -257,7 +257,7 @@ class Demo:
 def main() -> int:
     """Run the demo."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--keep", action="store_true", help="leave everything running, and the data in demo-data")
+    parser.add_argument("--keep", action="store_true", help="leave everything running")
     parser.add_argument("--readings", type=int, default=READINGS, help="readings a meter sends")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     arguments = parser.parse_args()
@@ -282,8 +282,7 @@ def main() -> int:
         demo.stop()
     if not arguments.keep:
         report.rename("demo-report.html")
-        shutil.rmtree(arguments.folder, ignore_errors=True)
-        demo.screen.say("cleaned up, but for the report: demo-report.html")
+        demo.screen.say(f"report: demo-report.html; journal and tables stay in {arguments.folder} until the next demo")
         demo.screen.say("`make demo KEEP=1` leaves hub, pipeline and console running, and the tables to ask")
     return 0 if complete else 1
 

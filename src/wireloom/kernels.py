@@ -16,9 +16,13 @@ Needs numba, so nothing imports it that the bare library needs.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import logging
+import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numba
 from numba.core.caching import FunctionCache
@@ -28,10 +32,75 @@ from numba.core.options import DefaultOptions
 with contextlib.suppress(ImportError):  # a platform without such locks does without
     import fcntl
 
+log = logging.getLogger("wireloom.kernels")
+
+SETTING = "WIRELOOM_KERNELS"
+"""The environment variable that names the folder for compiled kernels."""
 LOCK = "kernels.lock"
 
 # numba does not promise this option. Without it kernels do the same and take longer.
 _UNCOUNTED: dict[str, Any] = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
+
+
+@cache
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be kept in a folder, which is made if need be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+def _folder_for(source: Path) -> Path:
+    """Where the compiled kernels of a source file are kept.
+
+    In the folder that the setting names. Else beside the source, or in the user's cache if only that is writable. If
+    neither is, still beside the source: `wireloom warm` may have filled that folder with more rights.
+    """
+    part = f"{source.parent.name}-{hashlib.sha256(str(source.parent).encode()).hexdigest()[:16]}"
+    if named := os.environ.get(SETTING):
+        return Path(named) / part
+    beside = source.parent / "__pycache__"
+    users = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "wireloom" / part  # noqa: PTH111
+    return next((each for each in (beside, users) if _is_writable(each)), beside)
+
+
+@cache
+def _digest(source: Path) -> bytes:
+    return hashlib.sha256(source.read_bytes()).digest()
+
+
+class _Place:
+    """Where the compiled code of one kernel is kept, and from which sources it was made."""
+
+    def __init__(self, function: Callable[..., Any], source: Path) -> None:
+        self._function, self._source = function, source
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], source: str) -> Self:
+        return cls(function, Path(source).absolute())
+
+    def get_cache_path(self) -> str:
+        return str(_folder_for(self._source))
+
+    def ensure_cache_path(self) -> None:
+        """Nothing is left to do: the folder is made when it is locked."""
+
+    def get_source_stamp(self) -> tuple[bytes, ...]:
+        """Kernels of other files that this one calls are part of its machine code, so their sources count.
+
+        So does this file: it says how kernels are compiled.
+        """
+        called = sorted({Path(__file__), *_files_called(self._function)} - {self._source})
+        return tuple(_digest(each) for each in (self._source, *called))
+
+    def get_disambiguator(self) -> str:
+        return str(self._function.__code__.co_firstlineno)
+
+
+class _Compiled(FunctionCache._impl_class):  # type: ignore[misc, valid-type]
+    _locator_classes = (_Place,)
 
 
 class _SharedCache(FunctionCache):
@@ -41,22 +110,39 @@ class _SharedCache(FunctionCache):
     one kernel for two signatures can pick the same file; the index then names machine code for other arguments,
     and the next process that calls it crashes. Hubs, Spark workers and tests do start together.
 
-    numba also looks only at a kernel's own file to see whether it is still what was compiled; kernels of other files
-    that it calls are part of the machine code, too.
+    A folder that cannot be read or written is no reason to fail: then the kernel is compiled in memory.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)  # type: ignore[no-untyped-call]
-        own = Path(function.__code__.co_filename)
-        # This file, too: it says how kernels are compiled.
-        stats = [file.stat() for file in sorted({Path(__file__), *_files_called(function)} - {own})]
-        self._cache_file._source_stamp = (
-            self._cache_file._source_stamp, *((each.st_mtime, each.st_size) for each in stats),
-        )  # fmt: skip
+    _impl_class = _Compiled
+    is_told: ClassVar[bool] = False
+    """Whether the log of this process has it that kernels are compiled."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = None
+        with contextlib.suppress(OSError):
+            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        if found is None and not _SharedCache.is_told:
+            _SharedCache.is_told = True
+            _tell(Path(self.cache_path))
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with _locked(Path(self.cache_path)):
+        with contextlib.suppress(OSError), _locked(Path(self.cache_path)):
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
+
+def _tell(folder: Path) -> None:
+    """Say why nothing happens for some seconds."""
+    extra = {"event": "kernels.compile"}
+    if _is_writable(folder):
+        log.info("compiling kernels, once: some seconds; they are kept in %s", folder, extra=extra)
+    else:
+        log.warning(
+            "compiling kernels in memory, at every start: %s is not writable; name a folder that is in the environment "
+            "variable %s",
+            *(folder, SETTING),
+            extra=extra,
+        )
 
 
 def _files_called(function: Callable[..., Any]) -> Iterator[Path]:
@@ -102,5 +188,5 @@ def inlined(function: Callable[..., Any]) -> Any:
 def _compiled(function: Callable[..., Any], inline: Literal["never", "always"], *, allocates: bool) -> Any:
     dispatcher: Any = numba.njit(nogil=True, inline=inline, **({} if allocates else _UNCOUNTED))(function)
     if Path(function.__code__.co_filename).exists():  # what is typed at a prompt has no place to be kept at
-        dispatcher._cache = _SharedCache(function)
+        dispatcher._cache = _SharedCache(function)  # type: ignore[no-untyped-call]
     return dispatcher

@@ -425,7 +425,7 @@ def test_nobody_there_is_an_error_in_one_line() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         done = wireloom("conformance", f"hsp://127.0.0.1:{free.getsockname()[1]}")
-    assert done.code == 2
+    assert done.code == 4
     assert re.fullmatch(
         r"wireloom: cannot reach hsp://\S+: Connection refused: nothing listens there; .+\n", done.errors
     )

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.pipeline.commands import WIRELOOM
@@ -32,12 +33,14 @@ def hub_command(folder: Path, extra: str = "", config_folder: Path | None = None
 class HubProcess:
     """A hub that is ready once this is made."""
 
-    def __init__(self, folder: Path, extra: str = "", config_folder: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, extra: str = "", config_folder: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
         self.folder = folder
         # Not a pipe: a hub that has much to say would wait for somebody to read it.
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            hub_command(folder, extra, config_folder), stdout=subprocess.PIPE, stderr=self._log, text=True
+            hub_command(folder, extra, config_folder), stdout=subprocess.PIPE, stderr=self._log, text=True, env=env
         )
         self.urls: dict[str, str] = {}
         assert self.process.stdout is not None

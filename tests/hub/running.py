@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from wireloom.hub import Hub
-from wireloom.hub.config import HubConfig, parse_config
+from wireloom.hub.config import DEFAULT_HTTP, HubConfig, parse_config
 from wireloom.journal.blocks import Block
 from wireloom.journal.reader import Entry, Record, read_all
+from wireloom.protocols.registry import protocols
+from wireloom.transports.address import parse_url
 
 HSP = """
 [[listener]]
@@ -48,7 +50,13 @@ def config(folder: Path, text: str = HSP) -> HubConfig:
 
 @asynccontextmanager
 async def hub_on(folder: Path, text: str = HSP) -> AsyncIterator[Hub]:
-    async with Hub(config(folder, text)) as hub:
+    made = config(folder, text)
+    ports = {parse_url(DEFAULT_HTTP).port, *(each.port for known in protocols().values() for each in known.schemes)} - {
+        0
+    }
+    opened = {each.address.port for each in made.listeners} | {made.http.address.port if made.http else 0}
+    assert not opened & ports, "a hub of the user may listen on the default ports: take free ones, also for [http]"
+    async with Hub(made) as hub:
         yield hub
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import Authority
+from tests.cli.running import wireloom
 from wireloom.hub.config import HubConfig, default_config, load_config, parse_config
 from wireloom.hub.limits import SlowConsumer
 from wireloom.model import ConfigError
@@ -133,3 +134,87 @@ def test_pages_for_those_with_a_certificate_are_not_warned_of(tmp_path: Path, as
     wanted = "true" if asked else "false"
     text = f'[http]\nurl = "https://0.0.0.0:5046"\ntls = {{ {tls}, require_client_certificate = {wanted} }}\n'
     assert bool(parse(text).warnings) is not asked
+
+
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    """As a person sees them: a line each."""
+    file = tmp_path / "hub.toml"
+    file.write_text(
+        """\
+id = "a b"
+colour = 1
+
+[[listener]]
+url = "hsp://127.0.0.1:7001"
+colour = 2
+settings = { max_payloat = 1 }
+
+[[listener]]
+url = "yamp://127.0.0.1:7001"
+
+[[listener]]
+url = "ftp://127.0.0.1"
+
+[limits]
+queue_bytes = -5
+queue_byte = 1
+
+[limit]
+queue_bytes = 5
+
+[http]
+url = "http://127.0.0.1:7002"
+port = 1
+
+[[access.rule]]
+who = ["nobody"]
+
+[[access.rule]]
+publish = ["#"]
+
+[[route]]
+topic = "a"
+to = "b/#"
+
+[journal]
+sync = "maybe"
+"""
+    )
+    done = wireloom("hub", "check", file)
+    assert (done.code, done.out) == (2, b"")
+    lines = [line.removeprefix(f"wireloom: {file}:").split(":")[0] for line in done.errors.splitlines()]
+    assert sorted(map(int, lines)) == [1, 2, 6, 7, 10, 13, 16, 17, 19, 24, 27, 29, 34, 37], done.errors
+
+
+def test_one_port_for_two_listeners_is_found() -> None:
+    first = '[[listener]]\nurl = "hsp://127.0.0.1:7001"\n'
+    for url in ("yamp://127.0.0.1:7001", "emp://0.0.0.0:7001", "yamp+ws://127.0.0.1:7001"):
+        with pytest.raises(
+            ConfigError, match=r"hub.toml:4: listener: hsp://127.0.0.1:7001 above has TCP port 7001 already"
+        ):
+            parse(f'{first}[[listener]]\nurl = "{url}"\n')
+    with pytest.raises(ConfigError, match=r"hub.toml:4: http: the listener hsp://127.0.0.1:7001 has port 7001 already"):
+        parse(f'{first}[http]\nurl = "http://127.0.0.1:7001"\n')
+    with pytest.raises(ConfigError, match=r"the listener hsp://127.0.0.1:5046 has port 5046 already"):
+        parse('[[listener]]\nurl = "hsp://127.0.0.1:5046"\n')
+    for url in ("mesh://127.0.0.1:7001", "yamp://127.0.0.2:7001", "yamp://127.0.0.1:0", "hsp+unix:///tmp/a.sock"):
+        settings = 'settings = { require = "any" }\n' if url.startswith("mesh") else ""
+        parse(f'{first}[[listener]]\nurl = "{url}"\n{settings}[[listener]]\nurl = "emp://127.0.0.1:0"\n')
+
+
+def test_a_rule_for_a_token_that_nobody_has_is_warned_of(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"meter-7: sha256:{'0' * 64}\n")
+    text = (
+        f'[access]\ntokens = "{tokens}"\n'
+        '[[access.rule]]\nwho = ["token:meter-*", "token:meter-7"]\npublish = ["#"]\n'
+        '[[access.rule]]\nwho = ["token:dashbord"]\nsubscribe = ["#"]\n'
+    )
+    (warning,) = parse(text).warnings
+    assert warning == "hub.toml:7: access.rule: who: no token has the name 'dashbord'; known: meter-7"
+
+
+@pytest.mark.parametrize(("text", "line"), [('data = "a"\n\n[limit]\nx = 1\n', 3), ("\n[[acess.rule]]\nwho = []\n", 2), ("[access]\n\n[access.rul]\n", 3)])  # fmt: skip
+def test_a_misspelt_table_has_its_line(text: str, line: int) -> None:
+    with pytest.raises(ConfigError, match=rf"hub.toml:{line}: .*unknown key"):
+        parse(text)

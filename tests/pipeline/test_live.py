@@ -25,7 +25,7 @@ from wireloom.pipeline.planning import Offsets
 LISTENERS = "\n".join(
     f'[[listener]]\nurl = "{scheme}://127.0.0.1:0"\nprofile = true' for scheme in ("hsp", "emp", "yamp")
 )
-HUB = f"{LISTENERS}\n[journal]\nsegment_bytes = 6000\n"
+HUB = f'{LISTENERS}\n[journal]\nsegment_bytes = 6000\n[http]\nurl = "off"\n'
 BATCHES = 3
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wireloom.escaping import visible
 from wireloom.model import ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +45,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run or check."""
+    """Run or check; of a wrong configuration every mistake has its line."""
+    from wireloom.hub.mistakes import Mistakes
+
+    try:
+        return _run(arguments)
+    except Mistakes as mistakes:
+        for each in mistakes.found:
+            print(f"wireloom: {visible(str(each))}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: argparse.Namespace) -> int:
     from wireloom.hub.config import default_config, load_config
     from wireloom.hub.logs import LogFormat, about, start_logging
     from wireloom.hub.memory import keep_buffers

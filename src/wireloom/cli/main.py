@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import NoReturn
 
 from wireloom.escaping import visible
-from wireloom.model import WireloomError
+from wireloom.extras import how_to_install
+from wireloom.model import HandshakeFailed, PeerClosed, RequestFailed, RequestTimeout, WireloomError
 
 COMMANDS = {
     "decode": "wireloom.cli.wire",
@@ -30,6 +31,7 @@ COMMANDS = {
     "dissector": "wireloom.cli.dissector",
     "doctor": "wireloom.cli.doctor",
     "up": "wireloom.cli.up",
+    "warm": "wireloom.cli.warm",
     "journal": "wireloom.cli.journal",
     "keys": "wireloom.cli.keys",
     "pipeline": "wireloom.cli.pipeline",
@@ -40,16 +42,15 @@ COMMANDS = {
 }
 
 EXTRAS = {
-    "uvloop": "speed",
-    "numpy": "hub",
-    "numba": "hub",
-    "websockets": "websocket",
-    "cryptography": "mesh",
-    "aioquic": "mesh",
-    "aiohttp": "http",
-    "opentelemetry": "tracing",
+    "hub": "hub",
+    "warm": "hub",
+    "pipeline": "spark",
+    "report": "spark",
+    "sql": "spark",
+    "tables": "spark",
+    "replay": "spark",
 }
-"""Packages that may be missing, and the extra that brings them; all others come with `spark`."""
+"""The extra that brings everything a command needs; other commands need what their URL does."""
 
 EXAMPLE = """\
 examples:
@@ -60,6 +61,10 @@ examples:
 """
 
 FAILED = 2
+REFUSED = 3
+"""The other end answered, and said no."""
+UNREACHED = 4
+"""The other end was not reached, did not answer in time, or is gone."""
 INTERRUPTED = 130
 
 
@@ -86,14 +91,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except WireloomError as error:
-        return fail(str(error))
+        fail(str(error))
+        return _code(error)
     except OSError as error:
         return fail(explain(error))
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "wireloom":
             raise
-        extra = EXTRAS.get((error.name or "").partition(".")[0], "spark")
-        return fail(f"this needs the package {error.name}: pip install 'wireloom[{extra}]'")
+        wanted = next((word for word in words if not word.startswith("-")), "")
+        return fail(f"this needs the package {error.name}: {how_to_install(error.name, EXTRAS.get(wanted))}")
+
+
+def _code(error: WireloomError) -> int:
+    """What a script learns from an error."""
+    if isinstance(error, RequestFailed):
+        return REFUSED
+    return UNREACHED if isinstance(error, HandshakeFailed | PeerClosed | RequestTimeout) else FAILED
 
 
 def fail(text: str) -> int:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -14,8 +15,8 @@ from typing import TypeAlias
 from wireloom.cli import options
 from wireloom.cli.jsonlines import json_line, message_to_json
 from wireloom.escaping import visible
-from wireloom.model import ConfigError, HandshakeFailed, Kind, Message, PeerClosed
-from wireloom.peers import Client, Peer, connect, serve
+from wireloom.model import ConfigError, HandshakeFailed, Kind, Message, PeerClosed, RequestFailed, RequestTimeout
+from wireloom.peers import Client, Peer, Subscription, connect, serve
 from wireloom.protocols.contract import HUB_PREFIX
 from wireloom.transports.loop import run
 
@@ -35,7 +36,11 @@ def add_parser(subparsers: Subparsers) -> None:
         publish,
     )
     _topic_and_body(pub)
-    pub.add_argument("--ack", action="store_true", help="wait until the other end has acknowledged it")
+    pub.add_argument(
+        "--ack",
+        action="store_true",
+        help="wait until the other end has acknowledged it; without, nobody says if it was refused",
+    )
     pub.add_argument("--lines", action="store_true", help="publish each line of standard input")
 
     req = _command(
@@ -63,7 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
         subscribe,
     )
     sub.add_argument("topic", metavar="TOPIC", help="a topic or a pattern: + is one level, # the rest")
-    sub.add_argument("--count", type=int, metavar="N", help="stop after N events")
+    sub.add_argument("--count", type=_count, metavar="N", help="stop after N events")
     sub.add_argument("--body", action="store_true", help="show bodies alone instead of lines of JSON")
     sub.add_argument(
         "--since",
@@ -103,7 +108,7 @@ def _command(
     )
     parser.add_argument("url", metavar="URL", help="such as hsp://127.0.0.1:5042")
     if not server:
-        parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="default 30")
+        parser.add_argument("--timeout", type=_seconds, default=30.0, metavar="SECONDS", help="default 30")
     options.add_settings(parser)
     options.add_tls(parser, server=server)
     parser.set_defaults(run=lambda arguments: run(action(arguments)))
@@ -115,6 +120,22 @@ def _topic_and_body(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("body", metavar="BODY", nargs="?", default=None, help="text; - reads standard input")
     # argparse gives an optional argument up once an option follows the topic.
     parser.set_defaults(takes_more=True)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def _peer(arguments: argparse.Namespace) -> Client:
@@ -149,6 +170,10 @@ async def publish(arguments: argparse.Namespace) -> int:
                 await _publish(peer, arguments, line)
         else:
             await _publish(peer, arguments, body)
+    if not arguments.ack and sys.stderr.isatty():
+        print(
+            f"sent to {visible(arguments.url)}; whether it was taken or refused, only --ack can tell", file=sys.stderr
+        )
     return 0
 
 
@@ -174,14 +199,33 @@ async def request(arguments: argparse.Namespace) -> int:
                 sys.stdout.flush()
         else:
             show(await peer.ask(message, timeout=arguments.timeout))
+        if peer.protocol.request_is_publish and not arguments.json:
+            print(f"done; answers of {peer.protocol.name} carry no value", file=sys.stderr)
     return 0
+
+
+async def _start(events: Subscription, arguments: argparse.Namespace) -> None:
+    """Ask for the events, within the time that was given."""
+    hint = "if it is no hub and sends events unasked, use --local"
+    try:
+        async with asyncio.timeout(arguments.timeout):
+            await events.start()
+    except TimeoutError:
+        within = f"{arguments.url} did not answer the subscription within {arguments.timeout:g} s"
+        raise RequestTimeout(f"{within}; {hint}") from None
+    except RequestFailed as error:
+        if error.code[:1] in ("4", "5") and error.code != "404":  # a hub says so
+            raise
+        raise RequestFailed(error.code, error.body + f"; {hint}".encode()) from None
 
 
 async def subscribe(arguments: argparse.Namespace) -> int:
     """Show events until there were enough of them, or the connection ends."""
     left = arguments.count
     asked = {"local": arguments.local, "since": arguments.since, "retained": arguments.retained}
-    async with _peer(arguments) as peer, peer.subscribe(arguments.topic, **asked) as events:
+    async with _peer(arguments) as peer:
+        events = peer.subscribe(arguments.topic, **asked)
+        await _start(events, arguments)
         if left == 0:
             return 0
         try:

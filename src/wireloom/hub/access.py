@@ -88,6 +88,11 @@ class Tokens:
     def __len__(self) -> int:
         return len(self._digests)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Whose tokens these are."""
+        return tuple(self._digests)
+
     @staticmethod
     def digest(token: str) -> bytes:
         """What is kept of a token. They are long and random, so one round of a fast hash is enough."""

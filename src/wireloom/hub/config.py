@@ -29,6 +29,7 @@ publish = ["sensors/#"]
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import ssl
@@ -40,6 +41,7 @@ from typing import TypeVar
 
 from wireloom.hub.access import AccessConfig, parse_access, parse_rule
 from wireloom.hub.limits import Limits, check_positive
+from wireloom.hub.mistakes import Collector, taken, taken_by_pages, unknown_tokens
 from wireloom.hub.routes import Route, parse_route
 from wireloom.hub.webhooks import WebhookConfig, parse_webhook
 from wireloom.hub.wrong import WrongKey
@@ -57,6 +59,7 @@ DEFAULT_HTTP = "http://127.0.0.1:5046"
 _HOST = re.compile(r"[A-Za-z0-9_.-]+")
 _LOOPBACK = "127.0.0.1"
 T = TypeVar("T")
+S = TypeVar("S", bound=Settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,106 +394,136 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
 
     def shapeless(key: str, what: str) -> ConfigError:
         """A section that is written as something else: as a key, or with other brackets."""
-        line = max(_line(text, key, 0, None), _line(text, "", 0, key))
-        return ConfigError(f"{name}:{line}: {what}")
+        return ConfigError(f"{name}:{_line(text, '', 0, key)}: {what}")
 
+    collector = Collector()
     for key in table:
         if key not in _SECTIONS:
-            raise ConfigError(f"{name}:{_line(text, '', 0, key)}: unknown key {key!r}; known: {', '.join(_SECTIONS)}")
+            collector.found.append(shapeless(key, f"unknown key {key!r}; known: {', '.join(_SECTIONS)}"))
+
+    def each(section: str, parse: Callable[[Mapping[str, object]], T]) -> tuple[T, ...]:
+        """Tables of a kind; what is wrong with one is told with its line."""
+        tables = table.get(section, [])
+        if not isinstance(tables, list) or not all(isinstance(entry, dict) for entry in tables):
+            collector.found.append(shapeless(section, f"{section}: write it as [[{section}]], with two brackets"))
+            return ()
+        found = []
+        for number, entry in enumerate(tables):
+            try:
+                found.append(parse(entry))
+            except WrongKey as error:
+                collector.found.append(wrong(section, number, error, error.key))
+        return tuple(found)
+
     listeners: list[ListenerConfig] = []
     tables = table.get("listener", [])
     if not isinstance(tables, list) or not all(isinstance(entry, dict) for entry in tables):
-        raise shapeless("listener", "write listeners as [[listener]], with two brackets")
-    for number, entry in enumerate(tables):
-        try:
-            listener = make_listener(entry)
-            if listener.url in {each.url for each in listeners}:
-                raise WrongKey("url", f"there is a listener at {listener.url} above; each needs a place of its own")
-        except WrongKey as error:
-            raise wrong("listener", number, error, error.key) from None
-        listeners.append(listener)
+        collector.found.append(shapeless("listener", "write listeners as [[listener]], with two brackets"))
+        tables = []
 
-    def section(kind: type[Settings], key: str) -> Settings:
+    def listener_of(entry: Mapping[str, object]) -> ListenerConfig:
+        listener = make_listener(entry)
+        if why := taken(listener, listeners):
+            raise WrongKey("url", why)
+        return listener
+
+    for number, entry in enumerate(tables):
+        told = functools.partial(wrong, "listener", number)
+        listener = collector.table(entry, listener_of, told, None)
+        listeners += [] if listener is None else [listener]
+
+    def section(kind: type[S], key: str) -> S:
         values = table.get(key, {})
         if not isinstance(values, dict):
-            raise shapeless(key, f"{key} must be a table: [{key}]")
-        try:
-            return kind.parse(values)
-        except ConfigError as error:
-            named = re.search(r"setting '(\w+)'", str(error))
-            raise wrong(key, 0, error, named[1] if named else None) from None
+            collector.found.append(shapeless(key, f"{key} must be a table: [{key}]"))
+            return kind()
+
+        def parse(given: Mapping[str, object]) -> S:
+            try:
+                return kind.parse(given)
+            except ConfigError as error:
+                named = re.search(r"setting '(\w+)'", str(error))
+                raise WrongKey(named[1] if named else "", str(error)) from None
+
+        return collector.table(values, parse, functools.partial(wrong, key, 0), kind())
 
     journal, limits = section(JournalSettings, "journal"), section(Limits, "limits")
-    assert isinstance(journal, JournalSettings)
-    assert isinstance(limits, Limits)
     tracing = section(TracingSettings, "tracing") if "tracing" in table else None
-    assert tracing is None or isinstance(tracing, TracingSettings)
-    access = _access(table.get("access", {}), wrong)
-    http_table = table.get("http", {})
-    if not isinstance(http_table, dict):
-        raise shapeless("http", "http must be a table: [http]")
-    try:
-        http = _http(http_table)
-    except WrongKey as error:
-        raise wrong("http", 0, error, error.key) from None
-    webhooks = _each(table.get("webhook", []), "webhook", parse_webhook, wrong)
-    for number, webhook in enumerate(webhooks):
-        if webhook.name in {each.name for each in webhooks[:number]}:
-            twice = ConfigError(f"there is a webhook of the name {webhook.name!r} above; names are unique")
-            raise wrong("webhook", number, twice, "name")
+    access = _access(table.get("access", {}), wrong, collector)
+
+    def http_of() -> HttpConfig | None:
+        values = table.get("http", {})
+        if not isinstance(values, dict):
+            raise shapeless("http", "http must be a table: [http]")
+        try:
+            found = _http(values)
+            if found is not None and (why := taken_by_pages(found, listeners)):
+                raise WrongKey("url", why)
+            return found
+        except WrongKey as error:
+            raise wrong("http", 0, error, error.key) from None
+
+    http = collector.attempt(http_of, None)
+    names: set[str] = set()
+
+    def webhook_of(entry: Mapping[str, object]) -> WebhookConfig:
+        webhook = parse_webhook(entry)
+        if webhook.name in names:
+            raise WrongKey("name", f"there is a webhook of the name {webhook.name!r} above; names are unique")
+        names.add(webhook.name)
+        return webhook
+
+    webhooks = each("webhook", webhook_of)
     named = table.get("data", "wireloom-data")
     if not isinstance(named, str) or not named:
-        raise ConfigError(f"{name}:{_line(text, '', 0, 'data')}: data must be the path of a folder, not {named!r}")
-    folder = data if data is not None else Path(named)
+        collector.found.append(shapeless("data", f"data must be the path of a folder, not {named!r}"))
+    folder = data if data is not None else Path(str(named))
     hub = table.get("id")
     if hub is not None and not (isinstance(hub, str) and _ID.fullmatch(hub)):
-        line = _line(text, "", 0, "id")
-        raise ConfigError(f"{name}:{line}: id is {hub!r}; it must be 1 to 60 letters, digits, _ . and -")
-    if not listeners:
+        what = f"id is {hub!r}; it must be 1 to 60 letters, digits, _ . and -"
+        collector.found.append(shapeless("id", what))
+    if not tables:
         listeners = list(default_config(folder).listeners)
-    places: dict[str, object] = {listener.url: listener for listener in listeners}
-    routes = _each(table.get("route", []), "route", lambda each: parse_route(each, places), wrong)
+    # Also those with mistakes: routes may name them.
+    places: dict[str, object] = {str(entry.get("url")): entry for entry in tables}
+    places.update({listener.url: listener for listener in listeners})
+    routes = each("route", lambda entry: parse_route(entry, places))
+    collector.check()
     warnings = tuple(
-        f"{name}:{_line(text, 'listener', number, 'url')}: listener: {each}"
+        f"{name}:{_line(text, 'listener', number, 'url')}: listener: {warning}"
         for number, listener in enumerate(listeners)
-        for each in (*_warnings(listener, access), *_held_down(listener, limits))
+        for warning in (*_warnings(listener, access), *_held_down(listener, limits))
+    )
+    warnings += tuple(
+        f"{name}:{_line(text, 'access.rule', number, 'who')}: access.rule: {warning}"
+        for number, warning in unknown_tokens(access)
     )
     if http is not None:
         line = _line(text, "http", 0, "url")
-        warnings += tuple(f"{name}:{line}: http: {each}" for each in _http_warnings(http))
-    return HubConfig(folder, tuple(listeners), journal, limits, http, access, webhooks, routes, tracing, warnings, hub)
+        warnings += tuple(f"{name}:{line}: http: {warning}" for warning in _http_warnings(http))
+    hub_id = hub if isinstance(hub, str) else None
+    return HubConfig(
+        *(folder, tuple(listeners), journal, limits, http, access, webhooks, routes, tracing, warnings, hub_id)
+    )
 
 
-def _each(
-    tables: object,
-    section: str,
-    parse: Callable[[Mapping[str, object]], T],
-    wrong: Callable[[str, int, ConfigError, str | None], ConfigError],
-) -> tuple[T, ...]:
-    """Tables of a kind; what is wrong with one is told with its line."""
-    if not isinstance(tables, list) or not all(isinstance(entry, dict) for entry in tables):
-        raise wrong(section, 0, ConfigError(f"write it as [[{section}]], with two brackets"), None)
-    found = []
-    for number, entry in enumerate(tables):
-        try:
-            found.append(parse(entry))
-        except WrongKey as error:
-            raise wrong(section, number, error, error.key) from None
-    return tuple(found)
-
-
-def _access(table: object, wrong: Callable[[str, int, ConfigError, str | None], ConfigError]) -> AccessConfig:
+def _access(
+    table: object, wrong: Callable[[str, int, ConfigError, str | None], ConfigError], collector: Collector
+) -> AccessConfig:
     rules = table.get("rule") if isinstance(table, dict) else None
+    good = []
     for number, rule in enumerate(rules if isinstance(rules, list) else ()):
-        if isinstance(rule, dict):
-            try:
+        try:
+            if isinstance(rule, dict):
                 parse_rule(rule)
-            except WrongKey as error:
-                raise wrong("access.rule", number, error, error.key) from None
+            good.append(rule)
+        except WrongKey as error:
+            collector.found.append(wrong("access.rule", number, error, error.key))
     try:
-        return parse_access(table)
+        return parse_access({**table, "rule": good} if isinstance(table, dict) and isinstance(rules, list) else table)
     except WrongKey as error:
-        raise wrong("access", 0, error, error.key) from None
+        collector.found.append(wrong("access", 0, error, error.key))
+        return AccessConfig()
 
 
 def _warnings(listener: ListenerConfig, access: AccessConfig) -> Iterator[str]:
@@ -530,8 +563,10 @@ def _line(text: str, section: str, number: int, key: str | None) -> int:
     """The line a key of the n-th table of a section stands on; that of the table if the key is not found."""
     seen, inside, at = -1, section == "", 1
     for line_number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[+\s*([\w.]+)\s*\]+", line)
+        header = re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", line)
         if header:
+            if key is not None and f"{header[1]}.".startswith(f"{section}.{key}.".lstrip(".")):
+                return line_number
             if header[1] == section:
                 seen += 1
             inside = seen == number and (header[1] == section or header[1].startswith(section + "."))

@@ -161,11 +161,14 @@ class Hub:
         self.last_values.start()
         self._gauges()
         self.webhooks.prepare(self.config.webhooks)
+        inside = self._listener_inside(self.config.http)
         try:
-            for listener in self.config.listeners:
-                await self._listen(listener)
+            # No door is open before every kernel is there: compiling them holds the loop for seconds.
+            prepared = [(each, self._prepare(each)) for each in (*self.config.listeners, *inside)]
+            for listener, sessions in prepared:
+                await self._listen(listener, sessions)
             if self.config.http is not None:
-                await self._serve_http(self.config.http)
+                await self._serve_http(self.config.http, *inside)
         except BaseException:
             await self.stop()
             raise
@@ -175,31 +178,34 @@ class Hub:
         self._recalling = self._loop.create_task(recall.recall(self.config.journal_folder, self._sessions))
         await asyncio.wait((self._recalling,), timeout=_SHORTLY)
 
-    async def _serve_http(self, config: HttpConfig) -> None:
-        connect = None
-        if config.events:
-            protocol = find_protocol(_INSIDE)
-            name = f"events-{self.journal.new_connection_id():016x}"
-            scheme = Scheme("memory", "memory", 0, local=True)
-            address = Address(_INSIDE, 0, name)
-            inside = ListenerConfig(
-                f"memory://{_INSIDE}/{name}", protocol, scheme, address, protocol.settings({}), internal=True
-            )
-            await self._listen(inside)
-            connect = functools.partial(peers.connect, inside.url)
+    def _listener_inside(self, config: HttpConfig | None) -> tuple[ListenerConfig, ...]:
+        """The listener in memory to which events that come over HTTP are published, if they are wanted."""
+        if config is None or not config.events:
+            return ()
+        protocol = find_protocol(_INSIDE)
+        name = f"events-{self.journal.new_connection_id():016x}"
+        scheme, address = Scheme("memory", "memory", 0, local=True), Address(_INSIDE, 0, name)
+        url, settings = f"memory://{_INSIDE}/{name}", protocol.settings({})
+        return (ListenerConfig(url, protocol, scheme, address, settings, internal=True),)
+
+    async def _serve_http(self, config: HttpConfig, inside: ListenerConfig | None = None) -> None:
+        connect = None if inside is None else functools.partial(peers.connect, inside.url)
         server = HttpServer(self, config, self._page_table(), connect)
         port = await server.start()
         self._http = server
         self.urls["http"] = f"{'https' if config.tls else 'http'}://{config.address.with_port(port)}"
 
-    async def _listen(self, listener: ListenerConfig) -> None:
+    def _prepare(self, listener: ListenerConfig) -> Sessions:
+        """What makes a listener's sessions, with their kernels compiled or loaded."""
         sessions = listener.protocol.sessions(self._held_down(listener), listener.topics)
         sessions.join([each for each in self._sessions if each.protocol is listener.protocol])
         recall.begin(sessions)
         self._sessions.append(sessions)
         self._configured.append(listener)
-        # Kernels are compiled or loaded here, not while the first peer waits.
         sessions.new(Role.SERVER).enable_columns()
+        return sessions
+
+    async def _listen(self, listener: ListenerConfig, sessions: Sessions) -> None:
         strangers = self.journal.new_connection_id()
 
         def owner() -> Owner:

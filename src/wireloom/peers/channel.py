@@ -17,6 +17,7 @@ from wireloom.model import (
     Message,
     NotSupported,
     PeerClosed,
+    ProtocolViolation,
     RequestTimeout,
     WireloomError,
     encode_value,
@@ -136,7 +137,12 @@ class Channel:
         if content_type != known:
             form = self.protocol.format_for(content_type)
             self._last_form = (content_type, form)
-        return Message(_EVENT, None, body, content_type=content_type).value() if form is None else form.loads(body)
+        if form is not None:
+            return form.loads(body)
+        try:
+            return Message(_EVENT, None, body, content_type=content_type).value()
+        except (ValueError, RecursionError) as error:
+            raise ProtocolViolation("body.content-type", f"the body is not {content_type}: {error}") from error
 
     async def value(self, message: Message) -> object:
         """The same as `decode`; a large body is read by another thread, so that the event loop turns meanwhile.

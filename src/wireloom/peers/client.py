@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import logging
@@ -29,7 +30,7 @@ from wireloom.peers.calls import Call
 from wireloom.peers.channel import PROVIDE, QUEUE, SUBSCRIBE, TIMEOUT, operation
 from wireloom.peers.driver import Driver
 from wireloom.peers.endpoint import Endpoint, endpoint
-from wireloom.peers.handlers import Handler
+from wireloom.peers.handlers import Handler, Service
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.outlet import fresh
 from wireloom.peers.peer import CONCURRENCY, DRAIN, Peer
@@ -41,6 +42,8 @@ from wireloom.transports.vigil import BUSY_POLL
 LOG = logging.getLogger("wireloom.peers")
 MAX_REDIRECTS = 5
 CONNECT_TIMEOUT = 10.0
+CONFIRM_TIMEOUT = 1.0
+"""Seconds that connecting waits for the handler's subscriptions. Who does not answer by then sends events unasked."""
 
 
 def connect(
@@ -63,7 +66,7 @@ def connect(
         async with wireloom.connect("hsp://127.0.0.1:5042") as peer:
             await peer.publish("sensors/kitchen", {"c": 21.5})
 
-    - `handler` answers what the other end asks or sends unasked (see `Service`).
+    - `handler` answers what the other end asks or sends unasked. The events that a `Service` takes are subscribed to.
     - `settings` are the protocol's settings by name; `topics` are numbers that stand for topics, in protocols that
       number them.
     - `tls` are certificates, for schemes with TLS.
@@ -134,6 +137,10 @@ class Client(Peer):
         self._up = asyncio.Event()
         self._reconnecting: asyncio.Task[None] | None = None
         self._last_error: WireloomError | None = None
+        self._handled_events = handler.event_topics if isinstance(handler, Service) else ()
+        """Subscribed to for the handler, as long as there is a connection."""
+        self._confirmed: list[asyncio.Future[Message]] = []
+        """The answers to those subscriptions."""
         self.reconnects = 0
         """How often the connection was made again."""
 
@@ -189,6 +196,8 @@ class Client(Peer):
                 await self._open_at(self._place)
                 return
             except WireloomError as error:
+                if self._driver is None:
+                    raise  # no session could be made: there is nothing to let go of
                 self._let_go(error)
                 if not learnt and self._sessions.learn(self._current().session, self._place.url):
                     learnt = True
@@ -214,6 +223,8 @@ class Client(Peer):
                 await opening
                 if self._login is not None:
                     await self._login.answer
+            if self._confirmed:
+                await asyncio.wait(self._confirmed, timeout=min(self._timeout, CONFIRM_TIMEOUT))
         except RequestFailed as error:
             driver.give_up()
             raise HandshakeFailed(f"{place.url} refused the token: {error}") from None
@@ -326,6 +337,7 @@ class Client(Peer):
                 self._ask_again(replay.request(), [replay.inbox])
             for topic in self._provided:
                 self._ask_again(operation(PROVIDE, topic), [])
+            self._subscribe_for_handler()
             while calls:
                 self.dispatch(calls[0], driver)
                 calls.pop(0)
@@ -333,19 +345,31 @@ class Client(Peer):
             for call in (*calls, *([self._login] if self._login is not None else ())):
                 call.fail(fresh(error))
 
-    def _ask_again(self, request: Message, inboxes: list[Inbox[Message]]) -> None:
+    def _subscribe_for_handler(self) -> None:
+        """Ask for the events that the handler takes, where the protocol can ask."""
+        self._confirmed = []
+        with contextlib.suppress(NotSupported):
+            for each in self._handled_events:
+                self._confirmed.append(self._ask_again(operation(SUBSCRIBE, each), []))
+
+    def _forget(self, pattern: str, inbox: Inbox[Message]) -> bool:
+        """Leave a subscription; False where somebody here still wants the pattern: the handler does so always."""
+        return super()._forget(pattern, inbox) and pattern not in self._handled_events
+
+    def _ask_again(self, request: Message, inboxes: list[Inbox[Message]]) -> asyncio.Future[Message]:
         """Ask for what this end had before; if it is refused now, whoever waits for its events is told."""
         call = Call(request, TIMEOUT, self._loop)
 
         def answered(answer: asyncio.Future[Message]) -> None:
             error = answer.exception()
             if isinstance(error, RequestFailed):
-                LOG.warning("%s no longer grants %s %r: %s", self.url, request.topic, request.body, error)
+                LOG.warning("%s does not grant %s %r: %s", self.url, request.topic, request.body, error)
                 for inbox in inboxes:
                     inbox.close(error)
 
         call.answer.add_done_callback(answered)
         self.dispatch(call, self._current())
+        return call.answer
 
     async def _ready(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
         while True:
@@ -407,7 +431,8 @@ def _show(token: str) -> Message:
 def why_unreachable(error: OSError) -> str:
     """Why nobody was reached, without the clutter of the operating system's texts, and what to do about it."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({error.verify_message}); name its authority with TLS(ca=...)"
+        why = f"its certificate is not trusted ({error.verify_message})"
+        return f"{why}; name its authority: --ca FILE of the commands, TLS(ca=...) in Python"
     text = error.strerror or str(error) or type(error).__name__
     if isinstance(error, socket.gaierror):
         return f"{text}: no such host is known; check the name in the URL"

@@ -64,12 +64,21 @@ class Service:
         """Every topic and pattern that has a handler, in the order they were added."""
         return tuple(self._names)
 
+    @property
+    def event_topics(self) -> tuple[str, ...]:
+        """Topics and patterns of events that have a handler; a client that has this service subscribes to them."""
+        exact = [topic for kind, topic in self._exact if kind is Kind.EVENT]
+        return tuple(dict.fromkeys([*exact, *(pattern for kind, pattern, _ in self._patterns if kind is Kind.EVENT)]))
+
     def request(self, topic: str) -> Callable[[Function], Function]:
         """Decorator: this function answers requests for a topic."""
         return self._decorator(Kind.REQUEST, topic)
 
     def event(self, topic: str) -> Callable[[Function], Function]:
-        """Decorator: this function takes events of a topic."""
+        """Decorator: this function takes events of a topic.
+
+        A client with this service as its handler asks the other end for them by itself, at each connection.
+        """
         return self._decorator(Kind.EVENT, topic)
 
     def _decorator(self, kind: Kind, topic: str) -> Callable[[Function], Function]:

@@ -73,7 +73,8 @@ class Peer(Channel):
     ) -> None:
         """Send an event. With `ack` it is an acknowledged publish: this returns when the peer has taken it.
 
-        Without it this returns as soon as there is room for the next.
+        Without it this returns as soon as there is room for the next. `attributes` are for what one protocol has
+        beyond topic and body; those that it cannot carry raise NotSupported.
         """
         kind = _EVENT
         if ack:
@@ -104,6 +105,8 @@ class Peer(Channel):
 
         Raises RequestFailed when the peer says no, RequestTimeout when it says nothing, PeerClosed when the
         connection is lost. After a timeout or when this call is cancelled, the peer is told, where the protocol can.
+        Without a timeout (None) this end waits as long as the connection lasts. A hub between the two waits for its own
+        `request_timeout`, 30 s by default, and then answers 504.
         """
         if body.__class__ is bytes or not is_large(body):
             message = self._message(_REQUEST, topic, body, attributes)
@@ -139,6 +142,8 @@ class Peer(Channel):
         """
         if not topic:
             raise ConfigError("a topic must not be empty")
+        if attributes:
+            self.protocol.check_attributes(attributes)
         return Many(
             self,
             bodies,
@@ -196,7 +201,8 @@ class Peer(Channel):
         `timeout` is the longest silence between two steps.
         """
         steps: Inbox[Message] = self._inbox()
-        message = self._message(_REQUEST, topic, body, {**(attributes or {}), "progressive": "true"})
+        message = self._message(_REQUEST, topic, body, attributes)
+        message = message.with_(attributes={**message.attributes, "progressive": "true"})
         return Progress(self, Call(message, timeout, self._loop, steps))
 
     async def provide(self, *topics: str) -> None:
@@ -309,7 +315,10 @@ class Peer(Channel):
             data, content_type = body, driver.session.content_type
         else:
             data, content_type = self.encode(body)
-        attributes = attributes or NO_ATTRIBUTES
+        if attributes:
+            self.protocol.check_attributes(attributes)
+        else:
+            attributes = NO_ATTRIBUTES
         return message_of(
             (kind, topic, data, None, None, None, content_type, attributes, "", None, None, None, _NOBODY)
         )

@@ -219,6 +219,8 @@ class Protocol(abc.ABC):
     """Settings of the listener on loopback that a hub without any configuration opens."""
     takes_tokens: ClassVar[bool] = True
     """Whether peers have a way to show a token (see `LOGIN`)."""
+    carried_attributes: ClassVar[tuple[str, ...]] = ()
+    """Attributes of events and requests that have a place on the wire; `extension.*` stands for all that begin so."""
     identity_kinds: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
     """What peers can prove to be by means of the protocol: the words before the colon, and what follows it."""
     decode_options: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
@@ -231,6 +233,20 @@ class Protocol(abc.ABC):
     def settings(self, values: Mapping[str, object] | None = None) -> Settings:
         """Settings from plain values."""
         return self.settings_type.parse(values or {})
+
+    def check_attributes(self, attributes: Mapping[str, str]) -> None:
+        """Raise NotSupported for attributes that would be lost; the context of a trace is always optional."""
+        lost = [
+            name
+            for name in attributes
+            if name not in TRACE
+            and not any(
+                name == each or (each[-1] == "*" and name.startswith(each[:-1])) for each in self.carried_attributes
+            )
+        ]
+        if lost:
+            carries = ", ".join(self.carried_attributes) or "none"
+            raise NotSupported(f"{self.name} cannot carry the attributes {', '.join(sorted(lost))}; it has: {carries}")
 
     def lenient(self) -> Settings:
         """Settings to read bytes that somebody accepted before: their limits may have been higher than ours."""

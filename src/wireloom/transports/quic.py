@@ -328,7 +328,10 @@ def _client_configuration(address: Address, options: Options) -> QuicConfigurati
 def _server_configuration(options: Options) -> QuicConfiguration:
     tls = options.certificates
     if tls is None or tls.certificate is None:
-        raise ConfigError("a QUIC server needs a certificate: tls=TLS(certificate=..., key=...)")
+        raise ConfigError(
+            "a QUIC server needs a certificate: --certificate FILE --key FILE of the commands, "
+            "TLS(certificate=..., key=...) in Python"
+        )
     tls.server_context()
     configuration = QuicConfiguration(alpn_protocols=[ALPN], is_client=False, max_datagram_frame_size=LARGEST)
     configuration.load_cert_chain(tls.certificate, tls.key, tls.password)

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 
+from wireloom.extras import how_to_install
 from wireloom.model import ConfigError
 from wireloom.transports.base import Transport
 
@@ -51,7 +52,7 @@ def transport(name: str) -> Transport:
         found = getattr(import_module(module), attribute)
     except ModuleNotFoundError as missing:
         raise ConfigError(
-            f"transport {name!r} needs the package {missing.name!r}: pip install 'wireloom[hub]'"
+            f"transport {name!r} needs the package {missing.name!r}: {how_to_install(missing.name)}"
         ) from None
     if not isinstance(found, Transport):
         raise ConfigError(f"entry point {name} = {reference} of {GROUP} is not a transport")

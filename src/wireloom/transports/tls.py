@@ -58,7 +58,10 @@ class TLS:
     def server_context(self) -> ssl.SSLContext:
         """The context of a server."""
         if self.certificate is None:
-            raise ConfigError("a TLS server needs a certificate: tls=TLS(certificate=..., key=...)")
+            raise ConfigError(
+                "a TLS server needs a certificate: --certificate FILE --key FILE of the commands, "
+                "TLS(certificate=..., key=...) in Python"
+            )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._load(context)

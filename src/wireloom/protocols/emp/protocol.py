@@ -62,6 +62,7 @@ class Emp(Protocol):
     title: ClassVar[str] = "Extensible Messaging Protocol"
     schemes: ClassVar[tuple[Scheme, ...]] = (Scheme("emp", "tcp", 5040), Scheme("emps", "tls", 5040, secure=True))
     settings_type: ClassVar[type[Settings]] = EmpSettings
+    carried_attributes: ClassVar[tuple[str, ...]] = ("type", "compression", "extension.*")
     message_size: ClassVar[str | None] = "max_message"
     decompressed_size: ClassVar[str | None] = "max_decompressed"
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES

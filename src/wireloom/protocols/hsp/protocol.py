@@ -164,6 +164,7 @@ class Hsp(Protocol):
         Scheme("hsps", "tls", 5042, secure=True),
     )
     settings_type: ClassVar[type[Settings]] = HspSettings
+    carried_attributes: ClassVar[tuple[str, ...]] = ("type",)
     message_size: ClassVar[str | None] = "max_payload"
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
     conversation: ClassVar[Conversation] = CONVERSATION

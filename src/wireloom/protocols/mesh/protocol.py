@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import ConfigError, Direction, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.contract import (
+    URGENT,
     Decoder,
     Format,
     Framing,
@@ -24,7 +25,7 @@ from wireloom.protocols.contract import (
     Settings,
 )
 from wireloom.protocols.conversation import Conversation
-from wireloom.protocols.mesh import frames
+from wireloom.protocols.mesh import frames, messages
 from wireloom.protocols.mesh.conversation import CONVERSATION
 from wireloom.protocols.mesh.encryption import WRAPPING_CLAUSES
 from wireloom.protocols.mesh.frames import Packet, decode, packet_ends
@@ -209,6 +210,11 @@ class Mesh(Protocol):
     hub_settings: ClassVar[Mapping[str, object]] = MappingProxyType({"require": Require.TRUSTED})
     loopback_settings: ClassVar[Mapping[str, object]] = MappingProxyType({"require": Require.ANY})
     takes_tokens: ClassVar[bool] = False
+    carried_attributes: ClassVar[tuple[str, ...]] = (
+        *("event_type", "flags", "timestamp", "signed_at", URGENT),
+        *(name for _, name in messages.HEX_ATTRIBUTES),
+        f"{messages.UNKNOWN_FIELD}*",
+    )
     identity_kinds: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"mesh": "the NODE ID, in hex, of a packet's author whose key the trust file verifies"}
     )

@@ -152,6 +152,7 @@ class Wolpertinger(Protocol):
     )
     framing: ClassVar[Framing] = Framing.LINES
     settings_type: ClassVar[type[Settings]] = WolpertingerSettings
+    carried_attributes: ClassVar[tuple[str, ...]] = ("component", "types", "response", "xml")
     message_size: ClassVar[str | None] = "max_message"
     decompressed_size: ClassVar[str | None] = "max_message"
     clauses: ClassVar[Mapping[str, str]] = CLAUSES

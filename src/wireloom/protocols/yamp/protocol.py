@@ -265,6 +265,7 @@ class Yamp(Protocol):
         Scheme("yamp+wss", "wss", 5044, secure=True),
     )
     settings_type: ClassVar[type[Settings]] = YampSettings
+    carried_attributes: ClassVar[tuple[str, ...]] = ("progressive",)
     message_size: ClassVar[str | None] = "max_body"
     decompressed_size: ClassVar[str | None] = "max_converted"
     clauses: ClassVar[Mapping[str, str]] = frames.CLAUSES
