@@ -22,17 +22,20 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numba
+import numpy as np
 from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
 from numba.core.options import DefaultOptions
+from numpy.typing import NDArray
 
 with contextlib.suppress(ImportError):  # a platform without such locks does without
     import fcntl
 
 log = logging.getLogger("wireloom.kernels")
+T = TypeVar("T", bound=np.generic)
 
 SETTING = "WIRELOOM_KERNELS"
 """The environment variable that names the folder for compiled kernels."""
@@ -161,6 +164,16 @@ def _locked(folder: Path) -> Iterator[None]:
         if "fcntl" in globals():
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def given(array: NDArray[T]) -> NDArray[T]:
+    """An array that a kernel only reads, in the one form that it is compiled for: contiguous and not writable.
+
+    numba compiles a kernel anew for each layout of its arrays, and Arrow hands out one or another as it happens.
+    """
+    found = np.ascontiguousarray(array).view()
+    found.flags.writeable = False
+    return found
 
 
 def kernel(function: Callable[..., Any]) -> Any:

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from wireloom.kernels import kernel
+from wireloom.kernels import given, kernel
 
 OPEN, CLOSE, STEP, STOP, MARK, NONE = range(6)
 """What a turn does. A mark stands for something that was opened and closed elsewhere, under the same key."""
@@ -115,7 +115,8 @@ def settle(
         time_us.copy() if last is None else last.astype(np.int64),
     )
     _settle(
-        key, act, counted, time_us, forget_us, np.empty(room, np.uint64), np.full(room, np.int64(_UNUSED)),
+        given(key), given(act), given(counted), given(time_us), forget_us,
+        np.empty(room, np.uint64), np.full(room, np.int64(_UNUSED)),
         np.full(count, _EMPTY), settled.mate, settled.superseded, settled.first, settled.unclaimed, settled.steps,
         settled.last,
     )  # fmt: skip
@@ -159,7 +160,7 @@ def mix_in(
     places: NDArray[np.int64],
 ) -> None:
     """Make texts part of keys, in place."""
-    _mix_in(keys, offsets, data, rows, places)
+    _mix_in(keys, given(offsets), given(data), given(rows), given(places))
 
 
 def seeds(names: list[str], directions: int, pairing: int) -> NDArray[np.uint64]:

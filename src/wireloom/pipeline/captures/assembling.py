@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from wireloom.kernels import kernel
+from wireloom.kernels import given, kernel
 from wireloom.pipeline.captures import tcp
 from wireloom.pipeline.captures.connections import OTHER, SEEK, Refused
 from wireloom.pipeline.captures.streams import GAP, LATE, Gap, Part, Report
@@ -48,7 +48,7 @@ def assemble(walk: Walk, report: Report) -> list[Part]:
     at = before[:-1] + np.repeat(shift, last - first)
     held = np.frombuffer(b"".join(h.content or b"" for h in walk.held), np.uint8)
     place = _absolute(walk, place, packet)
-    _copy(walk.segments.data, held, place, at, sizes, data)
+    _copy(given(walk.segments.data), given(held), given(place), given(at), given(sizes), data)
     file, offset = _origins(walk, packet, place)
     whole = Trace(at, time_us, file, offset)
     parts = []

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from wireloom.kernels import allocating
+from wireloom.kernels import allocating, given
 from wireloom.model import KINDS, Direction
 from wireloom.pipeline.ledger import Clock, name_hash
 from wireloom.pipeline.schemas import SESSIONS, arrow_schema
@@ -133,7 +133,8 @@ def _of_messages(view: View) -> dict[str, Sequence[object]]:
     size = view.column("wire_size").to_numpy()
     sequence = view.column("sequence").to_numpy()
     direction = view.direction
-    first, last, totals, begins = _tally(connection, direction, view.time_us, size, sequence, count)
+    columns = (connection, direction, view.time_us, size, sequence)
+    first, last, totals, begins = _tally(*map(given, columns), count)
     some = np.zeros(count, np.int64)
     some[connection] = np.arange(len(view))
     protocol, protocol_names = view.protocol
@@ -336,5 +337,5 @@ def _rows(known: pa.Table) -> pa.Table:
 
 def warm() -> None:
     """Compile or load the kernel."""
-    one = np.zeros(1, np.int64)
-    _tally(one.astype(np.int32), np.zeros(1, np.uint8), one, one.astype(np.int32), one, 1)
+    time, number = given(np.zeros(1, np.int64)), given(np.zeros(1, np.int32))
+    _tally(number, given(np.zeros(1, np.uint8)), time, number, time, 1)

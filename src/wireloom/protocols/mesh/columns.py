@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import Authenticity, Direction, Kind, Message, ProtocolViolation
-from wireloom.protocols.audit import AUTHENTICITIES, AUTHENTICITY_CODES, Auditor, Packets
+from wireloom.protocols.audit import AUTHENTICITIES, AUTHENTICITY_CODES, Auditor, Packets, Window
 from wireloom.protocols.columns import (
     KIND_CODES,
     ColumnDecoder,
@@ -161,6 +161,7 @@ class MeshColumns(ColumnDecoder):
         fields = (frames.Field(1, b"a"), frames.Field(5, b"1"), frames.Field(0x14, bytes(16)))
         packet = frames.encode(frames.Packet(1, frames.EventType.EVENT, 1, fields))
         self.decode(Spans.whole(packet, Stream(Direction.DGRAM)), MeshSettings())
+        Window().repeats(np.array([b"a"]), np.zeros(1, np.int64), np.zeros(1, np.int64))
 
     def decode(self, spans: Spans, settings: Settings) -> Columns:
         """All messages of all spans; with a trust file in the settings, checked against it."""
