@@ -309,7 +309,7 @@ def test_tables_hold_what_the_journal_holds(ledger: Ledger, tmp_path: Path, tabl
 
 
 def test_a_row_that_is_missing_is_named(ledger: Ledger, tmp_path: Path, tables: list[Row]) -> None:
-    with pytest.raises(Imbalance, match=r"1 in the journal, but not in the tables:\n  c2s request load b'a1' at "):
+    with pytest.raises(Imbalance, match=r"1 in the journal, but not in the tables:\n  c2s event load b'a1' at "):
         ledger.check_tables(tmp_path / "journal", [row for row in tables if row.body != b"a1"])
 
 

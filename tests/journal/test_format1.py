@@ -48,7 +48,12 @@ def assert_same(found: list[dict[str, object]], expected: list[dict[str, object]
     """Nothing is missing or different; a later version may say more of a message."""
     assert len(found) == len(expected)
     for new, old in zip(found, expected, strict=True):
-        assert old.items() <= new.items()
+        attributes = new.get("attributes", {})
+        assert isinstance(attributes, dict)
+        known = old.get("attributes", {})
+        assert isinstance(known, dict)
+        assert known.items() <= attributes.items()
+        assert {**old, "attributes": attributes}.items() <= {**new, "attributes": attributes}.items()
 
 
 @pytest.mark.parametrize("options", [(), ("--since", "start")])

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 import wireloom
-from tests.pipeline.journals import expected_messages
+from tests.pipeline.journals import COMPARED, expected_messages
 from wireloom.model import ConfigError, Message
 from wireloom.pipeline.schemas import MESSAGES, spark_schema
 from wireloom.pipeline.send import Sent
@@ -61,12 +61,15 @@ def test_selected_rows_of_a_journal_arrive_in_order_and_a_stream_sends_the_same(
     spark: SparkSession, journal: Path, tmp_path: Path
 ) -> None:
     chosen = "kind = 'event' and topic = 'sensors/kitchen' and body_size < 100"
+    names = ("time", "connection", "direction", "sequence", "body")
+    rows = [dict(zip(COMPARED, row, strict=True)) for row in expected_messages(journal)]
     expected = sorted(
-        (row[0], row[1], row[2], row[3], row[10])
-        for row in expected_messages(journal)
-        if row[4] == "event" and row[5] == "sensors/kitchen" and len(row[10]) < 100  # type: ignore[arg-type]
+        tuple(row[name] for name in names)
+        for row in rows
+        if row["kind"] == "event" and row["topic"] == "sensors/kitchen" and len(row["body"]) < 100  # type: ignore[arg-type]
     )
-    with receiver() as (url, got):
+    # A peer whose protocol takes bytes as they are.
+    with receiver("emp://127.0.0.1:0") as (url, got):
         frame = spark.read.format("wireloom").load(str(journal)).where(chosen)
         ordered = frame.orderBy("time", "connection", "direction", "sequence").coalesce(1)
         ordered.write.format("wireloom").option("url", url).option("ack", "true").mode("append").save()

@@ -25,7 +25,7 @@ from wireloom.protocols.hsp.profile import (
     parse_map,
     parse_number,
 )
-from wireloom.protocols.hsp.session import HspSession
+from wireloom.protocols.hsp.session import MAX_MAPS, HspSession
 
 MAP = "$hub/map"
 
@@ -215,13 +215,17 @@ def test_maps_have_a_limit_on_their_number_their_size_and_the_topics_in_all() ->
         body = b'{"topics": {"%d": "topic/%d"}}' % (number, number)
         session.receive(frames.encode(DataAck(number, 0xFD05, body)), 0)
     assert len(session.topic_numbers()) == 256
-    assert session.counters == {"hsp.map.invalid": 44}
+    assert session.counters == {"hsp.map.too-many": 44}
     session = opened()
-    for first in range(0, 4100, 100):
+    for first in range(0, 400, 100):
         body = json.dumps({"topics": {str(number): "t" for number in range(first, first + 100)}}).encode()
         session.receive(frames.encode(DataAck(first, 0xFD05, body)), 0)
-    assert len(session.topic_numbers()) == 4000
-    assert session.counters == {"hsp.map.invalid": 1}
+    assert len(session.topic_numbers()) == 200
+    assert session.counters == {"hsp.map.too-many": 2}
+    session = opened()
+    for number in range(MAX_MAPS + 5):
+        session.receive(frames.encode(DataAck(number, 0xFD05, b'{"topics": {"1": "t"}}')), 0)
+    assert session.counters == {"hsp.map.invalid": 5}
 
 
 @given(st.dictionaries(st.integers(0, 0xFCFF), st.text(min_size=1, max_size=9).filter(lambda t: not t.startswith("$"))))

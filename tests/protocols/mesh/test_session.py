@@ -733,9 +733,10 @@ def test_a_large_read_of_one_sender_is_checked_at_once_and_evicts_as_ever() -> N
     packets = [author.write(Message(Kind.EVENT, f"t/{n % 3}", b"%d" % n), EPOCH)[0] for n in range(200)]
     first, second = read_all(made, packets[:100]), read_all(made, packets[100:])
     assert (first.count, second.count, len(gate.replay), gate.replay.evicted) == (100, 100, 150, 50)
-    events = first.publishes.events()
-    assert events.topics == ["t/0", "t/1", "t/2"]
-    assert events.of([1]).frames(made, 1.0) == b"".join(packets[1:100:3])
+    runs = [batch.events() for batch in first.batches if isinstance(batch, Publishes)]
+    assert [sorted(events.topics) for events in runs] == [["t/0", "t/1", "t/2"]] * len(runs)
+    chosen = [events.of([events.topics.index("t/1")]).frames(made, 1.0) for events in runs]
+    assert b"".join(each or b"" for each in chosen) == b"".join(packets[1:100:3])
     again = read_all(made, packets[60:160])
     assert (again.count, {each.clause for each in again.refused}) == (0, {"mesh.replay"})
     assert read_all(made, packets[:50]).count == 50  # forgotten too early, and counted

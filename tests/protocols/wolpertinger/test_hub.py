@@ -52,7 +52,9 @@ async def test_events_cross_in_both_directions(tmp_path: Path, other: str) -> No
                     await sender.publish("rooms/cellar", b"\xff\x00", ack=True)
                     first, second = await anext(events), await anext(events)
                 assert (first.topic, first.value()) == ("rooms/kitchen", {"c": 21.5})
-                assert (second.topic, second.body) == ("rooms/cellar", b"\xff\x00")
+                # A yamp peer reads every body with its serializer: bytes of others reach it in base64.
+                expected = b'"/wA="' if other == "yamp" and receiver is two else b"\xff\x00"
+                assert (second.topic, second.body) == ("rooms/cellar", expected)
     assert len([each for each in journaled(tmp_path) if each.message.body == b"\xff\x00"]) == 2
 
 
@@ -194,8 +196,8 @@ async def test_the_journal_holds_the_keys_of_an_encrypted_conversation(tmp_path:
         ([row["kind"] for row in rows], [row["topic"] for row in rows]),
     ):
         assert Kind.OTHER not in kinds
-        assert "$hub/publish/rooms/kitchen" in topics
-    published = next(row for row in rows if row["topic"] == "$hub/publish/rooms/kitchen")
+        assert {"$hub/publish/rooms/kitchen", "rooms/kitchen"} & set(topics)
+    published = next(row for row in rows if row["topic"] == "rooms/kitchen")
     assert b"secret" in bytes(published["body"])  # type: ignore[arg-type]
     attributes = dict(published["attributes"])  # type: ignore[call-overload]
     assert (attributes["encryption"], int(attributes["fragment_count"]) > 2) == ("aes", True)
@@ -208,7 +210,7 @@ async def test_without_the_keys_messages_stay_other(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     assert [row["kind"] for row in rows] == [each.message.kind for each in journaled(tmp_path)]
     assert Kind.OTHER in [row["kind"] for row in rows]
-    assert "$hub/publish/rooms/kitchen" not in [row["topic"] for row in rows]
+    assert "rooms/kitchen" not in [row["topic"] for row in rows]
 
 
 async def test_a_key_file_beside_the_journal_opens_it_as_well(tmp_path: Path) -> None:
@@ -223,7 +225,7 @@ async def test_a_key_file_beside_the_journal_opens_it_as_well(tmp_path: Path) ->
     file.write_text(f"{json.dumps(other)}\n\n{json.dumps(right)}\n")
     rows = rows_of(tmp_path)
     assert Kind.OTHER not in [row["kind"] for row in rows]
-    assert "$hub/publish/rooms/kitchen" in [row["topic"] for row in rows]
+    assert "rooms/kitchen" in [row["topic"] for row in rows]
     file.write_text('{"protocol": "wolpertinger"}\n')
     with pytest.raises(ConfigError, match=r"keys\.jsonl:1: a line must be"):
         rows_of(tmp_path)
@@ -272,7 +274,7 @@ async def test_a_split_message_that_is_sent_again_piece_by_piece_is_whole_in_eve
         await writer.wait_closed()
         await eventually(lambda: not hub.connections)
     whole, rejected = tables_of(tmp_path, 1 << 30)
-    copies = [row for row in whole if row["topic"] == "$hub/publish/rooms/kitchen"]
+    copies = [row for row in whole if row["topic"] == "rooms/kitchen"]
     assert [(row["body"], row["wire_size"]) for row in copies] == [(b"x" * 400, sum(map(len, lines)))] * 2
     for direction in ("c2s", "s2c"):
         assert sequences(whole, direction) == list(range(len(sequences(whole, direction))))
@@ -326,7 +328,7 @@ async def test_a_login_in_pieces_leaves_no_token_in_the_journal(tmp_path: Path) 
             await writer.wait_closed()
         await eventually(lambda: not hub.connections)
     messages, rejects = tables_of(tmp_path, 1 << 30)
-    logins = [row for row in messages if row["topic"] == "$hub/login"]
+    logins = [row for row in messages if row["kind"] == "request" and dict(row["attributes"])["operation"] == "login"]
     assert [row["body"] for row in logins] == [b'{"token":"%b"}' % (b"*" * len(token))]
     assert len(rejects) == 2
     for each in rejects:

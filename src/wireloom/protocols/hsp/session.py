@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MAP = HUB_PREFIX + "map"
 MAX_MAP = 256 * 1024
 """Bytes of one `$hub/map`."""
-MAX_MAPS = 256
+MAX_MAPS = 1024
 """Maps on one connection: each is written to the journal with all that were before it."""
 MAX_NAMES = 64 * 1024
 """Characters of all topics that one connection may give numbers to."""

@@ -38,7 +38,8 @@ from wireloom.protocols.wolpertinger.values import Value
 _SLOW = 1.0
 """Seconds after which a confirmation is late enough to tell whoever waits for the answer."""
 _OFTEN = 1.0
-"""Seconds between two Heartbeats that the application asks for, or that count."""
+"""Seconds between two Heartbeats that the application asks for, or that count while `_MANY` calls wait."""
+_MANY = 1000
 _LAST_DIGITS = (1 << 48) - 1
 """Those of a CallId that count up; the others are drawn for each session."""
 _METADATA = 200
@@ -231,8 +232,8 @@ class WolpertingerSession(Transmission):
         self._add(message)
 
     def _take_heartbeat(self, now: float) -> None:
-        """The peer works on all calls that wait: at most once in a while, because that may be many."""
-        if now - self._worked_at < _OFTEN:
+        """The peer works on all calls that wait. If these are many, it counts only once in a while."""
+        if now - self._worked_at < _OFTEN * min(len(self._waiting) / _MANY, 1):
             return
         self._worked_at = now
         for number, call_id in enumerate(self._waiting, 1):
