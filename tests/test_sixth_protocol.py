@@ -221,14 +221,14 @@ def test_requests_find_a_provider_and_an_answer(ticker: Installed, hub: RunningH
         assert provider.stdout is not None and provider.stdout.readline() == "ready\n"
         for asker in ("ticker", "yamp"):
             assert ticker.wireloom("req", hub.urls[asker], "prices/of", '{"of": "tea"}').strip() == "3.2"
-            refused = ticker.wireloom("req", hub.urls[asker], "prices/of", '{"of": "snow"}', code=2)
+            refused = ticker.wireloom("req", hub.urls[asker], "prices/of", '{"of": "snow"}', code=3)
             assert "not on the market" in refused
 
 
 def test_the_journal_keeps_it_and_the_tables_tell_it(ticker: Installed, hub: RunningHub, tmp_path: Path) -> None:
     ticker.wireloom("pub", hub.urls["ticker"], "archive/large", "-", "--ack", stdin="x" * LARGE)
     ticker.wireloom("pub", hub.urls["ticker"], "archive/note", "hello")
-    assert "404" in ticker.wireloom("req", hub.urls["ticker"], "archive/nobody", code=2)
+    assert "404" in ticker.wireloom("req", hub.urls["ticker"], "archive/nobody", code=3)
     host, _, port = hub.urls["ticker"].removeprefix("ticker://").partition(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE) as wild:
         wild.sendall(b"EVENT archive/wild - 2\nok\nDONE 99 - 0\n\nSELL everything\n")

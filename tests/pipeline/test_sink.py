@@ -61,7 +61,7 @@ def test_selected_rows_of_a_journal_arrive_in_order_and_a_stream_sends_the_same(
     spark: SparkSession, journal: Path, tmp_path: Path
 ) -> None:
     chosen = "kind = 'event' and topic = 'sensors/kitchen' and body_size < 100"
-    names = ("time", "connection", "direction", "sequence", "body")
+    names = ("time_us", "connection", "direction", "sequence", "body")
     rows = [dict(zip(COMPARED, row, strict=True)) for row in expected_messages(journal)]
     expected = sorted(
         tuple(row[name] for name in names)

@@ -60,6 +60,7 @@ _HOST = re.compile(r"[A-Za-z0-9_.-]+")
 _LOOPBACK = "127.0.0.1"
 T = TypeVar("T")
 S = TypeVar("S", bound=Settings)
+D = TypeVar("D")
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,23 +433,24 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
         listener = collector.table(entry, listener_of, told, None)
         listeners += [] if listener is None else [listener]
 
-    def section(kind: type[S], key: str) -> S:
+    def section(kind: type[S], key: str, otherwise: D) -> S | D:
         values = table.get(key, {})
         if not isinstance(values, dict):
             collector.found.append(shapeless(key, f"{key} must be a table: [{key}]"))
-            return kind()
+            return otherwise
 
-        def parse(given: Mapping[str, object]) -> S:
+        def parse(given: Mapping[str, object]) -> S | D:
             try:
                 return kind.parse(given)
             except ConfigError as error:
                 named = re.search(r"setting '(\w+)'", str(error))
                 raise WrongKey(named[1] if named else "", str(error)) from None
 
-        return collector.table(values, parse, functools.partial(wrong, key, 0), kind())
+        return collector.table(values, parse, functools.partial(wrong, key, 0), otherwise)
 
-    journal, limits = section(JournalSettings, "journal"), section(Limits, "limits")
-    tracing = section(TracingSettings, "tracing") if "tracing" in table else None
+    journal = section(JournalSettings, "journal", JournalSettings())
+    limits = section(Limits, "limits", Limits())
+    tracing = section(TracingSettings, "tracing", None) if "tracing" in table else None
     access = _access(table.get("access", {}), wrong, collector)
 
     def http_of() -> HttpConfig | None:
