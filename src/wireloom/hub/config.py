@@ -439,7 +439,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
             collector.found.append(shapeless(key, f"{key} must be a table: [{key}]"))
             return otherwise
 
-        def parse(given: Mapping[str, object]) -> S | D:
+        def parse(given: Mapping[str, object]) -> S:
             try:
                 return kind.parse(given)
             except ConfigError as error:

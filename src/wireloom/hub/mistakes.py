@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from wireloom.transports.address import Address
 
 T = TypeVar("T")
+D = TypeVar("D")
 _EVERY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104
 _UDP, _TCP = "UDP", "TCP"
 
@@ -48,8 +49,8 @@ class Collector:
         values: Mapping[str, object],
         parse: Callable[[Mapping[str, object]], T],
         told: Callable[[ConfigError, str | None], ConfigError],
-        otherwise: T,
-    ) -> T:
+        otherwise: D,
+    ) -> T | D:
         """What a table means. Wrong keys are left out, one after the other, to see what else is wrong."""
         left, wrong = values, set[str]()
         while True:
