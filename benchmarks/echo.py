@@ -11,7 +11,7 @@ import uvloop
 
 import wireloom
 from benchmarks.servers import free_port
-from wireloom.transports.vigil import BUSY_POLL
+from wireloom.transports.busy_poll import BUSY_POLL
 
 
 def how(kind: str) -> tuple[str, float]:

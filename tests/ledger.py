@@ -34,7 +34,7 @@ from wireloom.journal.blocks import canonical_json
 from wireloom.journal.disk import LOCAL, READ, Disk, read_range
 from wireloom.journal.excluded import TAKEN, Exclusions
 from wireloom.model import Kind
-from wireloom.protocols.published import as_meant
+from wireloom.protocols.publish_rules import as_meant
 
 LOST = "acknowledged, but not in the journal"
 STRANGE = "in the journal, but never sent"

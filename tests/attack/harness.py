@@ -51,7 +51,7 @@ from tests.hub.running import get, open_to
 from wireloom.journal.excluded import DENIED, TAKEN, Exclusions
 from wireloom.journal.reader import Entry, read_all
 from wireloom.model import Message
-from wireloom.protocols.published import published
+from wireloom.protocols.publish_rules import published
 from wireloom.topics import matches
 
 MB = 1_000_000

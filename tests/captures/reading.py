@@ -14,7 +14,7 @@ from wireloom.pipeline.captures.choosing import Choice
 from wireloom.pipeline.captures.reader import CaptureReader
 from wireloom.pipeline.captures.reading import read_captures
 from wireloom.pipeline.decode import DecodedRange
-from wireloom.pipeline.rows import plain
+from wireloom.pipeline.message_table import plain
 from wireloom.pipeline.schemas import MESSAGES
 
 Row = dict[str, object]

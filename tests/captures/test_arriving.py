@@ -22,8 +22,8 @@ from wireloom.pipeline import planning
 from wireloom.pipeline.batch import BatchCommit
 from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.captures.storage import changed_at
-from wireloom.pipeline.files import FLOWS, Report, write_decoded
-from wireloom.pipeline.joining import Plan, join_facts
+from wireloom.pipeline.decode_job import FLOWS, Report, write_decoded
+from wireloom.pipeline.join_job import Plan, join_facts
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.source import FlowGroup, JournalStreamReader, decoded_parts, partitions
 from wireloom.protocols.hsp import frames
@@ -170,7 +170,7 @@ def test_at_every_commit_the_tables_are_those_of_one_batch_over_the_captures_so_
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_captures_are_a_streaming_dataframe(spark: SparkSession, tmp_path: Path) -> None:
-    from wireloom.pipeline.session import register
+    from wireloom.pipeline.spark_session import register
 
     register(spark)
     paths = rotation(tmp_path / "c", 10, count=3)

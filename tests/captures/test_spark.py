@@ -51,7 +51,7 @@ def keyed(rows: list[dict[str, object]]) -> list[str]:
 
 
 def test_a_rotation_of_captures_is_one_dataframe(spark: SparkSession, tmp_path: Path) -> None:
-    from wireloom.pipeline.session import register
+    from wireloom.pipeline.spark_session import register
 
     register(spark)
     packets = conversations(1)
@@ -73,7 +73,7 @@ def test_a_rotation_of_captures_is_one_dataframe(spark: SparkSession, tmp_path: 
 
 
 def test_a_damaged_capture_gives_what_it_holds_and_one_reject(spark: SparkSession, tmp_path: Path) -> None:
-    from wireloom.pipeline.session import register
+    from wireloom.pipeline.spark_session import register
 
     register(spark)
     whole = pcap(conversations(2, count=1))

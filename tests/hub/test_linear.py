@@ -1,6 +1,6 @@
 """Linear cost: a read of a few bytes costs the same, however much of its message waits already.
 
-Sessions by themselves are in `tests/protocols/test_kept.py`. Here are the layers around them: a connection of the hub
+Sessions by themselves are in `tests/protocols/test_partial_frame.py`. Here are the layers around them: a connection of the hub
 with its driver and journal, the decoders that read streams piece by piece, and the WebSocket transport. Mesh has no
 stream: its messages are datagrams. Work is counted, in bytes taken from memory, calls, and bytes searched; never timed.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from wireloom.peers.rounds import Rounds, rounds_of
+from wireloom.peers.coarse_timers import Rounds, rounds_of
 
 
 async def test_all_of_one_second_are_called_after_their_deadline_and_not_before() -> None:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import wireloom
 from wireloom.model import HandshakeFailed, Kind, Message, PeerClosed, WireloomError
+from wireloom.peers import chunked_driver
 from wireloom.peers import driver as driver_module
-from wireloom.peers import portions
 from wireloom.peers.driver import Driver
-from wireloom.peers.outlet import BURST, PIECE
 from wireloom.peers.peer import Peer
+from wireloom.peers.send_queue import BURST, PIECE
 from wireloom.protocols.contract import NOTHING, Batch, Role, Session, SessionState
 from wireloom.protocols.emp import extensions
 from wireloom.protocols.hsp import HspSettings
@@ -282,7 +282,7 @@ def test_portions_bring_the_same_messages_in_the_same_order(frames: list[bytes],
         return bench.messages
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(portions, "LONG", seconds)
+        patch.setattr(chunked_driver, "LONG", seconds)
         patch.setattr(driver_module, "LONG", seconds)
         found = asyncio.run(run())
     whole = HSP.session(Role.SERVER, HSP.settings({}))

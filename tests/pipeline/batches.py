@@ -11,8 +11,8 @@ import duckdb
 from wireloom.pipeline import planning
 from wireloom.pipeline.batch import BatchCommit
 from wireloom.pipeline.decode import decode_range
-from wireloom.pipeline.files import Report, write_decoded
-from wireloom.pipeline.joining import Plan, join_facts
+from wireloom.pipeline.decode_job import Report, write_decoded
+from wireloom.pipeline.join_job import Plan, join_facts
 from wireloom.pipeline.planning import Range
 from wireloom.pipeline.query import ask
 from wireloom.pipeline.schemas import TABLES

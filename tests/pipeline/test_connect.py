@@ -17,7 +17,7 @@ from tests.pipeline.daemons import Daemons
 from wireloom.model import ConfigError
 from wireloom.pipeline import Pipeline, start_session
 from wireloom.pipeline.query import describe
-from wireloom.pipeline.session import settings
+from wireloom.pipeline.spark_session import settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -68,13 +68,13 @@ def test_the_command_gives_the_tables_of_one_process(remote: str, tmp_path: Path
 PROGRAM = """
 import sys
 from pyspark.sql import SparkSession
-from wireloom.pipeline import Pipeline, frames, register
+from wireloom.pipeline import Pipeline, dataframes, register
 
 remote, journal, warehouse = sys.argv[1:]
 spark = SparkSession.builder.remote(remote).getOrCreate()
 register(spark)
 messages = spark.read.format("wireloom").load(journal)
-print(messages.count(), frames.exchanges(messages).count())
+print(messages.count(), dataframes.exchanges(messages).count())
 summary = Pipeline([journal], warehouse, spark=spark).run(once=True)
 print(summary.messages, summary.rejects, summary.batches)
 spark.stop()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.pipeline.batches import ranges, run_batches
 from tests.pipeline.journals import make_journal
-from wireloom.pipeline import frames
+from wireloom.pipeline import dataframes
 from wireloom.pipeline.query import ask
 from wireloom.pipeline.schemas import TABLES
 
@@ -40,13 +40,13 @@ def test_each_table_alone_is_what_the_pipeline_writes(spark: SparkSession, tmp_p
     messages = spark.read.format("wireloom").load(str(tmp_path / "j"))
     rejects = spark.read.format("wireloom").option("table", "rejects").load(str(tmp_path / "j"))
     made = {
-        "exchanges": frames.exchanges(messages),
-        "findings": frames.findings(messages),
-        "traffic": frames.traffic(messages),
-        "nodes": frames.nodes(messages),
+        "exchanges": dataframes.exchanges(messages),
+        "findings": dataframes.findings(messages),
+        "traffic": dataframes.traffic(messages),
+        "nodes": dataframes.nodes(messages),
     }
     for name, frame in made.items():
         assert rows(frame, name) == written(tmp_path / "w", name)
-    counted = frames.sessions(messages, rejects).select("connection", "messages_c2s", "bytes_s2c", "rejects")
+    counted = dataframes.sessions(messages, rejects).select("connection", "messages_c2s", "bytes_s2c", "rejects")
     found = ask(tmp_path / "w", "select connection, messages_c2s, bytes_s2c, rejects from sessions").rows
     assert sorted(tuple(row) for row in counted.collect()) == sorted(found)

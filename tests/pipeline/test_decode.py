@@ -18,8 +18,8 @@ from wireloom.journal.blocks import MAX_PACKET_DATA
 from wireloom.journal.context import Context
 from wireloom.model import Direction, JournalError, Kind, Message
 from wireloom.pipeline.decode import decode_range
+from wireloom.pipeline.message_table import plain
 from wireloom.pipeline.planning import Range, latest, plan
-from wireloom.pipeline.rows import plain
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, arrow_schema
 from wireloom.protocols.emp import EMP
 from wireloom.protocols.hsp import frames

@@ -14,7 +14,7 @@ from tests.pipeline.test_run import wait_for
 from wireloom.journal import segments
 from wireloom.pipeline import Pipeline, PipelineFailed
 from wireloom.pipeline.checkpoint import KEPT, Checkpoint
-from wireloom.pipeline.files import DecodedFiles, DecodingReader
+from wireloom.pipeline.decode_job import DecodedFiles, DecodingReader
 from wireloom.pipeline.once import batches
 from wireloom.pipeline.query import describe
 

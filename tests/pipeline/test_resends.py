@@ -13,9 +13,9 @@ from tests.pipeline.batches import contents, cut, ranges, run_batches
 from tests.pipeline.test_conversations import micros
 from wireloom.journal import Journal
 from wireloom.model import Direction
-from wireloom.pipeline.ledger import Clock
+from wireloom.pipeline.pair_kernel import Clock
 from wireloom.pipeline.query import ask
-from wireloom.pipeline.steps import resends, turns
+from wireloom.pipeline.steps import exchanges_partial, resends
 from wireloom.protocols.wolpertinger.layer2 import Call, Document, Response
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 from wireloom.protocols.wolpertinger.transmission import encode
@@ -171,10 +171,12 @@ def test_what_comes_late_is_known_although_a_neighbour_was_forgotten_and_came_an
     found = []
     for number, at, watermark in ((1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 0, 0), (5, 0, 0), (3, 11, 11), (3, 12, 12),
                                   (4, 9, 12), (5, 10, 12), (2, 11, 12), (1, 11, 12), (2, 11, 12)):  # fmt: skip
-        nothing = {name: pa.nulls(1, turns.TURNS.field(name).type) for name in turns.TURNS.names}
+        nothing = {
+            name: pa.nulls(1, exchanges_partial.TURNS.field(name).type) for name in exchanges_partial.TURNS.names
+        }
         said = {"number": [number], "lane": [2**63 + 1], "time": [at * minute], "bucket": [3]}
-        said_typed = {name: pa.array(value, turns.TURNS.field(name).type) for name, value in said.items()}
-        rows = pa.table({**nothing, **said_typed}, schema=turns.TURNS)
+        said_typed = {name: pa.array(value, exchanges_partial.TURNS.field(name).type) for name, value in said.items()}
+        rows = pa.table({**nothing, **said_typed}, schema=exchanges_partial.TURNS)
         again, received = resends.find(rows, received, Clock(watermark * minute, 10 * minute))
         found.append(bool(again[0]))
     assert found == [False] * 5 + [False, True, True, True, False, False, True]

@@ -18,7 +18,7 @@ from wireloom.protocols.decoding import Decoded
 from wireloom.protocols.hsp import frames as hsp_frames
 from wireloom.protocols.hsp.profile import ENVELOPE, MAP_TYPE, make_envelope
 from wireloom.protocols.publish_columns import OFFSET, READ, PublishColumns, Taken
-from wireloom.protocols.published import published
+from wireloom.protocols.publish_rules import published
 from wireloom.protocols.registry import protocol
 
 NAMES = tuple(STREAMS)

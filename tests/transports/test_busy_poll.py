@@ -11,7 +11,7 @@ import pytest
 
 import wireloom
 from wireloom.hub.config import parse_config
-from wireloom.transports import Options, vigil
+from wireloom.transports import Options, busy_poll
 
 PATIENCE = 0.05
 
@@ -32,17 +32,17 @@ class Core:
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> Core:
     core = Core()
-    monkeypatch.setattr(vigil, "_give_way", core.give_way)
-    monkeypatch.setattr(vigil, "_cores", lambda: 2)
+    monkeypatch.setattr(busy_poll, "_give_way", core.give_way)
+    monkeypatch.setattr(busy_poll, "_cores", lambda: 2)
     # On a busy machine a turn may take long although nobody in this test takes the core.
-    monkeypatch.setattr(vigil, "CROWDED", 60.0)
-    vigil._vigil_of.cache_clear()
+    monkeypatch.setattr(busy_poll, "CROWDED", 60.0)
+    busy_poll._vigil_of.cache_clear()
     return core
 
 
 async def test_the_loop_stays_awake_after_a_read_and_sleeps_again(core: Core) -> None:
     read: list[bytes] = []
-    vigil.awake(read.append, PATIENCE)(b"some bytes")
+    busy_poll.awake(read.append, PATIENCE)(b"some bytes")
     await asyncio.sleep(PATIENCE * 3)
     kept = core.offers
     await asyncio.sleep(PATIENCE)
@@ -52,7 +52,7 @@ async def test_the_loop_stays_awake_after_a_read_and_sleeps_again(core: Core) ->
 
 
 async def test_every_read_prolongs_it(core: Core) -> None:
-    take = vigil.awake(lambda data: None, 0.5)
+    take = busy_poll.awake(lambda data: None, 0.5)
     take(b"")
     before = time.monotonic()
     while time.monotonic() < before + 0.6:
@@ -64,21 +64,21 @@ async def test_every_read_prolongs_it(core: Core) -> None:
 
 
 async def test_who_is_content_with_less_does_not_shorten_it_for_others(core: Core) -> None:
-    vigil.awake(lambda data: None, 60.0)(b"")
-    vigil.awake(lambda data: None, 0.001)(b"")
+    busy_poll.awake(lambda data: None, 60.0)(b"")
+    busy_poll.awake(lambda data: None, 0.001)(b"")
     await asyncio.sleep(0.05)
     offers = core.offers
     await asyncio.sleep(0.01)
     assert core.offers > offers
 
 
-async def vigil_ended(keeper: vigil.Vigil) -> None:
+async def vigil_ended(keeper: busy_poll.Vigil) -> None:
     while keeper._is_kept:
         await asyncio.sleep(0)
 
 
 async def test_where_it_is_in_vain_it_is_kept_after_fewer_and_fewer_reads(core: Core) -> None:
-    keeper = vigil.Vigil(asyncio.get_running_loop())
+    keeper = busy_poll.Vigil(asyncio.get_running_loop())
     kept: list[bool] = []
     for _ in range(2 + 2 + 6 + 14 + 30 + 62 + 62 + 62 + 10):
         keeper.stir(0.00001)
@@ -90,7 +90,7 @@ async def test_where_it_is_in_vain_it_is_kept_after_fewer_and_fewer_reads(core: 
 
 
 async def test_once_it_pays_it_is_kept_after_every_read_again(core: Core) -> None:
-    keeper = vigil.Vigil(asyncio.get_running_loop())
+    keeper = busy_poll.Vigil(asyncio.get_running_loop())
     for _ in range(2 + 2 + 6):
         keeper.stir(0.00001)
         await vigil_ended(keeper)
@@ -107,7 +107,7 @@ async def test_once_it_pays_it_is_kept_after_every_read_again(core: Core) -> Non
 
 
 async def test_the_time_begins_when_the_read_is_handled(core: Core) -> None:
-    keeper = vigil.Vigil(asyncio.get_running_loop())
+    keeper = busy_poll.Vigil(asyncio.get_running_loop())
     asyncio.get_running_loop().call_soon(time.sleep, 0.05)
     keeper.stir(0.03)
     began = time.monotonic()
@@ -117,19 +117,19 @@ async def test_the_time_begins_when_the_read_is_handled(core: Core) -> None:
 
 
 async def test_a_process_with_one_core_sleeps(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vigil, "_cores", lambda: 1)
+    monkeypatch.setattr(busy_poll, "_cores", lambda: 1)
 
     def take(data: bytes) -> None:
         """Take a read."""
 
-    assert vigil.awake(take, 1.0) is take
+    assert busy_poll.awake(take, 1.0) is take
 
 
 async def test_who_wants_no_vigil_pays_nothing(core: Core) -> None:
     def take(data: bytes) -> None:
         """Take a read."""
 
-    assert vigil.awake(take, 0.0) is take
+    assert busy_poll.awake(take, 0.0) is take
 
 
 async def test_it_rests_while_others_need_the_core_and_longer_each_time(
@@ -138,9 +138,9 @@ async def test_it_rests_while_others_need_the_core_and_longer_each_time(
     rests: list[float] = []
     loop = asyncio.get_running_loop()
     core.taken_for = 0.002
-    monkeypatch.setattr(vigil, "CROWDED", 0.001)
-    keeper = vigil.Vigil(loop)
-    monkeypatch.setattr(vigil, "FIRST_REST", 0.05)
+    monkeypatch.setattr(busy_poll, "CROWDED", 0.001)
+    keeper = busy_poll.Vigil(loop)
+    monkeypatch.setattr(busy_poll, "FIRST_REST", 0.05)
     later = loop.call_later
 
     def call_later(delay: float, call: object, *args: object) -> asyncio.TimerHandle:
@@ -184,7 +184,7 @@ async def test_less_than_nothing_and_for_ever_are_errors(wrong: float) -> None:
 
 
 def test_it_is_on_unless_turned_off() -> None:
-    assert parse_config({}, "", "hub.toml").limits.busy_poll_seconds == vigil.BUSY_POLL == Options().busy_poll > 0
+    assert parse_config({}, "", "hub.toml").limits.busy_poll_seconds == busy_poll.BUSY_POLL == Options().busy_poll > 0
 
 
 def test_the_hub_takes_it_from_its_limits() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message, NotSupported
 from wireloom.protocols.contract import Decoder, Protocol, Role, Scheme, Settings
-from wireloom.protocols.conversation import Conversation, Rule, Severity, pings, requests
+from wireloom.protocols.pairing import Conversation, Rule, Severity, pings, requests
 from wireloom_ticker import frames
 from wireloom_ticker.frames import Frame
 

@@ -39,7 +39,7 @@ EXTRAS = {
     "spark": ("pyspark", "pyarrow", "pandas", "deltalake", "duckdb"),
 }
 _TRY_SPARK = """\
-from wireloom.pipeline.session import start_session
+from wireloom.pipeline.spark_session import start_session
 spark = start_session("local[1]", quick=True)
 assert spark.range(1000).selectExpr("sum(id)").first()[0] == 499500
 print(spark.version)

@@ -241,7 +241,7 @@ def _answer(arguments: argparse.Namespace) -> Answer:
         if arguments.master or arguments.remote:
             raise ConfigError("--master and --remote are for Spark: add --spark")
         return ask(arguments.warehouse, arguments.query)
-    from wireloom.pipeline.session import start_session
+    from wireloom.pipeline.spark_session import start_session
 
     spark = start_session(arguments.master, app="wireloom sql", remote=arguments.remote)
     try:

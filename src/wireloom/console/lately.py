@@ -18,7 +18,7 @@ from wireloom.journal import Block, Entry, Record, Tail
 from wireloom.journal.excluded import TAKEN, Exclusions
 from wireloom.journal.segment import REFUSED
 from wireloom.model import Kind, Message, WireloomError, iso_time, type_of_json
-from wireloom.protocols.published import OPERATION, Verb, as_meant
+from wireloom.protocols.publish_rules import OPERATION, Verb, as_meant
 from wireloom.protocols.registry import protocol
 
 LOOK = 256 * 1024

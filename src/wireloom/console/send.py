@@ -13,7 +13,7 @@ import wireloom
 from wireloom.console.lately import Line, body_of, showable
 from wireloom.model import Kind, Message, NotSupported
 from wireloom.protocols.contract import PUBLISH
-from wireloom.protocols.published import validate_publish
+from wireloom.protocols.publish_rules import validate_publish
 from wireloom.protocols.registry import scheme as find_scheme
 from wireloom.transports.address import parse_url
 

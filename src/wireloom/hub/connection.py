@@ -19,7 +19,7 @@ from wireloom.hub.exchanges import TOO_MANY, UNSUPPORTED
 from wireloom.hub.limits import Bucket, OverRate, address_of
 from wireloom.hub.logs import about
 from wireloom.hub.outbox import Outbox
-from wireloom.hub.screen import Screened, screen
+from wireloom.hub.publish_filter import Screened, screen
 from wireloom.journal.blocks import record_comment
 from wireloom.journal.context import Context, Principal
 from wireloom.journal.excluded import DENIED, TAKEN, excluding
@@ -27,10 +27,10 @@ from wireloom.journal.keys import Keys
 from wireloom.journal.lines import Line
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
-from wireloom.peers.outlet import fresh
+from wireloom.peers.send_queue import fresh
 from wireloom.protocols.column_session import ColumnSession
 from wireloom.protocols.contract import CUT, LOGIN, Batch, Calls, Publishes, Role, Session, Sessions
-from wireloom.protocols.published import published
+from wireloom.protocols.publish_rules import published
 from wireloom.transports.base import EndedPipe, Pipe
 
 if TYPE_CHECKING:

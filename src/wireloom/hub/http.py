@@ -28,7 +28,7 @@ from wireloom.hub.cloudevents import STRUCTURED, CloudEvent, NoCloudEvent, TooLa
 from wireloom.hub.limits import OverRate
 from wireloom.hub.logs import about
 from wireloom.model import ConfigError, Kind, LimitExceeded, Message, RequestFailed, RequestTimeout, WireloomError
-from wireloom.peers.portions import LONG
+from wireloom.peers.chunked_driver import LONG
 from wireloom.protocols.contract import PUBLISH
 from wireloom.transports.http import KEEP_ALIVE, HttpLimits, HttpListener, answering, is_for
 

@@ -17,7 +17,7 @@ from wireloom.journal.excluded import DENIED, TAKEN, Exclusions
 from wireloom.journal.reader import Entry, Offset
 from wireloom.journal.tail import Found, Since, Tail
 from wireloom.model import BodyError, JournalError, Kind, Message
-from wireloom.protocols.published import published
+from wireloom.protocols.publish_rules import published
 from wireloom.topics import matches
 
 if TYPE_CHECKING:

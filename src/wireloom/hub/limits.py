@@ -16,7 +16,7 @@ from typing import NamedTuple
 from wireloom.model import ConfigError, Kind, WireloomError
 from wireloom.protocols.contract import PUBLISH, Batch, Protocol, Publishes, Settings
 from wireloom.topics import shortened, validate_pattern, validate_topic
-from wireloom.transports.vigil import BUSY_POLL
+from wireloom.transports.busy_poll import BUSY_POLL
 
 LEAST_MESSAGE = 1024
 """The hub's own operations must fit into a message."""

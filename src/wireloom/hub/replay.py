@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wireloom.hub.journal_events import PublicationReader, Published, Routing
 from wireloom.hub.limits import LimitReached
 from wireloom.hub.logs import about
-from wireloom.hub.published import PublicationReader, Published, Routing
 from wireloom.journal.reader import Offset
 from wireloom.journal.tail import Since, parse_since
 from wireloom.journal.threads import DaemonThreads

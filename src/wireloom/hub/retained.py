@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wireloom.hub.journal_events import Publications, Routing
 from wireloom.hub.latest import FILE, LatestFile, LatestTickets
 from wireloom.hub.logs import about
-from wireloom.hub.published import Publications, Routing
 from wireloom.journal.reader import Entry, Offset
 from wireloom.journal.runs import read_runs
 from wireloom.journal.segment import first_packet_id, segments

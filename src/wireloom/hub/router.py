@@ -21,7 +21,7 @@ from wireloom.hub.routes import Routes
 from wireloom.hub.turn import acknowledge
 from wireloom.model import BodyError, ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
 from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Batch, Calls, EventList, Events, Publishes
-from wireloom.protocols.published import validate_publish
+from wireloom.protocols.publish_rules import validate_publish
 from wireloom.topics import Subscriptions
 
 if TYPE_CHECKING:

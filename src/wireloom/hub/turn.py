@@ -14,7 +14,7 @@ block, routing, a commit, an acknowledgement and its block) is paid once for a t
 
 A read that is alone, long, or of a connection with anything unusual (a frame that is not complete, a handshake, a
 refused publish, encryption) goes to its driver at once, and takes the same way through the router. Drivers take long
-reads in portions (`peers/portions.py`). So a turn takes long only where many peers have something to say in it.
+reads in portions (`peers/chunked_driver.py`). So a turn takes long only where many peers have something to say in it.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from wireloom.hub.cloudevents import Mode, from_message, to_http
+from wireloom.hub.journal_events import PublicationReader, Published, Routing
 from wireloom.hub.logs import about
-from wireloom.hub.published import PublicationReader, Published, Routing
 from wireloom.hub.wrong import WrongKey
 from wireloom.journal.disk import LOCAL, make_folders
 from wireloom.journal.reader import Offset

@@ -26,18 +26,18 @@ from wireloom.model import (
     WireloomError,
 )
 from wireloom.peers.backoff import Backoff
-from wireloom.peers.calls import Call
-from wireloom.peers.channel import PROVIDE, QUEUE, SUBSCRIBE, TIMEOUT, operation
 from wireloom.peers.driver import Driver
 from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler, Service
 from wireloom.peers.inbox import Inbox
-from wireloom.peers.outlet import fresh
 from wireloom.peers.peer import CONCURRENCY, DRAIN, Peer
+from wireloom.peers.peer_core import PROVIDE, QUEUE, SUBSCRIBE, TIMEOUT, operation
+from wireloom.peers.pending_calls import Call
+from wireloom.peers.send_queue import fresh
 from wireloom.protocols.contract import LOGIN, Role
 from wireloom.transports import TLS, Options
+from wireloom.transports.busy_poll import BUSY_POLL
 from wireloom.transports.tls import client_context
-from wireloom.transports.vigil import BUSY_POLL
 
 LOG = logging.getLogger("wireloom.peers")
 MAX_REDIRECTS = 5

@@ -2,8 +2,8 @@
 
 Used by clients, servers and the hub alike. It calls the session with what was read and when a deadline
 has passed, writes what the session has to say, and closes as politely as the transport allows. What the messages
-mean is not its business: every `Batch` goes to `on_batch`. What is sent, and when it is written: `outlet.py`. How long
-reads are taken in portions: `portions.py`.
+mean is not its business: every `Batch` goes to `on_batch`. `send_queue.py` decides when bytes are written.
+`chunked_driver.py` takes long reads in portions.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from wireloom.model import HandshakeFailed, PeerClosed, ProtocolViolation, WireloomError
-from wireloom.peers.outlet import Outlet
-from wireloom.peers.portions import LONG, SHORT, WAITING, Portions, Rest, clock, portions_of
-from wireloom.peers.rounds import FAR, rounds_of
+from wireloom.peers.chunked_driver import LONG, SHORT, WAITING, Portions, Rest, clock, portions_of
+from wireloom.peers.coarse_timers import FAR, rounds_of
+from wireloom.peers.send_queue import Outlet
 from wireloom.protocols.column_session import LOOK_AHEAD
 from wireloom.protocols.contract import Batch, Calls, Publishes, Role, Session, SessionState
 from wireloom.transports.base import EndedPipe, Pipe

@@ -21,11 +21,11 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
-from wireloom.peers.calls import CANCELLED
 from wireloom.peers.driver import Driver
+from wireloom.peers.eager_task import Standby
 from wireloom.peers.handlers import CLOSING, FAILED, Handler, Result, unknown_topic
 from wireloom.peers.inbox import Inbox
-from wireloom.peers.standby import Standby
+from wireloom.peers.pending_calls import CANCELLED
 from wireloom.pieces import is_large
 from wireloom.protocols.contract import HUB_PREFIX, PUBLISH
 

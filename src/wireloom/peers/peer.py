@@ -18,14 +18,14 @@ from wireloom.model import (
     PeerClosed,
     message_of,
 )
-from wireloom.peers.answers import Answers, Operation
-from wireloom.peers.calls import Call
-from wireloom.peers.channel import PROVIDE, QUEUE, TIMEOUT, WITHDRAW, Channel, operation
 from wireloom.peers.driver import LINGER
+from wireloom.peers.handler_runner import Answers, Operation
 from wireloom.peers.handlers import Handler
 from wireloom.peers.inbox import Inbox
-from wireloom.peers.many import IN_FLIGHT, Many
+from wireloom.peers.peer_core import PROVIDE, QUEUE, TIMEOUT, WITHDRAW, Channel, operation
+from wireloom.peers.pending_calls import Call
 from wireloom.peers.replays import Replay
+from wireloom.peers.request_many import IN_FLIGHT, Many
 from wireloom.peers.streams import MessageStream, Progress, Subscription
 from wireloom.pieces import is_large
 from wireloom.protocols.contract import PUBLISH, Protocol

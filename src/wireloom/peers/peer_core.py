@@ -22,12 +22,12 @@ from wireloom.model import (
     WireloomError,
     encode_value,
 )
-from wireloom.peers.answers import Answers
-from wireloom.peers.calls import Call, PendingCalls, Waiting
 from wireloom.peers.driver import Driver
+from wireloom.peers.handler_runner import Answers
 from wireloom.peers.inbox import Inbox
-from wireloom.peers.outlet import PIECE, fresh
+from wireloom.peers.pending_calls import Call, PendingCalls, Waiting
 from wireloom.peers.replays import Replays
+from wireloom.peers.send_queue import PIECE, fresh
 from wireloom.pieces import LARGE
 from wireloom.protocols.contract import HUB_PREFIX, Batch, Format, Protocol, Session
 from wireloom.topics import Subscriptions

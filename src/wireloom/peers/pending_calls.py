@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from wireloom.model import Kind, Message, RequestFailed, RequestTimeout, WireloomError
 from wireloom.peers.inbox import Inbox
-from wireloom.peers.outlet import fresh
+from wireloom.peers.send_queue import fresh
 
 CANCELLED = "cancelled"
 _PROGRESS, _ERROR = Kind.PROGRESS, Kind.ERROR

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from wireloom.model import ConfigError, Message, WireloomError
-from wireloom.peers.calls import NEVER, Waiting
+from wireloom.peers.pending_calls import NEVER, Waiting
 
 if TYPE_CHECKING:
     from wireloom.peers.driver import Driver

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from wireloom.model import ConfigError, Message, PeerClosed, RequestFailed, WireloomError
-from wireloom.peers.channel import QUEUE, SUBSCRIBE, UNSUBSCRIBE
 from wireloom.peers.driver import Driver
 from wireloom.peers.endpoint import Endpoint, endpoint
 from wireloom.peers.handlers import Handler
 from wireloom.peers.peer import CONCURRENCY, DRAIN, Peer
+from wireloom.peers.peer_core import QUEUE, SUBSCRIBE, UNSUBSCRIBE
 from wireloom.protocols.contract import Batch, Role, Sessions, Settings
 from wireloom.topics import Subscriptions
 from wireloom.transports import TLS, Listener, Options, Pipe
+from wireloom.transports.busy_poll import BUSY_POLL
 from wireloom.transports.tls import client_context, server_context
-from wireloom.transports.vigil import BUSY_POLL
 
 LOG = logging.getLogger("wireloom.peers")
 MAX_CONNECTIONS = 10_000

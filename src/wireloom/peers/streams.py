@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Self
 
 from wireloom.model import Message
-from wireloom.peers.calls import Call
 from wireloom.peers.inbox import Inbox
+from wireloom.peers.pending_calls import Call
 from wireloom.topics import validate_pattern
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from wireloom.pipeline.batch import PipelineFailed
 from wireloom.pipeline.run import MicroBatch, Pipeline, Summary
-from wireloom.pipeline.session import register, start_session
+from wireloom.pipeline.spark_session import register, start_session
 from wireloom.pipeline.warehouse import Warehouse
 
 __all__ = ["MicroBatch", "Pipeline", "PipelineFailed", "Summary", "Warehouse", "register", "start_session"]

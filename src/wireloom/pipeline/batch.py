@@ -31,8 +31,8 @@ from wireloom.pipeline.warehouse import Warehouse
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-    from wireloom.pipeline.files import Report
-    from wireloom.pipeline.joining import Plan
+    from wireloom.pipeline.decode_job import Report
+    from wireloom.pipeline.join_job import Plan
 
 
 class PipelineFailed(WireloomError):
@@ -71,8 +71,8 @@ class BatchCommit:
 
     def commit(self) -> dict[str, int]:
         """Do the batch and commit its tables; the number of rows it added, by table."""
-        from wireloom.pipeline.facts import FACTS
-        from wireloom.pipeline.files import INPUT
+        from wireloom.pipeline.decode_job import INPUT
+        from wireloom.pipeline.partials import FACTS
 
         state = tables.open_table(self.warehouse.folder(STATE))
         if tables.has_batch(state, self.query, self.number):
@@ -98,9 +98,9 @@ class BatchCommit:
         self, decoded: Sequence[Report], carried: Sequence[tables.WrittenFile], before: int, watermark: int
     ) -> Sequence[Report]:
         """Join what tasks left over, and commit the tables that come from it."""
-        from wireloom.pipeline.facts import FACTS, FOLDER
-        from wireloom.pipeline.joining import Plan, tasks_for
-        from wireloom.pipeline.ledger import Clock
+        from wireloom.pipeline.join_job import Plan, tasks_for
+        from wireloom.pipeline.pair_kernel import Clock
+        from wireloom.pipeline.partials import FACTS, FOLDER
 
         handles = {
             t: tables.open_table(self.warehouse.folder(t)) for t in (EXCHANGES, SESSIONS, FINDINGS, NODES, TRAFFIC)

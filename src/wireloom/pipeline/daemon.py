@@ -37,7 +37,7 @@ def main() -> None:
     module = sys.argv[1] if len(sys.argv) > 1 else _WORKER
     # What is imported before the fork, no worker has to import again.
     import_module(module)
-    import_module("wireloom.pipeline.files")
+    import_module("wireloom.pipeline.decode_job")
     if module == _WORKER:
         keep_memory()
         from wireloom.pipeline import decode

@@ -1,9 +1,9 @@
 """Every table as a function from DataFrames to a DataFrame, to be used alone.
 
-    from wireloom.pipeline import frames
+    from wireloom.pipeline import dataframes
 
     messages = spark.read.format("wireloom").load("data/journal")
-    frames.exchanges(messages).where("outcome <> 'done'").show()
+    dataframes.exchanges(messages).where("outcome <> 'done'").show()
 
 They give the rows that the pipeline writes, for as much as `messages` holds. What only a journal's records or a
 capture's packets tell, such as why a connection was closed, is not in `messages`: there the pipeline knows more.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from wireloom.pipeline.rows import plain
+from wireloom.pipeline.message_table import plain
 from wireloom.pipeline.schemas import (
     EXCHANGES,
     FINDINGS,
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
 
-    from wireloom.pipeline.ledger import Clock
-    from wireloom.pipeline.steps.turns import Observed
-    from wireloom.pipeline.steps.view import View
+    from wireloom.pipeline.pair_kernel import Clock
+    from wireloom.pipeline.steps.exchanges_partial import Observed
+    from wireloom.pipeline.steps.message_arrays import View
 
 
 def exchanges(messages: DataFrame) -> DataFrame:
     """Requests and their outcomes; see the table `exchanges`."""
 
     def work(rows: pa.Table, clock: Clock) -> pa.Table:
-        from wireloom.pipeline.steps import turns
+        from wireloom.pipeline.steps import exchanges_partial
 
-        found = turns.observe(_view(rows))
+        found = exchanges_partial.observe(_view(rows))
         joined = _joined(found, rows, clock)
         return pa.concat_tables([plain(part, EXCHANGES) for part in (*found.exchanges, *joined[:2])])
 
@@ -57,9 +57,9 @@ def findings(messages: DataFrame) -> DataFrame:
     """Rules of conversations that were broken; see the table `findings`. Packets are audited by the pipeline alone."""
 
     def work(rows: pa.Table, clock: Clock) -> pa.Table:
-        from wireloom.pipeline.steps import turns
+        from wireloom.pipeline.steps import exchanges_partial
 
-        found = turns.observe(_view(rows))
+        found = exchanges_partial.observe(_view(rows))
         joined = _joined(found, rows, clock)
         return pa.concat_tables([plain(part, FINDINGS) for part in (*found.findings, *joined[2:])])
 
@@ -83,7 +83,7 @@ def sessions(messages: DataFrame, rejects: DataFrame | None = None) -> DataFrame
         import pyarrow.compute as pc
 
         from wireloom.pipeline.steps import sessions as step
-        from wireloom.pipeline.steps.view import View
+        from wireloom.pipeline.steps.message_arrays import View
 
         refused = arrow_schema(REJECTS.columns).empty_table()
         said = rows
@@ -130,7 +130,7 @@ def _by(
     """Run a step on each group of rows that belong together, in Spark's workers."""
     from pyspark.sql import functions as f
 
-    from wireloom.pipeline.ledger import Clock
+    from wireloom.pipeline.pair_kernel import Clock
 
     (latest,) = messages.agg(f.max(f.unix_micros("time"))).collect()[0]
     clock = Clock(latest or 0)
@@ -144,7 +144,7 @@ def _by(
 
 
 def _view(rows: pa.Table) -> View:
-    from wireloom.pipeline.steps.view import View, in_order
+    from wireloom.pipeline.steps.message_arrays import View, in_order
 
     return View(in_order(rows.combine_chunks()))
 
@@ -153,13 +153,13 @@ def _joined(found: Observed, rows: pa.Table, clock: Clock) -> tuple[pa.Table, ..
     """What is left over, joined: exchanges and findings, those that are final first."""
     import pyarrow.compute as pc
 
-    from wireloom.pipeline.steps import leftovers, sessions, turns
+    from wireloom.pipeline.steps import exchanges_join, exchanges_partial, sessions
 
     begins = rows.group_by("connection").aggregate([("sequence", "min")])
     unseen = begins.filter(pc.greater(begins["sequence_min"], 0))["connection"].to_pylist()
-    left = pa.concat_tables([turns.TURNS.empty_table(), *found.turns])
-    marks = pa.concat_tables([turns.MARKS.empty_table(), *found.marks])
-    joined = leftovers.join(left, marks, sessions.Endings(), clock, unseen)
+    left = pa.concat_tables([exchanges_partial.TURNS.empty_table(), *found.turns])
+    marks = pa.concat_tables([exchanges_partial.MARKS.empty_table(), *found.marks])
+    joined = exchanges_join.join(left, marks, sessions.Endings(), clock, unseen)
     return joined.exchanges, joined.open_exchanges, joined.findings, joined.open_findings
 
 

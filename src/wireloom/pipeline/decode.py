@@ -26,23 +26,23 @@ from wireloom.journal.index import NO_CONTEXT
 from wireloom.journal.keys import Keys, keys_for
 from wireloom.journal.segment import committed_length
 from wireloom.model import ConfigError, Direction, JournalError
-from wireloom.pipeline import blocks, ledger
+from wireloom.pipeline import blocks, pair_kernel
 from wireloom.pipeline.dictionaries import unified
+from wireloom.pipeline.message_table import empty, message_rows
 from wireloom.pipeline.planning import Range
 from wireloom.pipeline.reading import PAGE, SegmentBytes
 from wireloom.pipeline.rejects import Rejects
-from wireloom.pipeline.rows import empty, message_rows
 from wireloom.pipeline.runs import Runs, Streams, gather_runs, select, streams_of
 from wireloom.pipeline.said import Said
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
 from wireloom.pipeline.steps import audit, findings, sessions
+from wireloom.pipeline.steps.message_arrays import DIRECTIONS, coded, constant
 from wireloom.pipeline.steps.sessions import Event
-from wireloom.pipeline.steps.view import DIRECTIONS, coded, constant
 from wireloom.protocols.audit import Auditor
 from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans
 from wireloom.protocols.contract import CUT, Settings, apply_agreed
-from wireloom.protocols.conversation import Rule, Severity
-from wireloom.protocols.published import requests_are_publishes
+from wireloom.protocols.pairing import Rule, Severity
+from wireloom.protocols.publish_rules import requests_are_publishes
 from wireloom.protocols.registry import protocol, protocols
 
 UNKNOWN_PROTOCOL = "protocol.unknown"
@@ -77,7 +77,7 @@ def warm() -> None:
     """Compile or load every kernel, so that the first range does not pay for it."""
     journal_index.warm()
     blocks.warm()
-    ledger.warm()
+    pair_kernel.warm()
     sessions.warm()
     for name in protocols():
         _decoder(name)[0].warm()

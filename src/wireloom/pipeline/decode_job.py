@@ -162,19 +162,19 @@ def write_decoded(
     warehouse: Path, decoded: Sequence[tuple[Range, DecodedRange]], *, only_messages: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """Write the rows of some ranges, and what else can be told from them; yield a report a file."""
-    from wireloom.pipeline import facts
+    from wireloom.pipeline import partials
     from wireloom.pipeline.steps import sessions
-    from wireloom.pipeline.steps.view import View
+    from wireloom.pipeline.steps.message_arrays import View
 
-    messages = facts.together([found.messages for _, found in decoded])
-    rejects = facts.together([found.rejects for _, found in decoded])
+    messages = partials.together([found.messages for _, found in decoded])
+    rejects = partials.together([found.rejects for _, found in decoded])
     if messages is not None:
         yield from write_table(warehouse, MESSAGES, messages)
     if rejects is not None:
         yield from write_table(warehouse, REJECTS, rejects)
     if only_messages:
         return
-    observed = facts.observe(
+    observed = partials.observe(
         arrow_schema(MESSAGES.columns).empty_table() if messages is None else messages,
         visits=[
             sessions.observe(View(found.messages), View(found.rejects), found.events, part.file)
@@ -189,11 +189,11 @@ def write_decoded(
     if observed.exchanges is not None:
         yield from write_table(warehouse, EXCHANGES, observed.exchanges)
     of_packets = [found.findings for _, found in decoded if found.findings is not None]
-    findings = facts.together([*of_packets, *observed.findings])
+    findings = partials.together([*of_packets, *observed.findings])
     if findings is not None:
         yield from write_table(warehouse, FINDINGS, findings)
     for kind, rows in observed.facts.items():
-        name, size = facts.write(warehouse, rows)
+        name, size = partials.write(warehouse, rows)
         yield report(kind, WrittenFile(name, rows.num_rows, size, {}))
 
 

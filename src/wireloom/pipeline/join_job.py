@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from wireloom.pipeline import facts, tables
-from wireloom.pipeline.files import REPORT, Report, write_table
-from wireloom.pipeline.ledger import Clock
+from wireloom.pipeline import partials, tables
+from wireloom.pipeline.decode_job import REPORT, Report, write_table
+from wireloom.pipeline.pair_kernel import Clock
 from wireloom.pipeline.schemas import (
     EXCHANGES,
     FINDINGS,
@@ -28,8 +28,8 @@ from wireloom.pipeline.schemas import (
     arrow_schema,
     spark_schema,
 )
-from wireloom.pipeline.session import described, parallelism
-from wireloom.pipeline.steps import audit, leftovers, nodes, sessions, traffic, turns
+from wireloom.pipeline.spark_session import described, parallelism
+from wireloom.pipeline.steps import audit, exchanges_join, exchanges_partial, nodes, sessions, traffic
 from wireloom.pipeline.tables import WrittenFile
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Plan:
 
 
 class SparkWorkers:
-    """The workers of a Spark session, and the rows by which they report: see `files.py`."""
+    """The workers of a Spark session, and the rows by which they report: see `decode_job.py`."""
 
     def __init__(self, found: DataFrame, batch: int) -> None:
         self.found, self.batch = found, batch
@@ -85,8 +85,8 @@ class SparkWorkers:
 
 def tasks_for(reports: Sequence[Report], most: int) -> int:
     """How many tasks are worth their start."""
-    rows = sum(report.file.rows for report in reports if report.table in facts.FACTS)
-    return max(1, min(most, rows // _ROWS_A_TASK, turns.BUCKETS))
+    rows = sum(report.file.rows for report in reports if report.table in partials.FACTS)
+    return max(1, min(most, rows // _ROWS_A_TASK, exchanges_partial.BUCKETS))
 
 
 def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
@@ -95,13 +95,13 @@ def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
     carried = _carried(warehouse, plan.carried)
 
     def gathered(kind: str) -> pa.Table:
-        new = facts.read(warehouse, plan.facts.get(kind, ()), kind, task, plan.tasks)
-        return pa.concat_tables([new, *(facts.of_task(rows, task, plan.tasks) for rows in carried.get(kind, ()))])
+        new = partials.read(warehouse, plan.facts.get(kind, ()), kind, task, plan.tasks)
+        return pa.concat_tables([new, *(partials.of_task(rows, task, plan.tasks) for rows in carried.get(kind, ()))])
 
     known = sessions.join(gathered("visits"), plan.clock)
     yield from write_table(warehouse, SESSIONS, known.sessions)
     yield from write_table(warehouse, SESSIONS, known.open_sessions, held=True)
-    spoken = leftovers.join(
+    spoken = exchanges_join.join(
         gathered("turns"), gathered("marks"), known.endings, plan.clock, known.without_past, gathered("received")
     )
     yield from write_table(warehouse, EXCHANGES, spoken.exchanges)
@@ -113,7 +113,7 @@ def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
     yield from write_table(warehouse, NODES, known_nodes)
     if plan.traffic is not None:
         changing = traffic.as_counts(tables.read_arrow(warehouse / TRAFFIC.name, TRAFFIC, plan.traffic))
-        counts = pa.concat_tables([gathered("minutes"), facts.of_task(changing, task, plan.tasks)])
+        counts = pa.concat_tables([gathered("minutes"), partials.of_task(changing, task, plan.tasks)])
         yield from write_table(warehouse, TRAFFIC, traffic.join(counts, traffic.over_before(plan.clock.watermark_us)))
     state = {
         "turns": spoken.turns,
@@ -130,14 +130,14 @@ def _carried(warehouse: Path, files: Sequence[WrittenFile]) -> dict[str, list[pa
     found: dict[str, list[pa.Table]] = {}
     for row in tables.read_arrow(warehouse / STATE.name, STATE, files).select(["step", "rows"]).to_pylist():
         if row["step"] is not None:
-            found.setdefault(row["step"], []).append(facts.unpack(row["rows"], row["step"]))
+            found.setdefault(row["step"], []).append(partials.unpack(row["rows"], row["step"]))
     return found
 
 
 def _state_rows(plan: Plan, carried: Mapping[str, pa.Table]) -> pa.Table:
     now = time.time_ns() // 1000
     rows = [
-        (plan.batch, plan.query, plan.clock.watermark_us, now, kind, facts.pack(table))
+        (plan.batch, plan.query, plan.clock.watermark_us, now, kind, partials.pack(table))
         for kind, table in carried.items()
         if table.num_rows
     ]

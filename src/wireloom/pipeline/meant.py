@@ -12,9 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from wireloom.model import KINDS
-from wireloom.pipeline.steps.view import coded, codes, words
+from wireloom.pipeline.steps.message_arrays import coded, codes, words
 from wireloom.protocols.columns import KIND_CODES
-from wireloom.protocols.published import OPERATION, Verb, meaning
+from wireloom.protocols.publish_rules import OPERATION, Verb, meaning
 
 VERBS = [str(verb) for verb in Verb]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from wireloom.model import KINDS
 from wireloom.pipeline.meant import meanings
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table, arrow_schema
-from wireloom.pipeline.steps.view import DIRECTIONS, coded, constant, dates, timestamps, words
+from wireloom.pipeline.steps.message_arrays import DIRECTIONS, coded, constant, dates, timestamps, words
 from wireloom.protocols.columns import Columns
 
 KIND_NAMES = [str(kind) for kind in KINDS]

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import InputPartition
 
-    from wireloom.pipeline.files import DecodingReader
+    from wireloom.pipeline.decode_job import DecodingReader
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """A batch that the driver planned: its number and what its tasks report, see `files.py`."""
+    """A batch that the driver planned: its number and what its tasks report, see `decode_job.py`."""
 
     number: int
     found: DataFrame
@@ -63,7 +63,7 @@ def batches(spark: SparkSession, reader: DecodingReader, checkpoint: Checkpoint)
 
 def read_in_tasks(spark: SparkSession, reader: DecodingReader, partitions: Sequence[InputPartition]) -> DataFrame:
     """What a reader gives for some partitions, each read by a task of its own."""
-    from wireloom.pipeline.files import REPORT
+    from wireloom.pipeline.decode_job import REPORT
 
     def read_partition_of_task(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:

@@ -1,7 +1,7 @@
 """What is open and what closes it: the kernel behind `exchanges` and most `findings`.
 
 Works on turns: messages that open something under a key, come in between, or close it (see
-`wireloom.protocols.conversation.Pairing`). The same kernel runs twice: in the worker that has just decoded a
+`wireloom.protocols.pairing.Pairing`). The same kernel runs twice: in the worker that has just decoded a
 range, where nearly every request meets its answer, and in the step that joins what ranges leave over.
 """
 

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from wireloom.pipeline.dictionaries import unified
-from wireloom.pipeline.steps import audit, nodes, resends, sessions, traffic, turns
-from wireloom.pipeline.steps.view import View, in_order, typed
+from wireloom.pipeline.steps import audit, exchanges_partial, nodes, resends, sessions, traffic
+from wireloom.pipeline.steps.message_arrays import View, in_order, typed
 
 FACTS = {
-    "turns": turns.TURNS,
-    "marks": turns.MARKS,
+    "turns": exchanges_partial.TURNS,
+    "marks": exchanges_partial.MARKS,
     "received": resends.RECEIVED,
     "visits": sessions.VISITS,
     "minutes": traffic.MINUTES,
@@ -54,7 +54,7 @@ def observe(
     nobody saw.
     """
     view = View(in_order(messages))
-    found = turns.observe(view, midstream=midstream)
+    found = exchanges_partial.observe(view, midstream=midstream)
     facts = {
         "turns": found.turns,
         "marks": found.marks,

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from wireloom.journal import index as journal_index
 from wireloom.journal.index import BlockIndex
 from wireloom.pipeline import blocks
+from wireloom.pipeline.message_table import reject_rows
 from wireloom.pipeline.reading import Damage
-from wireloom.pipeline.rows import reject_rows
 from wireloom.pipeline.runs import Runs
 from wireloom.pipeline.schemas import KEPT_BYTES
-from wireloom.pipeline.steps.view import DAY_US, DIRECTIONS
+from wireloom.pipeline.steps.message_arrays import DAY_US, DIRECTIONS
 
 
 class Rejects:

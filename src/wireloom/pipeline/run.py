@@ -22,7 +22,7 @@ from wireloom.pipeline.batch import BatchCommit, PipelineFailed
 from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.schemas import LEFT_OUT, MESSAGES, REJECTS
-from wireloom.pipeline.session import is_remote
+from wireloom.pipeline.spark_session import is_remote
 from wireloom.pipeline.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Pipeline:
         """Without a streaming query, where that can be done."""
         from wireloom.pipeline import once
         from wireloom.pipeline.checkpoint import Checkpoint
-        from wireloom.pipeline.files import DecodedFiles
+        from wireloom.pipeline.decode_job import DecodedFiles
 
         if not once.can_plan(spark):
             self._run(spark, True, 0)
@@ -170,7 +170,7 @@ class Pipeline:
         self._stopping = True
 
     def _start_session(self) -> SparkSession:
-        from wireloom.pipeline.session import start_session, warm_up
+        from wireloom.pipeline.spark_session import start_session, warm_up
 
         if self._note is not None:
             place = f"on {self._master or 'all cores of this machine'}"
@@ -200,8 +200,8 @@ class Pipeline:
                 return
 
     def _start_query(self, spark: SparkSession, once: bool, interval: float) -> StreamingQuery:
-        from wireloom.pipeline.files import FORMAT, OBSERVED, counters
-        from wireloom.pipeline.session import register
+        from wireloom.pipeline.decode_job import FORMAT, OBSERVED, counters
+        from wireloom.pipeline.spark_session import register
 
         register(spark)
         reader = spark.readStream.format(FORMAT).options(**self._source_options())
@@ -246,7 +246,7 @@ class Pipeline:
 
 def do_batch(warehouse: Warehouse, lateness_us: int, found: DataFrame, number: int) -> MicroBatch:
     """What there is to do with each batch of the query."""
-    from wireloom.pipeline.joining import SparkWorkers
+    from wireloom.pipeline.join_job import SparkWorkers
 
     began = time.monotonic()
     work = BatchCommit(warehouse, number, SparkWorkers(found, number), lateness_us)
@@ -269,7 +269,7 @@ class Follower:
 
     def new_batches(self) -> Iterator[tuple[MicroBatch, planning.Offsets]]:
         """The batches that were done since the last call, and the position at the end of each."""
-        from wireloom.pipeline.files import COUNTERS, OBSERVED
+        from wireloom.pipeline.decode_job import COUNTERS, OBSERVED
 
         for progress in self.query.recentProgress:
             counted = progress.observedMetrics.get(OBSERVED)

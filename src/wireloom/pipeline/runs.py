@@ -12,7 +12,7 @@ from wireloom.journal import index as journal_index
 from wireloom.journal.blocks import Stated
 from wireloom.journal.keys import Keys
 from wireloom.pipeline import blocks
-from wireloom.pipeline.steps.view import DIRECTIONS
+from wireloom.pipeline.steps.message_arrays import DIRECTIONS
 from wireloom.protocols.columns import Stream
 
 _NOTHING_STATED = Stated({}, {})

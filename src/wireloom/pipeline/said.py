@@ -20,7 +20,7 @@ from wireloom.model import Direction
 from wireloom.pipeline.blocks import Found, Skimmed
 from wireloom.pipeline.planning import Range
 from wireloom.pipeline.runs import Runs
-from wireloom.pipeline.steps.view import DIRECTIONS
+from wireloom.pipeline.steps.message_arrays import DIRECTIONS
 
 _PLACE_BITS = 40
 """Bits of a place in a segment; the rest of 63 count connections, so that one integer orders both."""

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from wireloom.model import NO_ATTRIBUTES, ConfigError, Kind, Message, RequestFailed, RequestTimeout, WireloomError
-from wireloom.peers.calls import Call
+from wireloom.peers.pending_calls import Call
 from wireloom.pipeline.send_options import SendOptions
 from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, URGENT
-from wireloom.protocols.published import OPERATION, meaning
+from wireloom.protocols.publish_rules import OPERATION, meaning
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -241,7 +241,7 @@ def input_of(partition: InputPartition) -> tuple[int, int]:
 
 def read_table(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The rows of a partition as record batches with exactly the table's types."""
-    from wireloom.pipeline.rows import plain
+    from wireloom.pipeline.message_table import plain
 
     for _, decoded in decoded_parts(options, partition):
         rows = decoded.messages if options.table == MESSAGES else decoded.rejects

@@ -155,7 +155,7 @@ def warm_up(spark: SparkSession) -> None:
 
 def register(spark: SparkSession) -> None:
     """Teach a Spark session the format `wireloom`."""
-    from wireloom.pipeline.files import DecodedFiles
+    from wireloom.pipeline.decode_job import DecodedFiles
     from wireloom.pipeline.source import WireloomSource
 
     if spark.conf.get(_REGISTERED, None) is None:

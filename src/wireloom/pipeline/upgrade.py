@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from wireloom.journal.segment import is_segment
 from wireloom.model import KINDS, Direction, Kind
-from wireloom.pipeline import facts, tables
+from wireloom.pipeline import partials, tables
 from wireloom.pipeline.batch import watermark_of
-from wireloom.pipeline.files import Report, write_table
+from wireloom.pipeline.decode_job import Report, write_table
 from wireloom.pipeline.meant import meanings
 from wireloom.pipeline.schemas import EXCHANGES, MESSAGES, STATE, TRAFFIC, Table
 from wireloom.pipeline.steps import traffic
-from wireloom.pipeline.steps.view import DIRECTIONS, View, micros, one_piece
+from wireloom.pipeline.steps.message_arrays import DIRECTIONS, View, micros, one_piece
 from wireloom.pipeline.warehouse import VERSION, Warehouse
 from wireloom.protocols.contract import HUB_PREFIX
-from wireloom.protocols.published import Verb, requests_are_publishes
+from wireloom.protocols.publish_rules import Verb, requests_are_publishes
 
 if TYPE_CHECKING:
     import duckdb
@@ -155,10 +155,10 @@ def _new_state(rows: pa.Table, messages: duckdb.DuckDBPyConnection) -> pa.Table 
     packed, is_changed = [], False
     for step, carried in zip(rows["step"].to_pylist(), rows["rows"].to_pylist(), strict=True):
         if step == "turns":
-            turns = facts.unpack(carried, step)
+            turns = partials.unpack(carried, step)
             if turns["verb"].null_count:
                 topic, verb = _asked(turns, "message_id", turns["time"].to_numpy(), messages)
-                carried, is_changed = facts.pack(_with(turns, topic=topic, verb=verb)), True  # noqa: PLW2901
+                carried, is_changed = partials.pack(_with(turns, topic=topic, verb=verb)), True  # noqa: PLW2901
         packed.append(carried)
     return _with(rows, rows=pa.array(packed, pa.binary())) if is_changed else None
 

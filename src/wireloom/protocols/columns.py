@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import KINDS, Direction, Kind, type_of_json
-from wireloom.protocols.buffers import same, u32
 from wireloom.protocols.contract import Decoded, Framing, Rejected, Settings, apply_agreed, decode_stream
+from wireloom.protocols.kernel_bytes import same, u32
 
 if TYPE_CHECKING:
     import pyarrow as pa

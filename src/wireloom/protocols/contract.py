@@ -40,8 +40,8 @@ from wireloom.protocols.batch import (
     Publishes,
     is_control,
 )
-from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.decoding import CUT, Decoded, Decoder, Rejected, decode_stream
+from wireloom.protocols.pairing import Conversation
 from wireloom.protocols.session import (
     NOTHING_AGREED,
     EventHead,

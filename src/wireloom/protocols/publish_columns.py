@@ -36,10 +36,10 @@ from numpy.typing import NDArray
 from wireloom.kernels import inlined, kernel
 from wireloom.model import ConfigError, Kind, LimitExceeded, Message, NotSupported
 from wireloom.protocols.batch import PUBLISH, Batch, Events, Publishes
-from wireloom.protocols.buffers import same, u32
 from wireloom.protocols.column_session import CallSession, ColumnSession
+from wireloom.protocols.kernel_bytes import same, u32
 from wireloom.protocols.owing import Owed
-from wireloom.protocols.published import validate_publish
+from wireloom.protocols.publish_rules import validate_publish
 from wireloom.protocols.session import EventHead, Session
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from wireloom.model import ConfigError, NotSupported
 from wireloom.transports.address import Address
+from wireloom.transports.busy_poll import BUSY_POLL
 from wireloom.transports.tls import TLS
-from wireloom.transports.vigil import BUSY_POLL
 
 HIGH_WATER = 256 * 1024
 """Unsent bytes above which the owner is asked to stop writing; it may go on below a quarter of it."""
@@ -177,7 +177,7 @@ class Options:
     max_sources: int = 4096
     """Datagram listeners: sources that have a pipe at the same time."""
     busy_poll: float = BUSY_POLL
-    """Streams: seconds that the event loop stays awake after a read, where that pays, see `vigil.py`; 0: it sleeps."""
+    """Streams: seconds of busy polling after a read, where that pays (`busy_poll.py`); 0 turns it off."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Settings of transports that other packages bring."""
 

@@ -14,8 +14,8 @@ from wireloom.model import ConfigError
 from wireloom.transports.accepting import Acceptor, Place, Room
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, TLSInfo, Transport
+from wireloom.transports.busy_poll import awake
 from wireloom.transports.tls import TLS
-from wireloom.transports.vigil import awake
 
 HANDSHAKES_REFUSED = "handshakes.refused"
 _PLAIN_TLS = TLS()

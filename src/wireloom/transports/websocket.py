@@ -23,8 +23,8 @@ from websockets.uri import parse_uri
 from wireloom.transports.accepting import Place
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, Transport
+from wireloom.transports.busy_poll import awake
 from wireloom.transports.tcp import TCPPipe, connect_stream, listen_with_handshake
-from wireloom.transports.vigil import awake
 
 GOING_AWAY, NORMAL, UNSUPPORTED = 1001, 1000, 1003
 ANY_ORIGIN = "*"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.agreement import assert_columns_agree, rows_of_columns, rows_of_decoder
 from tests.protocols.mesh.strategies import BOTH, NODE, TRUST, WITH_HMAC, WITH_SIGNATURE, datagrams, mutated
 from wireloom.model import Direction
-from wireloom.protocols.buffers import is_utf8
 from wireloom.protocols.columns import Spans, Stream
+from wireloom.protocols.kernel_bytes import is_utf8
 from wireloom.protocols.mesh import MESH, frames, scan
 from wireloom.protocols.mesh.encryption import Cipher, compress, encrypt
 from wireloom.protocols.mesh.frames import EventType, Field, Packet, Type

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from wireloom.pipeline.decode import decode_range
+from wireloom.pipeline.message_table import plain
 from wireloom.pipeline.planning import Range, latest, plan
-from wireloom.pipeline.rows import plain
 from wireloom.pipeline.schemas import MESSAGES, REJECTS
 
 

@@ -177,8 +177,8 @@ async def encrypted_conversation(folder: Path, text: str) -> None:
 def rows_of(folder: Path) -> list[dict[str, object]]:
     """The rows of `messages` that the pipeline makes of a journal."""
     from wireloom.pipeline.decode import decode_range
+    from wireloom.pipeline.message_table import plain
     from wireloom.pipeline.planning import latest, plan
-    from wireloom.pipeline.rows import plain
     from wireloom.pipeline.schemas import MESSAGES
 
     inputs = [str(folder / "journal")]

@@ -15,17 +15,17 @@ from collections.abc import Mapping
 import numpy as np
 
 from wireloom.pipeline.captures import headers, state, tcp
-from wireloom.pipeline.captures.assembling import assemble, tell_late
 from wireloom.pipeline.captures.choosing import IDLE_S, MOST_CONNECTIONS, Choice
 from wireloom.pipeline.captures.connections import OTHER, Connection, Refused
 from wireloom.pipeline.captures.counts import Counts
 from wireloom.pipeline.captures.deciding import decide
 from wireloom.pipeline.captures.decoding import decode_datagrams, decode_parts
+from wireloom.pipeline.captures.flow_pass import Walk
 from wireloom.pipeline.captures.flows import FlowKey, group_flows
 from wireloom.pipeline.captures.fragments import Fragments
 from wireloom.pipeline.captures.headers import Segments
+from wireloom.pipeline.captures.reassemble import assemble, tell_late
 from wireloom.pipeline.captures.rows import CLOSED, ENDED, MIDSTREAM, OPENED, OVERHEAD, Rows
-from wireloom.pipeline.captures.walking import Walk
 from wireloom.pipeline.decode import Audited, DecodedRange
 
 LIMIT, CROWDED = "limit", "capture.crowded"

@@ -16,10 +16,10 @@ from wireloom.pipeline.captures.connections import Connection, Half, Refused
 from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.decode import Audited, DecodedRange
 from wireloom.pipeline.dictionaries import unified
-from wireloom.pipeline.rows import empty, message_rows, reject_rows
+from wireloom.pipeline.message_table import empty, message_rows, reject_rows
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
+from wireloom.pipeline.steps.message_arrays import DAY_US, DIRECTIONS, coded
 from wireloom.pipeline.steps.sessions import Event
-from wireloom.pipeline.steps.view import DAY_US, DIRECTIONS, coded
 from wireloom.protocols.columns import Columns
 from wireloom.protocols.registry import protocol
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from wireloom.pipeline.dictionaries import unified
-from wireloom.pipeline.ledger import Clock, name_hash
+from wireloom.pipeline.pair_kernel import Clock, name_hash
 from wireloom.pipeline.steps import findings
-from wireloom.pipeline.steps.turns import BUCKETS
-from wireloom.pipeline.steps.view import WORDS, View, coded, codes, files_in_order, one_piece, order_of, typed
+from wireloom.pipeline.steps.exchanges_partial import BUCKETS
+from wireloom.pipeline.steps.message_arrays import WORDS, View, coded, codes, files_in_order, one_piece, order_of, typed
 from wireloom.protocols.audit import AUTHENTICITIES, NAME_SIZE, Auditor, Examined, Finding, Packets, Window
-from wireloom.protocols.conversation import Rule, Severity
+from wireloom.protocols.pairing import Rule, Severity
 
 _NAME = pa.binary(NAME_SIZE)
 PACKETS = pa.schema(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Kind
 from wireloom.pipeline.schemas import EXCHANGES
-from wireloom.pipeline.steps.view import coded, codes, dates, timestamps
+from wireloom.pipeline.steps.message_arrays import coded, codes, dates, timestamps
 
 OUTCOMES: list[str | None] = ["done", "error", "cancelled", "killed", "timeout", "unanswered"]
 _DONE, _ERROR, _CANCELLED, KILLED, _TIMEOUT, _UNANSWERED = range(6)

@@ -1,6 +1,6 @@
 """From messages to exchanges and to findings about conversations, the second part: what tasks left over.
 
-Requests that wait and answers to something earlier, of all tasks and of earlier batches, see `turns.py`.
+Requests that wait and answers to something earlier, of all tasks and of earlier batches, see `exchanges_partial.py`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from wireloom.pipeline import ledger
+from wireloom.pipeline import pair_kernel
 from wireloom.pipeline.dictionaries import unified
-from wireloom.pipeline.ledger import MARK, OPEN, Clock
+from wireloom.pipeline.pair_kernel import MARK, OPEN, Clock
 from wireloom.pipeline.steps import findings, resends
 from wireloom.pipeline.steps.exchanges import NEVER, OUTCOMES, exchange_rows
+from wireloom.pipeline.steps.exchanges_partial import MARKS, TURNS, broken_rules, ended_at
+from wireloom.pipeline.steps.message_arrays import DIRECTIONS, codes, files_in_order, one_piece, order_of, typed
 from wireloom.pipeline.steps.sessions import Endings
-from wireloom.pipeline.steps.turns import MARKS, TURNS, broken_rules, ended_at
-from wireloom.pipeline.steps.view import DIRECTIONS, codes, files_in_order, one_piece, order_of, typed
 from wireloom.protocols.registry import protocols
 
 
@@ -123,7 +123,7 @@ class _Join:
         before = np.cumsum([0, *(len(each.pairings) for each in conversations)])
         self.pairing: NDArray[np.int64] = before[protocol] + turns["pairing"].to_numpy()
         """Of each turn, which of `pairings` it belongs to."""
-        self.settled = ledger.settle(
+        self.settled = pair_kernel.settle(
             turns["key"].to_numpy(),
             self.act,
             self._of_pairing([pairing.counted for pairing, _ in self.pairings], np.bool_),
@@ -143,7 +143,7 @@ class _Join:
         closed = self._when(endings.closed, connection, names)
         end = np.minimum(np.minimum(closed, self._silent(endings)), ended_at(settled, time_us))
         opens, mated = act == OPEN, settled.mate >= 0
-        waiting = opens & ~mated & (end == NEVER) & (watermark - settled.last <= ledger.FORGET_US)
+        waiting = opens & ~mated & (end == NEVER) & (watermark - settled.last <= pair_kernel.FORGET_US)
         exchange = opens & self._of_pairing([pairing.exchange for pairing, _ in self.pairings], np.bool_)
         rows = np.flatnonzero(exchange)
         # A goodbye does not end the waiting, but if nothing comes after it, it is why.
@@ -175,7 +175,7 @@ class _Join:
             asks = DIRECTIONS.index(way.opposite)
             most = max((len(each.pairings) for _, each in self.pairings), default=0)
             for number in range(most if times else 0):
-                seeds = ledger.seeds(list(times), len(DIRECTIONS), number)[asks :: len(DIRECTIONS)]
+                seeds = pair_kernel.seeds(list(times), len(DIRECTIONS), number)[asks :: len(DIRECTIONS)]
                 lanes.update(zip(seeds.tolist(), times.values(), strict=True))
         if not lanes:
             return np.full(len(self.time), NEVER)

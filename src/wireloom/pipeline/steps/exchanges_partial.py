@@ -1,7 +1,7 @@
 """From messages to exchanges and to findings about conversations, the first part: what one task has decoded.
 
 All that can be settled there is. What is left over, requests that wait and answers to something earlier, goes to
-`leftovers.py`.
+`exchanges_join.py`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Kind
-from wireloom.pipeline import ledger
-from wireloom.pipeline.ledger import CLOSE, NONE, OPEN, STEP, STOP, Settled
+from wireloom.pipeline import pair_kernel
+from wireloom.pipeline.pair_kernel import CLOSE, NONE, OPEN, STEP, STOP, Settled
 from wireloom.pipeline.steps import findings
 from wireloom.pipeline.steps.exchanges import NEVER, OUTCOMES, exchange_rows, outcomes_of
-from wireloom.pipeline.steps.resends import whole_numbers
-from wireloom.pipeline.steps.view import (
+from wireloom.pipeline.steps.message_arrays import (
     DIRECTIONS,
     WORDS,
     View,
@@ -28,7 +27,8 @@ from wireloom.pipeline.steps.view import (
     typed,
     valid,
 )
-from wireloom.protocols.conversation import Conversation, Key, Pairing, Rule
+from wireloom.pipeline.steps.resends import whole_numbers
+from wireloom.protocols.pairing import Conversation, Key, Pairing, Rule
 from wireloom.protocols.registry import protocols
 
 BUCKETS = 64
@@ -138,7 +138,7 @@ def _choose(view: View, rows: NDArray[np.int64], number: int, pairing: Pairing) 
     direction = view.direction[rows]
     opposite = np.array([DIRECTIONS.index(way.opposite) for way in DIRECTIONS], np.uint8)
     asks = np.where((act == OPEN) | (act == STOP), direction, opposite[direction])
-    key = ledger.seeds([name or "" for name in names], len(DIRECTIONS), number)[
+    key = pair_kernel.seeds([name or "" for name in names], len(DIRECTIONS), number)[
         connection[rows] * len(DIRECTIONS) + asks
     ]
     keep = np.ones(len(rows), np.bool_)
@@ -170,7 +170,7 @@ def _mix(
 ) -> None:
     """Make ids part of keys; what has no id takes part in nothing."""
     if len(rows):
-        ledger.mix_in(key, *text_buffers(texts), rows, places)
+        pair_kernel.mix_in(key, *text_buffers(texts), rows, places)
         keep[places] = valid(texts)[rows]
 
 
@@ -193,7 +193,7 @@ def _observe_pairing(
             _left_over(view, chosen, everything, number, view.time_us[chosen.rows], steps, pairing.resent_by)
         )
         return
-    settled = ledger.settle(chosen.key, act, np.full(len(act), pairing.counted), view.time_us[chosen.rows])
+    settled = pair_kernel.settle(chosen.key, act, np.full(len(act), pairing.counted), view.time_us[chosen.rows])
     ended = ended_at(settled, view.time_us[chosen.rows])
     done = (act == OPEN) & ((settled.mate >= 0) | (ended < NEVER))
     if pairing.exchange and done.any():
@@ -269,7 +269,7 @@ def _finished(
 
 def _buckets(view: View, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
     codes, names = view.connection
-    return np.array([ledger.name_hash(name or "") % BUCKETS for name in names], np.uint8)[codes[rows]]
+    return np.array([pair_kernel.name_hash(name or "") % BUCKETS for name in names], np.uint8)[codes[rows]]
 
 
 def _marks(view: View, chosen: _Chosen, places: NDArray[np.int64], number: int) -> pa.Table:
@@ -292,7 +292,7 @@ def _marks(view: View, chosen: _Chosen, places: NDArray[np.int64], number: int) 
 def _lanes(view: View, rows: NDArray[np.int64], number: int) -> NDArray[np.uint64]:
     """The direction of the connection that each message belongs to, as one number."""
     connection, names = view.connection
-    seeds = ledger.seeds([name or "" for name in names], len(DIRECTIONS), number)
+    seeds = pair_kernel.seeds([name or "" for name in names], len(DIRECTIONS), number)
     lanes: NDArray[np.uint64] = seeds[connection[rows] * len(DIRECTIONS) + view.direction[rows]]
     return lanes
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Kind
 from wireloom.pipeline.schemas import FINDINGS, arrow_schema
-from wireloom.pipeline.steps.view import DIRECTIONS, View, constant, dates, timestamps
-from wireloom.protocols.conversation import Conversation, Rule
+from wireloom.pipeline.steps.message_arrays import DIRECTIONS, View, constant, dates, timestamps
+from wireloom.protocols.pairing import Conversation, Rule
 
 SCHEMA = arrow_schema(FINDINGS.columns)
 

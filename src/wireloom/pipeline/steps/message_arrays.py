@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Direction, Kind
 from wireloom.pipeline.dictionaries import unified
-from wireloom.protocols.published import Verb
+from wireloom.protocols.publish_rules import Verb
 
 DAY_US = 86_400_000_000
 DIRECTIONS = tuple(Direction)

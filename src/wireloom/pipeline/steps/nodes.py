@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Kind
-from wireloom.pipeline.ledger import Clock, name_hash
+from wireloom.pipeline.pair_kernel import Clock, name_hash
 from wireloom.pipeline.schemas import NODES, arrow_schema
-from wireloom.pipeline.steps.turns import BUCKETS
-from wireloom.pipeline.steps.view import View, codes
-from wireloom.protocols.conversation import Conversation
+from wireloom.pipeline.steps.exchanges_partial import BUCKETS
+from wireloom.pipeline.steps.message_arrays import View, codes
+from wireloom.protocols.pairing import Conversation
 from wireloom.protocols.registry import protocols
 
 SIGHTINGS = pa.schema(

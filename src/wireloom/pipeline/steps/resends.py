@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from wireloom.pipeline.ledger import FORGET_US, Clock
-from wireloom.pipeline.steps.view import one_piece, valid
+from wireloom.pipeline.pair_kernel import FORGET_US, Clock
+from wireloom.pipeline.steps.message_arrays import one_piece, valid
 
 RECEIVED = pa.schema(
     [

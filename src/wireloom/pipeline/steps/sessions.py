@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import allocating, given
 from wireloom.model import KINDS, Direction
-from wireloom.pipeline.ledger import Clock, name_hash
+from wireloom.pipeline.pair_kernel import Clock, name_hash
 from wireloom.pipeline.schemas import SESSIONS, arrow_schema
 from wireloom.pipeline.steps.exchanges import NEVER
-from wireloom.pipeline.steps.turns import BUCKETS
-from wireloom.pipeline.steps.view import DIRECTIONS, View, coded, dates, micros, timestamps
+from wireloom.pipeline.steps.exchanges_partial import BUCKETS
+from wireloom.pipeline.steps.message_arrays import DIRECTIONS, View, coded, dates, micros, timestamps
 from wireloom.protocols.registry import protocols
 
 LINGER_US = 60_000_000

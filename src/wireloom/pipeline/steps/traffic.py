@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from wireloom.pipeline.ledger import name_hash
+from wireloom.pipeline.pair_kernel import name_hash
 from wireloom.pipeline.schemas import TRAFFIC, arrow_schema
-from wireloom.pipeline.steps.turns import BUCKETS
-from wireloom.pipeline.steps.view import View, coded, codes, dates, one_piece, timestamps
+from wireloom.pipeline.steps.exchanges_partial import BUCKETS
+from wireloom.pipeline.steps.message_arrays import View, coded, codes, dates, one_piece, timestamps
 
 DELAY_US = 60_000_000
 """A minute counts as over when a message this much later than its end was seen."""

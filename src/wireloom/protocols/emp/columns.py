@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import Direction, Kind, Message, ProtocolViolation
-from wireloom.protocols.buffers import is_ascii, same, u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -41,6 +40,7 @@ from wireloom.protocols.emp.frames import Block, Extension, Frame, SizeMode, Typ
 from wireloom.protocols.emp.messages import DONE, to_message
 from wireloom.protocols.emp.settings import EmpSettings, for_numbers, settled
 from wireloom.protocols.emp.sizes import told_mode
+from wireloom.protocols.kernel_bytes import is_ascii, same, u32
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wireloom.model import Direction, Kind
-from wireloom.protocols.conversation import Conversation, Greeting, Rule, Severity, pings, requests
+from wireloom.protocols.pairing import Conversation, Greeting, Rule, Severity, pings, requests
 
 _FIRST = frozenset({Kind.OPEN, Kind.CLOSE, Kind.ERROR})
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import Direction, Message
 from wireloom.protocols.contract import Decoder, Protocol, Role, Scheme, Session, Sessions, Settings
-from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.emp import frames
-from wireloom.protocols.emp.conversation import CONVERSATION
 from wireloom.protocols.emp.frames import SizeMode
 from wireloom.protocols.emp.messages import EmpDecoder, encode
+from wireloom.protocols.emp.pairing import CONVERSATION
 from wireloom.protocols.emp.settings import EmpSettings, for_numbers, settled
+from wireloom.protocols.pairing import Conversation
 
 if TYPE_CHECKING:
     from wireloom.protocols.cases import Case

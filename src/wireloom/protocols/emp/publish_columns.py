@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from wireloom.kernels import kernel
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_of
 from wireloom.protocols import call_columns, publish_columns
-from wireloom.protocols.buffers import u32
 from wireloom.protocols.call_columns import ANSWER, REQUEST, CallColumns
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.frames import Extension, SizeMode, Type
 from wireloom.protocols.emp.messages import to_message
 from wireloom.protocols.emp.session import EmpSession
+from wireloom.protocols.kernel_bytes import u32
 from wireloom.protocols.publish_columns import (
     BODY,
     BODY_SIZE,

@@ -57,8 +57,8 @@ from wireloom.protocols.emp.states import (
     OPENING,
     OUT_OF_TURN,
 )
-from wireloom.protocols.kept import Kept
 from wireloom.protocols.offload import Later
+from wireloom.protocols.partial_frame import Kept
 
 if TYPE_CHECKING:
     from wireloom.protocols.owing import Owed

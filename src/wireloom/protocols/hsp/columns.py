@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import Kind, ProtocolViolation
-from wireloom.protocols.buffers import same, u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -35,6 +34,7 @@ from wireloom.protocols.contract import Settings
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.profile import ENVELOPE, OPERATIONS, Names
 from wireloom.protocols.hsp.protocol import UNDEFINED, HspSettings
+from wireloom.protocols.kernel_bytes import same, u32
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wireloom.protocols.conversation import Conversation, Rule, Severity, pings, requests
+from wireloom.protocols.pairing import Conversation, Rule, Severity, pings, requests
 
 CONVERSATION = Conversation(
     pairings=(

@@ -20,10 +20,10 @@ from wireloom.model import (
     message_of,
 )
 from wireloom.protocols.contract import Decoder, Protocol, Role, Scheme, Settings
-from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.hsp import frames
-from wireloom.protocols.hsp.conversation import CONVERSATION
+from wireloom.protocols.hsp.pairing import CONVERSATION
 from wireloom.protocols.hsp.profile import ENVELOPE, Names, attributes_of, make_envelope
+from wireloom.protocols.pairing import Conversation
 
 if TYPE_CHECKING:
     from wireloom.protocols.cases import Case

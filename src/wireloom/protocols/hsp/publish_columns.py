@@ -13,12 +13,12 @@ from wireloom.kernels import kernel
 from wireloom.model import Authenticity, Kind, Message, message_of
 from wireloom.protocols import publish_columns
 from wireloom.protocols.batch import HUB_PREFIX
-from wireloom.protocols.buffers import u32
 from wireloom.protocols.column_session import ColumnSession
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERVED, attributes_of
 from wireloom.protocols.hsp.protocol import to_message
 from wireloom.protocols.hsp.session import HspSession
+from wireloom.protocols.kernel_bytes import u32
 from wireloom.protocols.publish_columns import (
     BODY,
     BODY_SIZE,

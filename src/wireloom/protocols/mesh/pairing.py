@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wireloom.model import Kind
-from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.mesh.frames import EventType
+from wireloom.protocols.pairing import Conversation
 
 CONVERSATION = Conversation(
     pairings=(),

@@ -24,15 +24,15 @@ from wireloom.protocols.contract import (
     Sessions,
     Settings,
 )
-from wireloom.protocols.conversation import Conversation
 from wireloom.protocols.mesh import frames, messages
-from wireloom.protocols.mesh.conversation import CONVERSATION
 from wireloom.protocols.mesh.encryption import WRAPPING_CLAUSES
 from wireloom.protocols.mesh.frames import Packet, decode, packet_ends
 from wireloom.protocols.mesh.gate import GATE_CLAUSES
 from wireloom.protocols.mesh.messages import FIELDS, FIELDS_FORMAT, to_message, to_packet
+from wireloom.protocols.mesh.pairing import CONVERSATION
 from wireloom.protocols.mesh.security import SECURITY_CLAUSES, check, sign_packet
 from wireloom.protocols.mesh.settings import MeshSettings, Require
+from wireloom.protocols.pairing import Conversation
 
 if TYPE_CHECKING:
     from wireloom.protocols.cases import Case

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
-from wireloom.protocols.buffers import is_ascii, is_utf8, u32
+from wireloom.protocols.kernel_bytes import is_ascii, is_utf8, u32
 from wireloom.protocols.mesh.frames import HEADER_SIZE, SIZES, EventType, Limits, Type
 
 PLAIN, NAME, NAME_SIZE, BODY, BODY_SIZE, BODY_TYPE = 0, 1, 2, 3, 4, 5

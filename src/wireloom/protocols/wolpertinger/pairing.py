@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wireloom.model import Kind
-from wireloom.protocols.conversation import Conversation, Pairing, Rule, Severity, requests
+from wireloom.protocols.pairing import Conversation, Pairing, Rule, Severity, requests
 
 CONVERSATION = Conversation(
     pairings=(

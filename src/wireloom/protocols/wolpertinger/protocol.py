@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import ConfigError, Direction, Kind, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.contract import Decoder, Framing, Protocol, Rejected, Role, Scheme, Settings
-from wireloom.protocols.conversation import Conversation
+from wireloom.protocols.pairing import Conversation
 from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
-from wireloom.protocols.wolpertinger.conversation import CONVERSATION
 from wireloom.protocols.wolpertinger.keys import Cipher
+from wireloom.protocols.wolpertinger.pairing import CONVERSATION
 from wireloom.protocols.wolpertinger.refusal import CLAUSES, Refused
 from wireloom.protocols.wolpertinger.settings import MAX_FRAGMENTS, MAX_OPEN, MAX_TEXT, WolpertingerSettings
 

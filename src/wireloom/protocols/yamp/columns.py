@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import Direction, Kind, ProtocolViolation
-from wireloom.protocols.buffers import is_ascii, is_utf8, same, u32
 from wireloom.protocols.columns import (
     AFTER_VIOLATION,
     BROKEN,
@@ -32,6 +31,7 @@ from wireloom.protocols.columns import (
     words_column,
 )
 from wireloom.protocols.contract import Settings
+from wireloom.protocols.kernel_bytes import is_ascii, is_utf8, same, u32
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import SERIALIZER, STATUS, YampSettings

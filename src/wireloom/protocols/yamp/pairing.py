@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wireloom.model import Direction, Kind
-from wireloom.protocols.conversation import Conversation, Greeting, Key, Rule, Severity, pings, requests
+from wireloom.protocols.pairing import Conversation, Greeting, Key, Rule, Severity, pings, requests
 
 CONVERSATION = Conversation(
     pairings=(

@@ -26,11 +26,11 @@ from wireloom.model import (
     message_of,
 )
 from wireloom.protocols.contract import Decoder, Format, Protocol, Role, Scheme, Settings
-from wireloom.protocols.conversation import Conversation
+from wireloom.protocols.pairing import Conversation
 from wireloom.protocols.yamp import errors, formats, frames
-from wireloom.protocols.yamp.conversation import CONVERSATION
 from wireloom.protocols.yamp.conversion import MAX_CONVERTED
 from wireloom.protocols.yamp.frames import ResponseType
+from wireloom.protocols.yamp.pairing import CONVERSATION
 from wireloom.protocols.yamp.uids import uid_text
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from wireloom.kernels import kernel
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_of
 from wireloom.protocols import publish_columns
-from wireloom.protocols.buffers import u32
+from wireloom.protocols.kernel_bytes import u32
 from wireloom.protocols.publish_columns import (
     BODY,
     BODY_SIZE,

@@ -44,9 +44,9 @@ from wireloom.protocols.contract import (
     SessionState,
     is_control,
 )
-from wireloom.protocols.kept import Kept
 from wireloom.protocols.offload import Later, WriteLater
 from wireloom.protocols.owing import Owed, OwedBatches
+from wireloom.protocols.partial_frame import Kept
 from wireloom.protocols.yamp import errors, formats, frames
 from wireloom.protocols.yamp.conversion import QUICK, conversion_of, converted, takes_long
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
