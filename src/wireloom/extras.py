@@ -20,6 +20,8 @@ _EXTRAS = {
     "opentelemetry": "tracing",
     "numpy": "hub",
     "numba": "hub",
+    "obstore": "store",
+    "zstandard": "store",
 }
 
 
