@@ -120,9 +120,8 @@ def write_capture(path: Path, messages: int) -> int:
 def timed_ours(path: Path) -> float:
     import pyarrow.parquet as pq
 
-    from wireloom.pipeline.captures.choosing import Choice
-    from wireloom.pipeline.captures.reader import CaptureReader
-    from wireloom.pipeline.captures.reading import read_captures
+    from wireloom.pipeline.captures.detect import Choice
+    from wireloom.pipeline.captures.reader import CaptureReader, read_captures
 
     began = time.perf_counter()
     reader = CaptureReader(Choice.parse())

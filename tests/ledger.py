@@ -32,7 +32,7 @@ from typing import NamedTuple
 from wireloom.journal import Entry, Offset, Record, Unreadable, blocks, read_all
 from wireloom.journal.blocks import canonical_json
 from wireloom.journal.disk import LOCAL, READ, Disk, read_range
-from wireloom.journal.excluded import TAKEN, Exclusions
+from wireloom.journal.exclusions import TAKEN, Exclusions
 from wireloom.model import Kind
 from wireloom.protocols.publish_rules import as_meant
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wireloom import pieces
+from wireloom import chunked_json
+from wireloom.formats.body_formats import Msgpack, body_format
 from wireloom.model import BodyError, Kind, Message, NotSupported, ProtocolViolation, encode_value
-from wireloom.protocols.yamp.formats import Msgpack, body_format
 
 scalars = (
     st.none()
@@ -32,9 +32,9 @@ LARGE = {"rows": [{"n": n, "text": "x" * 20, "list": [n, 2.5, None]} for n in ra
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is large."""
-    monkeypatch.setattr(pieces, "MANY", 6)
-    monkeypatch.setattr(pieces, "LARGE", 8)
-    monkeypatch.setattr("wireloom.protocols.yamp.formats.LARGE", 8)
+    monkeypatch.setattr(chunked_json, "MANY", 6)
+    monkeypatch.setattr(chunked_json, "LARGE", 8)
+    monkeypatch.setattr("wireloom.formats.body_formats.LARGE", 8)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -43,7 +43,7 @@ def test_json_in_pieces_is_the_same_json(tiny: None, value: object) -> None:
     whole = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     assert encode_value([value])[0].decode() == f"[{whole}]"
     assert body_format("json").dumps(value).decode() == whole
-    assert pieces.read_json(whole) == value
+    assert chunked_json.read_json(whole) == value
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -68,8 +68,8 @@ def test_no_piece_that_is_written_is_large() -> None:
         return json.dumps(value, separators=(",", ":"))
 
     value = {**LARGE, "text": "x" * 1_000_000, "deep": [[[[list(range(10_000))]]]]}
-    assert json.loads(pieces.write_json(value, encode)) == value
-    assert max(map(pieces.weight, written)) <= pieces.MANY + 1
+    assert json.loads(chunked_json.write_json(value, encode)) == value
+    assert max(map(chunked_json.weight, written)) <= chunked_json.MANY + 1
     assert len(written) > 50
 
     class Packer(msgpack.Packer):  # type: ignore[misc]
@@ -79,7 +79,7 @@ def test_no_piece_that_is_written_is_large() -> None:
 
     packed: list[object] = []
     assert msgpack.unpackb(b"".join(Msgpack()._pieces(LARGE, Packer()))) == LARGE
-    assert max(map(pieces.weight, packed)) <= pieces.MANY
+    assert max(map(chunked_json.weight, packed)) <= chunked_json.MANY
 
 
 def circles() -> Iterator[object]:

@@ -23,7 +23,7 @@ from wireloom import connect, serve
 from wireloom.cli.pipeline import _text
 from wireloom.conformance.report import line as conformance_line
 from wireloom.conformance.run import Result, Verdict, choose
-from wireloom.console.lately import Lately
+from wireloom.console.recent_traffic import Lately
 from wireloom.escaping import visible, visible_html
 from wireloom.hub.logs import TextLines
 from wireloom.hub.metrics import MOST, Counter

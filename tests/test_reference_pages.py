@@ -158,7 +158,13 @@ def test_every_public_name_is_on_the_page() -> None:
     found = set(re.findall(r"^::: (\S+)$", (REFERENCE / "api.md").read_text(), re.MULTILINE))
     public = {
         f"{module.__name__}.{name}"
-        for module in (wireloom, wireloom.mesh, wireloom.peers.components, wireloom.testing, wireloom.pipeline)
+        for module in (
+            wireloom,
+            wireloom.mesh,
+            wireloom.peers.components,
+            wireloom.testing,
+            wireloom.pipeline,
+        )
         for name in module.__all__
     }
     assert found == public

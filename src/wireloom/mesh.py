@@ -8,8 +8,8 @@
         await node.publish("alarm/fire", {"room": 4}, urgent=True)
 """
 
-from wireloom.peers.mesh import Node
-from wireloom.peers.neighbourhood import Changes, Events, PeerChange, PeerInfo
+from wireloom.peers.mesh.node import Node
+from wireloom.peers.mesh.streams import Changes, Events, PeerChange, PeerInfo
 from wireloom.protocols.mesh.identity import Identity, load_identity
 from wireloom.protocols.mesh.node import Change, Relay
 from wireloom.protocols.mesh.settings import MeshSettings, Require

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar, cast
 
-from wireloom.pieces import read_json, write_json
+from wireloom.chunked_json import read_json, write_json
 
 NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 

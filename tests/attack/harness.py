@@ -48,7 +48,7 @@ import wireloom
 from tests.attack.client import EVERY, TOPIC
 from tests.hub.process import HubProcess, verify
 from tests.hub.running import get, open_to
-from wireloom.journal.excluded import DENIED, TAKEN, Exclusions
+from wireloom.journal.exclusions import DENIED, TAKEN, Exclusions
 from wireloom.journal.reader import Entry, read_all
 from wireloom.model import Message
 from wireloom.protocols.publish_rules import published

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from tests.captures import writing
 from tests.captures.writing import Captured
-from wireloom.pipeline.captures.choosing import Choice
-from wireloom.pipeline.captures.reader import CaptureReader
-from wireloom.pipeline.captures.reading import read_captures
+from wireloom.pipeline.captures.detect import Choice
+from wireloom.pipeline.captures.reader import CaptureReader, read_captures
 from wireloom.pipeline.decode import DecodedRange
 from wireloom.pipeline.message_table import plain
 from wireloom.pipeline.schemas import MESSAGES

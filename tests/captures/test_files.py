@@ -23,11 +23,11 @@ from tests.captures.writing import START_NS, Captured, pcap, pcapng
 from tests.disks import BadSectors
 from wireloom.journal.blocks import encode_tags
 from wireloom.model import Direction
-from wireloom.pipeline.captures import plain, storage
-from wireloom.pipeline.captures.choosing import Choice
+from wireloom.pipeline.captures import storage
+from wireloom.pipeline.captures.detect import Choice
 from wireloom.pipeline.captures.fragments import MOST_DATAGRAMS, Fragments
-from wireloom.pipeline.captures.reader import CaptureReader
-from wireloom.pipeline.captures.reading import read_captures
+from wireloom.pipeline.captures.pcap import WRONG_LENGTH, Damage
+from wireloom.pipeline.captures.reader import CaptureReader, read_captures
 from wireloom.protocols.hsp import frames
 
 MESH_PACKET = bytes.fromhex("010000002a0003000000006553f10000050103612f62")
@@ -128,7 +128,7 @@ def test_a_capture_that_is_damaged_inside_and_then_cut_off_gives_what_it_holds(
     path.write_bytes(packed[: len(packed) * 2 // 3])
     capture = storage.Capture(str(path))
     assert sum(len(packets) for packets, _ in capture) == 10
-    assert capture.damage == plain.Damage(24 + 10 * 1016, plain.WRONG_LENGTH)
+    assert capture.damage == Damage(24 + 10 * 1016, WRONG_LENGTH)
 
 
 def test_a_capture_that_cannot_be_read_just_now_is_an_error_and_no_reject(monkeypatch: pytest.MonkeyPatch) -> None:

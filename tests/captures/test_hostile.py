@@ -15,7 +15,7 @@ from tests.captures.reading import Found, read_files
 from tests.captures.writing import START_NS, Captured, pcap
 from wireloom.pipeline.captures import reader as reading
 from wireloom.pipeline.captures import storage
-from wireloom.pipeline.captures.choosing import Choice
+from wireloom.pipeline.captures.detect import Choice
 from wireloom.pipeline.captures.reader import CaptureReader
 from wireloom.pipeline.captures.storage import Capture
 from wireloom.protocols.hsp import frames

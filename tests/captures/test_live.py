@@ -14,7 +14,7 @@ from tests.captures.reading import Found, read_files
 from tests.captures.writing import ACK, FIN, PSH, SYN, Captured
 from wireloom.model import Message
 from wireloom.peers import connect, serve
-from wireloom.pipeline.captures.choosing import Choice
+from wireloom.pipeline.captures.detect import Choice
 from wireloom.pipeline.captures.reader import CaptureReader
 
 

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from tests.captures import writing
+from tests.captures import plain, writing
 from tests.captures.writing import START_NS, Captured
-from wireloom.pipeline.captures import plain
+from wireloom.pipeline.captures import pcap
 from wireloom.pipeline.captures.headers import parse_headers
 from wireloom.pipeline.captures.packets import PacketScanner
 
@@ -17,10 +17,10 @@ A, B = "10.0.0.1:4000", "10.0.0.2:5042"
 A6, B6 = "[fd00::1]:4000", "[fd00::2]:5042"
 
 
-def scan(data: bytes, pieces: list[int] | None = None) -> list[plain.Packet | plain.Damage]:
+def scan(data: bytes, pieces: list[int] | None = None) -> list[plain.Packet | pcap.Damage]:
     """Everything the kernel finds, in the form of the plain reader; the data arrives in pieces that end at `pieces`."""
     scanner = PacketScanner()
-    found: list[plain.Packet | plain.Damage] = []
+    found: list[plain.Packet | pcap.Damage] = []
     base = 0
     buffer = b""
     given = 0
@@ -138,7 +138,7 @@ def test_kernel_and_plain_reader_agree_on_mutated_captures_however_they_are_cut(
         pieces = sorted(rng.sample(range(len(data)), min(3, len(data))))
         assert scan(data) == expected
         assert scan(data, pieces) == expected
-        damaged += any(isinstance(found, plain.Damage) for found in expected)
+        damaged += any(isinstance(found, pcap.Damage) for found in expected)
     assert 50 < damaged < 350
 
 
@@ -174,7 +174,7 @@ def test_payloads_are_found_behind_every_link_type(link: int) -> None:
     assert packet[found.start : found.start + found.kept] == b"payload"
     assert (found.protocol, found.source_port, found.destination_port) == (6, 4000, 5042)
     assert (found.seq, found.ack, found.flags, found.size) == (77, 88, 24, 7)
-    assert plain.address(found.source) == ends[0].rpartition(":")[0].strip("[]")
+    assert pcap.address(found.source) == ends[0].rpartition(":")[0].strip("[]")
 
 
 def test_ipv6_extension_headers_are_passed_over() -> None:

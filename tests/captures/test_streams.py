@@ -29,7 +29,7 @@ from tests.captures.writing import RST, START_NS
 from tests.protocols.wolpertinger.talk import pair
 from wireloom.model import ConfigError, Direction, Kind, Message
 from wireloom.pipeline.captures import tcp, websocket
-from wireloom.pipeline.captures.choosing import Choice, parse_given
+from wireloom.pipeline.captures.detect import Choice, parse_given
 from wireloom.pipeline.captures.reader import CaptureReader
 from wireloom.pipeline.options import Options
 from wireloom.protocols.hsp import frames

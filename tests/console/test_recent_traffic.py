@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.hub.running import ack, data_ack
 from tests.journal.conftest import TOPICS, data
-from wireloom.console.lately import KEEP, LOOK, MAX_OPEN, Lately, readable
+from wireloom.console.recent_traffic import KEEP, LOOK, MAX_OPEN, Lately, readable
 from wireloom.journal import Journal, Tail
 from wireloom.model import Direction, Kind, Message
 

@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
+from wireloom.formats import body_formats
+from wireloom.formats.conversion import convert
 from wireloom.model import BodyError, ConfigError, Kind, Message, ProtocolViolation
-from wireloom.protocols.yamp import body_format, formats
-from wireloom.protocols.yamp.conversion import convert
+from wireloom.protocols.yamp import body_format
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 integers = st.integers(-(2**63), 2**63 - 1)
@@ -97,10 +98,10 @@ def clause_of(serializer: str, data: bytes, schema: object = None) -> str:
 
 
 def test_the_eight_serializers_have_a_content_type_each() -> None:
-    assert formats.SERIALIZERS == ("json", "msgpack", "cbor", "bson", "xml", "protobuf", "flatbuffers", "raw")
-    assert len(set(formats.CONTENT_TYPES.values())) == 8
-    for name in formats.SERIALIZERS:
-        assert body_format(name).content_type == formats.CONTENT_TYPES[name]
+    assert body_formats.SERIALIZERS == ("json", "msgpack", "cbor", "bson", "xml", "protobuf", "flatbuffers", "raw")
+    assert len(set(body_formats.CONTENT_TYPES.values())) == 8
+    for name in body_formats.SERIALIZERS:
+        assert body_format(name).content_type == body_formats.CONTENT_TYPES[name]
 
 
 def test_an_unknown_serializer_is_named_with_those_that_are_known() -> None:
@@ -179,7 +180,7 @@ def test_raw_bytes_come_back(data: bytes) -> None:
     assert form.loads(form.dumps(data)) == data
 
 
-@pytest.mark.parametrize("name", formats.SERIALIZERS)
+@pytest.mark.parametrize("name", body_formats.SERIALIZERS)
 def test_an_empty_body_is_no_value(name: str) -> None:
     assert body_format(name).loads(b"") == (b"" if name == "raw" else None)
 
@@ -281,7 +282,7 @@ def seeds(name: str) -> bytes:
     return body_format(name).dumps(value)
 
 
-@pytest.mark.parametrize("name", formats.SERIALIZERS)
+@pytest.mark.parametrize("name", body_formats.SERIALIZERS)
 @given(data=st.data())
 @settings(max_examples=150)
 def test_garbage_is_a_violation_and_never_another_error(name: str, data: st.DataObject) -> None:
@@ -355,7 +356,7 @@ def flatbuffer(
     ],
 )
 def test_a_flatbuffer_whose_root_lies_outside_is_malformed(wrong: dict[str, Any], word: str) -> None:
-    formats.check_flatbuffer(flatbuffer())
+    body_formats.check_flatbuffer(flatbuffer())
     with pytest.raises(ProtocolViolation, match=word):
         body_format("flatbuffers", Reading).loads(flatbuffer(**wrong))
 
@@ -438,15 +439,15 @@ def test_plain_documents_go_from_any_plain_format_to_any_other(value: dict[str, 
     for source in names:
         for target in names:
             body = body_format(source).dumps(value)
-            converted, kind = convert(body, formats.CONTENT_TYPES[source], formats.CONTENT_TYPES[target])
-            assert kind == formats.CONTENT_TYPES[target]
+            converted, kind = convert(body, body_formats.CONTENT_TYPES[source], body_formats.CONTENT_TYPES[target])
+            assert kind == body_formats.CONTENT_TYPES[target]
             assert body_format(target).loads(converted) == value
 
 
 @pytest.mark.parametrize("name", ["json", "msgpack", "cbor"])
 def test_text_becomes_a_string_of_the_format(name: str) -> None:
-    body, kind = convert("grün".encode(), "text/plain", formats.CONTENT_TYPES[name])
-    assert (body_format(name).loads(body), kind) == ("grün", formats.CONTENT_TYPES[name])
+    body, kind = convert("grün".encode(), "text/plain", body_formats.CONTENT_TYPES[name])
+    assert (body_format(name).loads(body), kind) == ("grün", body_formats.CONTENT_TYPES[name])
 
 
 @pytest.mark.parametrize("target", ["application/xml", "application/x-protobuf", "application/octet-stream", None])
@@ -479,8 +480,8 @@ PLAIN = ["json", "msgpack", "cbor"]
 def test_what_a_peer_of_plain_values_cannot_read_is_wrapped(
     name: str, body: bytes, source: str | None, value: object
 ) -> None:
-    converted, kind = convert(body, source, formats.CONTENT_TYPES[name])
-    assert (body_format(name).loads(converted), kind) == (value, formats.CONTENT_TYPES[name])
+    converted, kind = convert(body, source, body_formats.CONTENT_TYPES[name])
+    assert (body_format(name).loads(converted), kind) == (value, body_formats.CONTENT_TYPES[name])
 
 
 def test_json_without_a_content_type_reaches_a_json_peer_as_it_is() -> None:
@@ -490,14 +491,14 @@ def test_json_without_a_content_type_reaches_a_json_peer_as_it_is() -> None:
 @given(body=st.binary(max_size=40), source=st.sampled_from([None, "text/plain", "image/png", "application/xml"]))
 @pytest.mark.parametrize("name", PLAIN)
 def test_whatever_is_converted_can_be_read(name: str, body: bytes, source: str | None) -> None:
-    converted, kind = convert(body, source, formats.CONTENT_TYPES[name])
-    assert kind == formats.CONTENT_TYPES[name]
-    body_format(name).loads(converted or formats.nothing(kind))
+    converted, kind = convert(body, source, body_formats.CONTENT_TYPES[name])
+    assert kind == body_formats.CONTENT_TYPES[name]
+    body_format(name).loads(converted or body_formats.nothing(kind))
 
 
-@pytest.mark.parametrize("name", formats.SERIALIZERS)
+@pytest.mark.parametrize("name", body_formats.SERIALIZERS)
 def test_no_value_is_null_where_the_serializer_has_one(name: str) -> None:
-    body = formats.nothing(formats.CONTENT_TYPES[name])
+    body = body_formats.nothing(body_formats.CONTENT_TYPES[name])
     expected = {"json": b"null", "msgpack": b"\xc0", "cbor": b"\xf6", "bson": bytes.fromhex("0500000000")}
     assert body == expected.get(name, b"")
     if name in PLAIN:
@@ -508,6 +509,6 @@ def test_no_value_is_null_where_the_serializer_has_one(name: str) -> None:
 def test_the_value_of_a_message_is_that_of_its_serializer(name: str) -> None:
     body = body_format(name).dumps({"c": [21, 5]})
     for kind in (Kind.EVENT, Kind.REQUEST, Kind.RESPONSE):
-        message = Message(kind, "a", body, content_type=formats.CONTENT_TYPES[name])
+        message = Message(kind, "a", body, content_type=body_formats.CONTENT_TYPES[name])
         assert message.value() == {"c": [21, 5]}
         assert message.with_(body=b"").value() is None

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wireloom.formats.body_formats import CONTENT_TYPES, body_format
+from wireloom.formats.conversion import QUICK, Conversion, conversion_of, convert, takes_long
+from wireloom.formats.value_count import COUNTERS, LARGE_NUMBERS, TooManyValues, count_cbor
 from wireloom.model import BodyError, Kind, Message, ProtocolViolation
 from wireloom.protocols.contract import Role, Session
 from wireloom.protocols.registry import protocol
-from wireloom.protocols.yamp.conversion import QUICK, Conversion, conversion_of, convert, takes_long
-from wireloom.protocols.yamp.counting import COUNTERS, LARGE_NUMBERS, TooManyValues, count_cbor
-from wireloom.protocols.yamp.formats import CONTENT_TYPES, body_format
 
 WRITE: dict[str, Callable[[object], bytes]] = {
     "json": lambda value: json.dumps(value).encode(),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wireloom.hub import latest
-from wireloom.hub.latest import LatestFile, LatestTickets, memory_of
+from wireloom.hub import last_value_index
+from wireloom.hub.last_value_index import LatestFile, LatestTickets, memory_of
 from wireloom.journal.disk import LocalDisk
 from wireloom.journal.state import StateDamaged
 
@@ -52,7 +52,7 @@ def load(path: Path) -> tuple[int, dict[str, int], list[StateDamaged]]:
 def test_changes_are_appended_and_the_file_is_written_anew_when_it_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(latest, "_GROWTH", 1000)
+    monkeypatch.setattr(last_value_index, "_GROWTH", 1000)
     path = tmp_path / "file"
     assert load(path) == (0, {}, [])
     file = LatestFile(path, "e")

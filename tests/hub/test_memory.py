@@ -10,7 +10,7 @@ import pytest
 
 COUNT = """
 import resource
-from wireloom.hub.memory import keep_buffers
+from wireloom.hub.process_tuning import keep_buffers
 if {keeps}:
     keep_buffers()
 held = []

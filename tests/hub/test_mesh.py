@@ -17,7 +17,7 @@ import wireloom
 from tests.certificates import Authority
 from tests.hub.running import eventually, hub_on, journaled, records, url_of
 from wireloom import mesh
-from wireloom.hub import Hub, recall
+from wireloom.hub import Hub, session_restore
 from wireloom.hub.config import default_config
 from wireloom.model import Authenticity, ConfigError, Direction, Kind, Message
 from wireloom.protocols.mesh import MESH, frames
@@ -366,16 +366,16 @@ async def test_until_the_journal_is_read_packets_from_before_the_start_are_refus
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
-    read = recall._runs
+    read = session_restore._runs
 
-    def waits(*what: Any) -> Iterator[recall.Run]:
+    def waits(*what: Any) -> Iterator[session_restore.Run]:
         go_on.wait(30)
         yield from read(*what)
 
     identity = mesh.Identity.generate(hmac=True, signature=False)
     author = Author(MeshSettings(), identity)
     old = author.write(Message(Kind.EVENT, "t/old", b"x"), time.time() - 5)[0]
-    monkeypatch.setattr(recall, "_runs", waits)
+    monkeypatch.setattr(session_restore, "_runs", waits)
     monkeypatch.setattr("wireloom.hub.hub._SHORTLY", 0.01)
     async with hub_on(tmp_path, closed(tmp_path, identity)) as hub:
         try:

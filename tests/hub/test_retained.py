@@ -11,7 +11,7 @@ import pytest
 import wireloom
 from tests.hub.running import data, eventually, hub_on, stream_to, url_of
 from tests.hub.test_replay import HUB, SCHEMES, SMALL
-from wireloom.hub.latest import FILE, memory_of
+from wireloom.hub.last_value_index import FILE, memory_of
 from wireloom.journal import segments
 from wireloom.model import Message
 

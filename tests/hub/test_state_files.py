@@ -17,7 +17,7 @@ import pytest
 import wireloom
 from tests.hub.running import eventually, get, hub_on, records, url_of
 from tests.hub.test_cloudevents import HUB, Receiver, receiver, with_webhook
-from wireloom.hub import Hub, latest, webhooks
+from wireloom.hub import Hub, last_value_index, webhooks
 from wireloom.journal import segments
 from wireloom.journal.state import encode_state, load_state, save_state
 
@@ -82,7 +82,7 @@ async def test_a_cursor_is_synced_beside_the_loop_and_saved_at_the_end(
 
     started = False
     monkeypatch.setattr(webhooks, "save_state", saving)
-    monkeypatch.setattr(latest, "encode_state", encoding)
+    monkeypatch.setattr(last_value_index, "encode_state", encoding)
     monkeypatch.setattr(webhooks, "SAVE_EVERY", 3600)
     async with receiver() as hook:
         async with hub_on(tmp_path, with_webhook(hook.url)) as hub:
@@ -95,7 +95,7 @@ async def test_a_cursor_is_synced_beside_the_loop_and_saved_at_the_end(
         assert saved["offset"] is not None
         assert saved["epoch"] == epoch
         assert "crc32" in json.loads(cursor(tmp_path).read_text())
-        lines = (tmp_path / "journal" / latest.FILE).read_text().splitlines()
+        lines = (tmp_path / "journal" / last_value_index.FILE).read_text().splitlines()
         assert all("crc32" in json.loads(line) for line in lines)
         assert threads
         assert loop not in threads
@@ -117,7 +117,7 @@ async def test_a_quiet_webhook_saves_how_far_it_is(tmp_path: Path, monkeypatch: 
 async def test_damaged_last_values_are_found_again_in_the_journal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "journal" / latest.FILE
+    file = tmp_path / "journal" / last_value_index.FILE
     async with hub_on(tmp_path, HUB) as hub:
         await publish(hub, range(3))
     file.write_bytes(file.read_bytes().replace(b'"upto":', b'"upto":9'))

@@ -15,7 +15,7 @@ import wireloom
 from tests.hub.running import ALL, ack, data, data_ack, hub_on, records, stream_to, url_of
 from wireloom.hub import Hub
 from wireloom.journal import blocks
-from wireloom.journal.excluded import Excluded, excluding
+from wireloom.journal.exclusions import Excluded, excluding
 from wireloom.model import Message
 
 CALLED, PUBLISHED = 7, 8

@@ -118,7 +118,7 @@ def test_a_failed_first_sync_a_failed_unlink_a_clock_set_back_and_a_power_cut_lo
 
 @pytest.mark.parametrize("what", ["segment", "committed length", "folder"])
 def test_nothing_is_acknowledged_in_a_segment_that_was_deleted(tmp_path, what, monkeypatch):
-    monkeypatch.setattr("wireloom.journal.writing._LOOK_EVERY", -1)
+    monkeypatch.setattr("wireloom.journal.segment_file._LOOK_EVERY", -1)
     folder = tmp_path / "journal"
     journal = Journal.open(folder)
     append(journal, 0)
@@ -144,7 +144,7 @@ def test_nothing_is_acknowledged_in_a_segment_that_was_deleted(tmp_path, what, m
 
 
 def test_what_was_acknowledged_before_a_deletion_was_noticed_is_not_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr("wireloom.journal.writing._LOOK_EVERY", 1000)
+    monkeypatch.setattr("wireloom.journal.segment_file._LOOK_EVERY", 1000)
     journal = Journal.open(tmp_path)
     for number in range(100):
         append(journal, number)

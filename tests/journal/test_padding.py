@@ -247,7 +247,7 @@ def test_a_write_that_was_cut_short_is_finished_and_then_synced(tmp_path, monkey
 
 
 def test_a_system_that_cannot_write_and_sync_in_one_call_does_it_in_two(tmp_path, monkeypatch):
-    monkeypatch.setattr("wireloom.journal.writing.WRITE_SYNCED", 0)
+    monkeypatch.setattr("wireloom.journal.segment_file.WRITE_SYNCED", 0)
     synced, count = os.fdatasync, [0]
 
     def sync(descriptor: int) -> None:

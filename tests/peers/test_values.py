@@ -12,8 +12,8 @@ from lxml import etree
 
 import wireloom
 from wireloom import Message, Peer, Result
-from wireloom.pieces import is_large
-from wireloom.protocols.yamp import formats
+from wireloom.chunked_json import is_large
+from wireloom.formats import body_formats
 from wireloom.testing import peer_pair
 
 LARGE = [{"n": n, "text": "x" * 20} for n in range(5000)]
@@ -23,21 +23,21 @@ LARGE = [{"n": n, "text": "x" * 20} for n in range(5000)]
 def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[threading.Thread]]:
     """The threads in which large bodies were read and written."""
     seen: dict[str, set[threading.Thread]] = {"loads": set(), "dumps": set()}
-    loads, dumps = formats.BodyFormat.loads, formats.BodyFormat.dumps
+    loads, dumps = body_formats.BodyFormat.loads, body_formats.BodyFormat.dumps
 
-    def watched_loads(self: formats.BodyFormat, data: bytes) -> object:
+    def watched_loads(self: body_formats.BodyFormat, data: bytes) -> object:
         if len(data) > 64 * 1024:
             seen["loads"].add(threading.current_thread())
         return loads(self, data)
 
-    def watched_dumps(self: formats.BodyFormat, value: object) -> bytes:
+    def watched_dumps(self: body_formats.BodyFormat, value: object) -> bytes:
         data = dumps(self, value)
         if len(data) > 64 * 1024:
             seen["dumps"].add(threading.current_thread())
         return data
 
-    monkeypatch.setattr(formats.BodyFormat, "loads", watched_loads)
-    monkeypatch.setattr(formats.BodyFormat, "dumps", watched_dumps)
+    monkeypatch.setattr(body_formats.BodyFormat, "loads", watched_loads)
+    monkeypatch.setattr(body_formats.BodyFormat, "dumps", watched_dumps)
     return seen
 
 

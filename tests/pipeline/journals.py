@@ -10,7 +10,7 @@ from typing import cast
 from wireloom.journal import Block, Entry, Journal, Record, read_all
 from wireloom.journal.blocks import record_comment
 from wireloom.journal.context import Principal
-from wireloom.journal.excluded import TAKEN, excluding
+from wireloom.journal.exclusions import TAKEN, excluding
 from wireloom.journal.segment import REFUSED
 from wireloom.model import Direction
 from wireloom.protocols.hsp import HSP, frames

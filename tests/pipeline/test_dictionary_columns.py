@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wireloom.pipeline.dictionaries import unified
+from wireloom.pipeline.dictionary_columns import unified
 
 WORDS = st.lists(st.none() | st.sampled_from("abcdef"), max_size=6)
 
@@ -34,7 +34,7 @@ def test_the_words_stay_and_have_one_dictionary(chunks: list[list[str | None]]) 
 FAR_AWAY = """
 import pyarrow as pa
 from tests.pipeline.test_dictionaries import encoded
-from wireloom.pipeline.dictionaries import unified
+from wireloom.pipeline.dictionary_columns import unified
 for far in (-1, 2**30, -(2**31)):
     column = pa.chunked_array([encoded(["c"]), encoded(["a", None, "b"], far), encoded([None], far)])
     words = ["c", "a", None, "b", None]

@@ -11,7 +11,7 @@ from tests.hub.running import ALL, hub_on, url_of
 from tests.hub.test_access import RULES, TOKEN, tokens
 from tests.hub.test_cloudevents import receiver
 from tests.pipeline.batches import cut, ranges, run_batches
-from wireloom.console.lately import Lately
+from wireloom.console.recent_traffic import Lately
 from wireloom.hub import Hub
 from wireloom.model import Message, RequestFailed
 from wireloom.pipeline.query import ask

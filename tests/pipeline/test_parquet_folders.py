@@ -16,7 +16,7 @@ from tests.pipeline.conversations import make_conversations
 from tests.pipeline.journals import make_journal
 from wireloom.cli.main import main
 from wireloom.model import ConfigError
-from wireloom.pipeline import Warehouse, folders, schemas, tables
+from wireloom.pipeline import Warehouse, parquet_folders, schemas, tables
 from wireloom.pipeline.compact import compact
 from wireloom.pipeline.query import describe
 from wireloom.pipeline.schemas import TABLES
@@ -129,7 +129,7 @@ def test_a_disk_without_hard_links_is_refused_before_any_work(tmp_path: Path, mo
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(folders.os, "link", refuse)
+    monkeypatch.setattr(parquet_folders.os, "link", refuse)
     with pytest.raises(ConfigError, match=r"without hard links \(Operation not permitted\).*use 'delta'"):
         Warehouse.prepared(tmp_path / "w", "parquet")
     Warehouse.prepared(tmp_path / "other", "delta")

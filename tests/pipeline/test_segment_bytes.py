@@ -20,7 +20,7 @@ from wireloom.journal.disk import Disk, LocalDisk
 from wireloom.model import Direction, JournalError
 from wireloom.pipeline.decode import DecodedRange, decode_range
 from wireloom.pipeline.planning import Range
-from wireloom.pipeline.reading import PAGE, SegmentBytes
+from wireloom.pipeline.segment_bytes import PAGE, SegmentBytes
 from wireloom.protocols.hsp import frames
 
 Row = dict[str, object]

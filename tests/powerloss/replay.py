@@ -25,7 +25,7 @@ from typing import TypeVar
 from tests.journal.simulated_disk import Call, SimulatedDisk
 from tests.ledger import Ledger, Line, Sent
 from tests.powerloss.lineage import FAULT, FOLDER, STATE, STUCK, Lineage, fail
-from wireloom.journal import Journal, Keep, Tail, prune, writing
+from wireloom.journal import Journal, Keep, Tail, prune, segment_file
 from wireloom.journal.context import Context, Principal
 from wireloom.journal.disk import Buffer, make_folders
 from wireloom.journal.keys import Keys
@@ -128,9 +128,9 @@ class Replay:
         """So many steps; behind each file operation so many states, on average."""
         self.rate = rate
         self.disk.after = self._behind
-        padding = writing._FEW, writing._PAGES_AHEAD
+        padding = segment_file._FEW, segment_file._PAGES_AHEAD
         # Small journals have the same states as large ones, and are read faster: so padding begins early, too.
-        writing._FEW, writing._PAGES_AHEAD = 3, 2
+        segment_file._FEW, segment_file._PAGES_AHEAD = 3, 2
         try:
             make_folders(self.disk, FOLDER.parent)
             self._open()
@@ -141,7 +141,7 @@ class Replay:
             error.add_note(f"{self.report}; {self._where}")
             raise
         finally:
-            writing._FEW, writing._PAGES_AHEAD = padding
+            segment_file._FEW, segment_file._PAGES_AHEAD = padding
             self._let_tail_go()
         return self.report
 

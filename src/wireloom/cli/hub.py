@@ -46,7 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run or check; of a wrong configuration every mistake has its line."""
-    from wireloom.hub.mistakes import Mistakes
+    from wireloom.hub.config_errors import Mistakes
 
     try:
         return _run(arguments)
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from wireloom.hub.config import default_config, load_config
     from wireloom.hub.logs import LogFormat, about, start_logging
-    from wireloom.hub.memory import keep_buffers
+    from wireloom.hub.process_tuning import keep_buffers
     from wireloom.transports.loop import run as run_loop
 
     if arguments.action not in ("run", "check"):
@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 async def _serve(config: HubConfig, load: Callable[[], HubConfig]) -> None:
     from wireloom.hub.hub import Hub
-    from wireloom.hub.memory import collect_rarely, prefer_the_loop
+    from wireloom.hub.process_tuning import collect_rarely, prefer_the_loop
     from wireloom.hub.reload import reload_from
 
     hub = Hub(config)

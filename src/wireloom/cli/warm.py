@@ -41,12 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
     done = ["hub"]
     try:
         from wireloom.pipeline import decode
-        from wireloom.pipeline.captures import reading
+        from wireloom.pipeline.captures import reader as capture_reader
     except ModuleNotFoundError as error:
         print(f"without the pipeline's: {error.name} is not installed")
     else:
         decode.warm()
-        reading.warm()
+        capture_reader.warm()
         done.append("pipeline")
     print(f"kernels of {' and '.join(done)} are ready after {time.monotonic() - begun:.1f} s")
     return 0

@@ -17,7 +17,7 @@ from typing import cast
 
 import aiohttp
 
-from wireloom.console.lately import Lately, Line, showable
+from wireloom.console.recent_traffic import Lately, Line, showable
 from wireloom.escaping import visible
 from wireloom.journal.retention import cursors
 from wireloom.journal.segment import bytes_after

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from wireloom.escaping import visible
 from wireloom.journal import Block, Entry, Record, Tail
-from wireloom.journal.excluded import TAKEN, Exclusions
+from wireloom.journal.exclusions import TAKEN, Exclusions
 from wireloom.journal.segment import REFUSED
 from wireloom.model import Kind, Message, WireloomError, iso_time, type_of_json
 from wireloom.protocols.publish_rules import OPERATION, Verb, as_meant

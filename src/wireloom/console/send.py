@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import wireloom
-from wireloom.console.lately import Line, body_of, showable
+from wireloom.console.recent_traffic import Line, body_of, showable
 from wireloom.model import Kind, Message, NotSupported
 from wireloom.protocols.contract import PUBLISH
 from wireloom.protocols.publish_rules import validate_publish

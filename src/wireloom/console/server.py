@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 from aiohttp import web
 
 from wireloom.console import send
-from wireloom.console.watch import Cursor, Watch
+from wireloom.console.page_data import Cursor, Watch
 from wireloom.escaping import visible
 from wireloom.model import ConfigError, Kind, Message, WireloomError
 from wireloom.transports.address import is_loopback, parse_url

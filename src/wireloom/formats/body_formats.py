@@ -29,9 +29,9 @@ from types import ModuleType
 from typing import Any, ClassVar, cast
 from xml.parsers import expat
 
+from wireloom.chunked_json import LARGE, TooLong, is_large, parts, read_json, write_json
+from wireloom.formats.value_count import count_cbor
 from wireloom.model import BODY_READERS, BodyError, ConfigError, ProtocolViolation, WireloomError
-from wireloom.pieces import LARGE, TooLong, is_large, parts, read_json, write_json
-from wireloom.protocols.yamp.counting import count_cbor
 
 DEFAULT = "json"
 """What an empty serializer is taken for."""
@@ -255,7 +255,7 @@ class Msgpack(_Values):
 
 
 class Cbor(_Values):
-    """CBOR, one item a body; references to values elsewhere in it are refused, see `counting.py`."""
+    """CBOR, one item a body; references to values elsewhere in it are refused, see `value_count.py`."""
 
     name = "cbor"
 

@@ -1,8 +1,8 @@
-"""Bodies of one format for peers that agreed on another: what a yamp session does with them, and how much it may cost.
+"""Converts a body from one format to another, within limits.
 
-What one of json, msgpack, cbor and bson holds can mostly be said in another. How many values a body holds is looked at
-before any of them is made (`counting.py`), and what is written has a limit. What takes long is left to another thread,
-once for all who want the same.
+JSON, MessagePack, CBOR and BSON hold mostly the same values, so a body of one can be written as another. The number of
+values in a body is limited before any value is made (`value_count.py`). The size of the result is limited, too. A long
+conversion runs on another thread, once for all peers that need the same result.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import threading
 from functools import lru_cache
 from weakref import WeakValueDictionary
 
+from wireloom.formats.body_formats import CONTENT_TYPES, CONVERTIBLE, DEFAULT, MALFORMED, BodyFormat, format_for
+from wireloom.formats.value_count import COUNTERS, VALUE, TooManyValues
 from wireloom.model import BodyError, ProtocolViolation
-from wireloom.protocols.yamp.counting import COUNTERS, VALUE, TooManyValues
-from wireloom.protocols.yamp.formats import CONTENT_TYPES, CONVERTIBLE, DEFAULT, MALFORMED, BodyFormat, format_for
 
 DEFAULT_TYPE = CONTENT_TYPES[DEFAULT]
 MAX_CONVERTED = 16 * 1024 * 1024

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from wireloom.hub.wrong import WrongKey
+from wireloom.hub.config_errors import WrongKey
 from wireloom.model import ConfigError
 from wireloom.protocols.registry import protocols
 from wireloom.topics import covers, matches, validate_pattern

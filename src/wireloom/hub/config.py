@@ -40,11 +40,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from wireloom.hub.access import AccessConfig, parse_access, parse_rule
+from wireloom.hub.config_errors import Collector, WrongKey, taken, taken_by_pages, unknown_tokens
 from wireloom.hub.limits import Limits, check_positive
-from wireloom.hub.mistakes import Collector, taken, taken_by_pages, unknown_tokens
 from wireloom.hub.routes import Route, parse_route
 from wireloom.hub.webhooks import WebhookConfig, parse_webhook
-from wireloom.hub.wrong import WrongKey
 from wireloom.model import ConfigError
 from wireloom.peers.endpoint import split_settings
 from wireloom.protocols.contract import Framing, Protocol, Scheme, Settings

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a configuration, said at once."""
+"""Errors in a configuration: all of them are collected and reported together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from wireloom.hub.wrong import WrongKey
 from wireloom.model import ConfigError
 from wireloom.protocols.contract import Framing
 from wireloom.transports.registry import transport
@@ -20,6 +19,14 @@ T = TypeVar("T")
 D = TypeVar("D")
 _EVERY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104
 _UDP, _TCP = "UDP", "TCP"
+
+
+class WrongKey(ConfigError):
+    """The value at `key` is wrong. Whoever loads the file adds its name and the line."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
 
 
 class Mistakes(ConfigError):

@@ -22,7 +22,7 @@ from wireloom.hub.outbox import Outbox
 from wireloom.hub.publish_filter import Screened, screen
 from wireloom.journal.blocks import record_comment
 from wireloom.journal.context import Context, Principal
-from wireloom.journal.excluded import DENIED, TAKEN, excluding
+from wireloom.journal.exclusions import DENIED, TAKEN, excluding
 from wireloom.journal.keys import Keys
 from wireloom.journal.lines import Line
 from wireloom.model import Kind, Message, WireloomError

@@ -13,27 +13,27 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from wireloom import peers
-from wireloom.hub import recall
+from wireloom.hub import session_restore
 from wireloom.hub.access import TOKEN_PREFIX, Access
 from wireloom.hub.config import HttpConfig, HubConfig, ListenerConfig
 from wireloom.hub.connection import Connection
-from wireloom.hub.contacts import keep_in_touch
 from wireloom.hub.http import HttpServer, Page
 from wireloom.hub.limits import Doorkeeper, TopicLimits
 from wireloom.hub.logs import about
+from wireloom.hub.loop_lag import LoopStalls
 from wireloom.hub.metrics import Metrics
+from wireloom.hub.outbound import keep_in_touch
 from wireloom.hub.replay import Replays
 from wireloom.hub.retained import LastValues
 from wireloom.hub.retention import DiskWatch, Retention
 from wireloom.hub.router import Router
-from wireloom.hub.stalls import LoopStalls
 from wireloom.hub.status import status
 from wireloom.hub.turn import Turn
-from wireloom.hub.watch import Watch
+from wireloom.hub.watchdog import Watch
 from wireloom.hub.webhooks import Webhooks
 from wireloom.journal.blocks import MAX_REFUSED
 from wireloom.journal.commit import GroupCommit
-from wireloom.journal.threads import DaemonThreads
+from wireloom.journal.daemon_executor import DaemonThreads
 from wireloom.journal.writer import Journal
 from wireloom.model import ConfigError, Direction
 from wireloom.protocols.contract import Role, Scheme, Sessions, Settings
@@ -175,7 +175,7 @@ class Hub:
         self.webhooks.start()
         self._ticker = self._loop.create_task(self._tick())
         self._stalls.start(self._loop)
-        self._recalling = self._loop.create_task(recall.recall(self.config.journal_folder, self._sessions))
+        self._recalling = self._loop.create_task(session_restore.recall(self.config.journal_folder, self._sessions))
         await asyncio.wait((self._recalling,), timeout=_SHORTLY)
 
     def _listener_inside(self, config: HttpConfig | None) -> tuple[ListenerConfig, ...]:
@@ -199,7 +199,7 @@ class Hub:
         """What makes a listener's sessions, with their kernels compiled or loaded."""
         sessions = listener.protocol.sessions(self._held_down(listener), listener.topics)
         sessions.join([each for each in self._sessions if each.protocol is listener.protocol])
-        recall.begin(sessions)
+        session_restore.begin(sessions)
         self._sessions.append(sessions)
         self._configured.append(listener)
         sessions.new(Role.SERVER).enable_columns()

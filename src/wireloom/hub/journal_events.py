@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from wireloom.journal.excluded import DENIED, TAKEN, Exclusions
+from wireloom.journal.exclusions import DENIED, TAKEN, Exclusions
 from wireloom.journal.reader import Entry, Offset
 from wireloom.journal.tail import Found, Since, Tail
 from wireloom.model import BodyError, JournalError, Kind, Message

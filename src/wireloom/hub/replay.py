@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from wireloom.hub.journal_events import PublicationReader, Published, Routing
 from wireloom.hub.limits import LimitReached
 from wireloom.hub.logs import about
+from wireloom.journal.daemon_executor import DaemonThreads
 from wireloom.journal.reader import Offset
 from wireloom.journal.tail import Since, parse_since
-from wireloom.journal.threads import DaemonThreads
 from wireloom.model import ConfigError, JournalError, Kind, Message, PeerClosed
 from wireloom.protocols.contract import HUB_PREFIX
 

@@ -1,9 +1,10 @@
 """The last value of every topic, for subscribers that ask for it (`retained`).
 
-What is kept in memory is a number a topic: the ticket of the run that brought its last value (see `latest.py`). The
-value itself is read from the journal when somebody asks, so it is there as long as the journal keeps it. A file beside
-the segments, to which changes are added now and then, spares a restarted hub reading the whole journal; what came after
-it is read again.
+Memory holds one number for each topic: the ticket of the run that brought its last value (`last_value_index.py`). The
+value itself is read from the journal when a subscriber asks. So it is available as long as the journal keeps it.
+
+A file beside the segments holds the same numbers. The hub appends changes to it now and then. After a restart the hub
+reads that file, and from the journal only what is newer.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wireloom.hub.journal_events import Publications, Routing
-from wireloom.hub.latest import FILE, LatestFile, LatestTickets
+from wireloom.hub.last_value_index import FILE, LatestFile, LatestTickets
 from wireloom.hub.logs import about
+from wireloom.journal.daemon_executor import DaemonThreads
 from wireloom.journal.reader import Entry, Offset
 from wireloom.journal.runs import read_runs
 from wireloom.journal.segment import first_packet_id, segments
 from wireloom.journal.state import StateDamaged
 from wireloom.journal.tail import Tail
-from wireloom.journal.threads import DaemonThreads
 from wireloom.model import JournalError, Kind, Message, PeerClosed
 from wireloom.topics import is_pattern, matches
 

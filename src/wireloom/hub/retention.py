@@ -11,9 +11,9 @@ from pathlib import Path
 from wireloom.hub.config import JournalSettings
 from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
+from wireloom.journal.daemon_executor import DaemonThreads
 from wireloom.journal.retention import Expired, Keep, prune
 from wireloom.journal.segment import segments
-from wireloom.journal.threads import DaemonThreads
 from wireloom.model import JournalError
 
 log = logging.getLogger("wireloom.hub")

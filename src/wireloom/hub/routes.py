@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from wireloom.hub.config_errors import WrongKey
 from wireloom.hub.transform import Schema, check_target, parse_schema, transformed, value_of
-from wireloom.hub.wrong import WrongKey
 from wireloom.model import BodyError, ConfigError, Kind, Message
 from wireloom.protocols.contract import HUB_PREFIX
 from wireloom.topics import matches, validate_pattern, validate_topic

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from wireloom.hub.wrong import WrongKey
+from wireloom.formats import body_formats
+from wireloom.hub.config_errors import WrongKey
 from wireloom.model import BodyError, ConfigError, Message, WireloomError
-from wireloom.protocols.yamp import formats
 
-PROTOBUF, FLATBUFFERS = formats.CONTENT_TYPES["protobuf"], formats.CONTENT_TYPES["flatbuffers"]
+PROTOBUF, FLATBUFFERS = body_formats.CONTENT_TYPES["protobuf"], body_formats.CONTENT_TYPES["flatbuffers"]
 _KEYS = ("protobuf", "flatbuffers", "message")
 
 
@@ -53,7 +53,7 @@ def _protobuf(file: Path, name: str) -> Schema:
         raise WrongKey("schema", f"{file} has no message {name!r}") from None
     except Exception as error:
         raise WrongKey("schema", f"{file} is no descriptor set: {error}") from None
-    reader = formats.body_format("protobuf", kind)
+    reader = body_formats.body_format("protobuf", kind)
 
     def load(data: bytes) -> object:
         found: Any = reader.loads(data) if data else kind()
@@ -73,7 +73,7 @@ def _flatbuffers(place: str) -> Schema:
     module, _, name = place.partition(":")
     try:
         kind = getattr(importlib.import_module(module), name)
-        reader = formats.body_format("flatbuffers", kind)
+        reader = body_formats.body_format("flatbuffers", kind)
         kind()
     except (ImportError, AttributeError, TypeError, ConfigError) as error:
         raise WrongKey("schema", f'flatbuffers = "module:ClassT" names a class of the object API: {error}') from None
@@ -108,8 +108,8 @@ def value_of(message: Message, schema: Schema | None = None) -> object:
     try:
         if schema is not None and message.content_type in (schema.content_type, None):
             return schema.load(message.body)
-        reader = formats.format_for(message.content_type)
-        if reader is not None and reader.name in formats.CONVERTIBLE:
+        reader = body_formats.format_for(message.content_type)
+        if reader is not None and reader.name in body_formats.CONVERTIBLE:
             return reader.loads(message.body)
         if (message.content_type or "").startswith("text/"):
             return message.body.decode()
@@ -131,18 +131,18 @@ def transformed(message: Message, content_type: str, schema: Schema | None = Non
     value = value_of(message, schema)
     if schema is not None and content_type == schema.content_type:
         return message.with_(body=schema.dump(value), content_type=content_type)
-    writer = formats.format_for(content_type)
-    if writer is None or writer.name not in formats.CONVERTIBLE:
+    writer = body_formats.format_for(content_type)
+    if writer is None or writer.name not in body_formats.CONVERTIBLE:
         raise BodyError(f"nothing writes a body of {content_type} here")
     return message.with_(body=writer.dumps(value), content_type=content_type)
 
 
 def check_target(content_type: str, schema: Schema | None) -> None:
     """Whether bodies can be said in this content type at all; raises WrongKey."""
-    writer = formats.format_for(content_type)
-    fits = writer is not None and writer.name in formats.CONVERTIBLE
+    writer = body_formats.format_for(content_type)
+    fits = writer is not None and writer.name in body_formats.CONVERTIBLE
     if not fits and (schema is None or schema.content_type != content_type):
-        known = ", ".join(formats.CONTENT_TYPES[name] for name in sorted(formats.CONVERTIBLE))
+        known = ", ".join(body_formats.CONTENT_TYPES[name] for name in sorted(body_formats.CONVERTIBLE))
         raise WrongKey(
             "content_type",
             f"nothing writes {content_type}; there are {known}, and with a schema {PROTOBUF}, {FLATBUFFERS}",

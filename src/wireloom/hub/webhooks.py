@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from wireloom.hub.cloudevents import Mode, from_message, to_http
+from wireloom.hub.config_errors import WrongKey
 from wireloom.hub.journal_events import PublicationReader, Published, Routing
 from wireloom.hub.logs import about
-from wireloom.hub.wrong import WrongKey
+from wireloom.journal.daemon_executor import DaemonThreads
 from wireloom.journal.disk import LOCAL, make_folders
 from wireloom.journal.reader import Offset
 from wireloom.journal.retention import CURSORS
 from wireloom.journal.state import StateDamaged, load_state, save_state
 from wireloom.journal.tail import Since, Tail
-from wireloom.journal.threads import DaemonThreads
 from wireloom.model import ConfigError, JournalError, Message, type_of_json
 from wireloom.peers.backoff import Backoff
 from wireloom.protocols.contract import TRACE

@@ -21,7 +21,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 
-from wireloom.journal.threads import DaemonThreads
+from wireloom.journal.daemon_executor import DaemonThreads
 from wireloom.journal.writer import Journal, PendingCommit
 from wireloom.model import JournalError
 

@@ -25,7 +25,7 @@ from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.keys import Keys
 from wireloom.journal.lines import SLOT, TICKET, Line
 from wireloom.journal.segment import committed_path, is_segment, segment_name
-from wireloom.journal.writing import SegmentFile
+from wireloom.journal.segment_file import SegmentFile
 from wireloom.model import JournalError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from wireloom.journal.segment import (
     sound_length_of,
     synced_length,
 )
-from wireloom.journal.sound import holds_no_packet, without_padding
+from wireloom.journal.valid_prefix import holds_no_packet, without_padding
 
 SMALLEST_PACKET = 72
 """Bytes of a packet block without tags, payload and comment."""

@@ -18,7 +18,7 @@ from typing import Self
 
 from wireloom.journal import blocks
 from wireloom.journal.disk import LOCAL, READ, Disk, read_around, read_range
-from wireloom.journal.sound import sound_length
+from wireloom.journal.valid_prefix import sound_length
 from wireloom.model import JournalError
 
 LOCK = "lock"

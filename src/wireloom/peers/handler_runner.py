@@ -10,6 +10,7 @@ from contextvars import copy_context
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast
 
+from wireloom.chunked_json import is_large
 from wireloom.model import (
     NO_ATTRIBUTES,
     Authenticity,
@@ -26,7 +27,6 @@ from wireloom.peers.eager_task import Standby
 from wireloom.peers.handlers import CLOSING, FAILED, Handler, Result, unknown_topic
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.pending_calls import CANCELLED
-from wireloom.pieces import is_large
 from wireloom.protocols.contract import HUB_PREFIX, PUBLISH
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mappin
 from datetime import datetime
 from typing import Any, Self
 
+from wireloom.chunked_json import is_large
 from wireloom.model import (
     NO_ATTRIBUTES,
     Authenticity,
@@ -27,7 +28,6 @@ from wireloom.peers.pending_calls import Call
 from wireloom.peers.replays import Replay
 from wireloom.peers.request_many import IN_FLIGHT, Many
 from wireloom.peers.streams import MessageStream, Progress, Subscription
-from wireloom.pieces import is_large
 from wireloom.protocols.contract import PUBLISH, Protocol
 
 CONCURRENCY = 256
@@ -327,6 +327,6 @@ class Peer(Channel):
 @functools.cache
 def _caller() -> Callable[..., Coroutine[Any, Any, object]]:
     """What makes typed calls; its module knows of peers itself."""
-    from wireloom.peers.components import call
+    from wireloom.peers.wolpertinger.components import call
 
     return call

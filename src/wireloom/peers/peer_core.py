@@ -12,6 +12,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
+from wireloom.chunked_json import LARGE
 from wireloom.model import (
     Kind,
     Message,
@@ -28,7 +29,6 @@ from wireloom.peers.inbox import Inbox
 from wireloom.peers.pending_calls import Call, PendingCalls, Waiting
 from wireloom.peers.replays import Replays
 from wireloom.peers.send_queue import PIECE, fresh
-from wireloom.pieces import LARGE
 from wireloom.protocols.contract import HUB_PREFIX, Batch, Format, Protocol, Session
 from wireloom.topics import Subscriptions
 

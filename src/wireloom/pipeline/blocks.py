@@ -18,7 +18,7 @@ from wireloom.journal.blocks import MAX_PACKET_DATA
 from wireloom.journal.index import BlockIndex, index_blocks
 from wireloom.kernels import inlined, kernel
 from wireloom.pipeline.planning import Range
-from wireloom.pipeline.reading import Damage, SegmentBytes
+from wireloom.pipeline.segment_bytes import Damage, SegmentBytes
 
 DAMAGED = "journal.damaged"
 """The clause of bytes in a journal that are not what was written."""

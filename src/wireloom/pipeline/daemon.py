@@ -41,10 +41,10 @@ def main() -> None:
     if module == _WORKER:
         keep_memory()
         from wireloom.pipeline import decode
-        from wireloom.pipeline.captures import reading
+        from wireloom.pipeline.captures import reader as capture_reader
 
         decode.warm()
-        reading.warm()
+        capture_reader.warm()
     manager()
 
 

@@ -27,14 +27,14 @@ from wireloom.journal.keys import Keys, keys_for
 from wireloom.journal.segment import committed_length
 from wireloom.model import ConfigError, Direction, JournalError
 from wireloom.pipeline import blocks, pair_kernel
-from wireloom.pipeline.dictionaries import unified
+from wireloom.pipeline.dictionary_columns import unified
 from wireloom.pipeline.message_table import empty, message_rows
 from wireloom.pipeline.planning import Range
-from wireloom.pipeline.reading import PAGE, SegmentBytes
 from wireloom.pipeline.rejects import Rejects
+from wireloom.pipeline.run_records import Said
 from wireloom.pipeline.runs import Runs, Streams, gather_runs, select, streams_of
-from wireloom.pipeline.said import Said
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
+from wireloom.pipeline.segment_bytes import PAGE, SegmentBytes
 from wireloom.pipeline.steps import audit, findings, sessions
 from wireloom.pipeline.steps.message_arrays import DIRECTIONS, coded, constant
 from wireloom.pipeline.steps.sessions import Event

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wireloom.model import KINDS
-from wireloom.pipeline.meant import meanings
+from wireloom.pipeline.normalize import meanings
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table, arrow_schema
 from wireloom.pipeline.steps.message_arrays import DIRECTIONS, coded, constant, dates, timestamps, words
 from wireloom.protocols.columns import Columns
@@ -37,7 +37,7 @@ def message_rows(
 ) -> pa.Table:
     """Decoded messages, with what only those know who put the bytes together. Few different words are dictionaries.
 
-    `acknowledges` marks messages that are acknowledged publishes if they are requests, see `meant.py`.
+    `acknowledges` marks messages that are acknowledged publishes if they are requests, see `normalize.py`.
     """
     meant = meanings(columns.kind, columns.topic, columns.attributes, acknowledges)
     count = len(columns)

@@ -11,7 +11,7 @@ from pathlib import Path
 from wireloom.journal.keys import read_key_file
 from wireloom.model import ConfigError, parse_size
 from wireloom.pipeline import planning
-from wireloom.pipeline.captures.choosing import IDLE_S, Choice, Given, parse_given
+from wireloom.pipeline.captures.detect import IDLE_S, Choice, Given, parse_given
 from wireloom.pipeline.captures.planning import LATENESS_S
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, Table
 from wireloom.protocols.registry import protocols

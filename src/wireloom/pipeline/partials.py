@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from wireloom.pipeline.dictionaries import unified
+from wireloom.pipeline.dictionary_columns import unified
 from wireloom.pipeline.steps import audit, exchanges_partial, nodes, resends, sessions, traffic
 from wireloom.pipeline.steps.message_arrays import View, in_order, typed
 

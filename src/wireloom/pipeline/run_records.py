@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from wireloom.journal import blocks as journal_blocks
 from wireloom.journal import index as journal_index
 from wireloom.journal.blocks import Block
-from wireloom.journal.excluded import TAKEN, Excluded
+from wireloom.journal.exclusions import TAKEN, Excluded
 from wireloom.model import Direction
 from wireloom.pipeline.blocks import Found, Skimmed
 from wireloom.pipeline.planning import Range

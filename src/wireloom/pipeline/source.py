@@ -73,8 +73,7 @@ class FlowGroup(InputPartition):
     def decode(self, options: CaptureOptions, trust: str, keys: str) -> Iterator[tuple[Range, DecodedRange]]:
         """The rows, in pieces."""
         from wireloom.pipeline.captures.planning import load_state, save_state
-        from wireloom.pipeline.captures.reader import CaptureReader
-        from wireloom.pipeline.captures.reading import read_captures
+        from wireloom.pipeline.captures.reader import CaptureReader, read_captures
 
         reader = CaptureReader(
             options.choice, idle_s=options.idle_s, group=self.group, groups=self.groups, trust=trust,

@@ -20,7 +20,7 @@ from wireloom.model import KINDS, Direction, Kind
 from wireloom.pipeline import partials, tables
 from wireloom.pipeline.batch import watermark_of
 from wireloom.pipeline.decode_job import Report, write_table
-from wireloom.pipeline.meant import meanings
+from wireloom.pipeline.normalize import meanings
 from wireloom.pipeline.schemas import EXCHANGES, MESSAGES, STATE, TRAFFIC, Table
 from wireloom.pipeline.steps import traffic
 from wireloom.pipeline.steps.message_arrays import DIRECTIONS, View, micros, one_piece

@@ -5,7 +5,7 @@ lock             held by the one pipeline that writes
 checkpoint/      Spark's record of what was read
 messages/ ...    the tables, and `_state`, whose commit ends a batch
 
-With the table format `parquet` the tables stand in `_tables`, and `messages/ ...` are plain folders, see `folders.py`.
+With the table format `parquet` the tables are in `_tables`, and `messages/ ...` are plain folders (`parquet_folders`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from wireloom.journal.disk import replace_file
 from wireloom.model import ConfigError, local_path
-from wireloom.pipeline import folders, tables
+from wireloom.pipeline import parquet_folders, tables
 from wireloom.pipeline.schemas import STATE, TABLES, Table
 from wireloom.pipeline.tables import WrittenFile
 
@@ -123,7 +123,7 @@ class Warehouse:
                 f"leave the format out, or choose another warehouse for {table_format!r}"
             )
         if found.table_format == PARQUET:
-            folders.check_links(found.root, found.root / _DESCRIPTION)
+            parquet_folders.check_links(found.root, found.root / _DESCRIPTION)
         found.create_tables()
         return found
 
@@ -175,7 +175,7 @@ class Warehouse:
     def _show(self, table: Table, added: Sequence[WrittenFile], removed: Sequence[WrittenFile]) -> None:
         if self.table_format == PARQUET and table != STATE:
             names = [file.path for file in added], [file.path for file in removed]
-            folders.change(self.folder(table), self.root / table.name, *names)
+            parquet_folders.change(self.folder(table), self.root / table.name, *names)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -220,7 +220,7 @@ class Warehouse:
         if self.table_format == PARQUET:
             for table in TABLES.values():
                 files = tables.files(tables.open_table(self.folder(table)), table)
-                folders.match(self.folder(table), self.root / table.name, [file.path for file in files])
+                parquet_folders.match(self.folder(table), self.root / table.name, [file.path for file in files])
 
     def query_id(self) -> str | None:
         """The id of the streaming query, from Spark's checkpoint; None before the first run."""

@@ -15,7 +15,7 @@ from wireloom.protocols.batch import Batch
 from wireloom.protocols.session import EventHead, Session, SessionState
 
 if TYPE_CHECKING:
-    from wireloom.protocols.owing import Owed
+    from wireloom.protocols.pending_acks import Owed
     from wireloom.protocols.publish_columns import PublishColumns
 
 KERNEL_FROM = 512

@@ -38,7 +38,7 @@ from wireloom.model import ConfigError, Kind, LimitExceeded, Message, NotSupport
 from wireloom.protocols.batch import PUBLISH, Batch, Events, Publishes
 from wireloom.protocols.column_session import CallSession, ColumnSession
 from wireloom.protocols.kernel_bytes import same, u32
-from wireloom.protocols.owing import Owed
+from wireloom.protocols.pending_acks import Owed
 from wireloom.protocols.publish_rules import validate_publish
 from wireloom.protocols.session import EventHead, Session
 

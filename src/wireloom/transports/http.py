@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from wireloom.transports.accepting import ALL, Acceptor, Place, Room
+from wireloom.transports.acceptor import ALL, Acceptor, Place, Room
 from wireloom.transports.address import Address
 
 HEAD_BYTES = 64 * 1024

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Self, cast
 
 from wireloom.model import ConfigError
-from wireloom.transports.accepting import Acceptor, Place, Room
+from wireloom.transports.acceptor import Acceptor, Place, Room
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, TLSInfo, Transport
 from wireloom.transports.busy_poll import awake

@@ -20,7 +20,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin
 from websockets.uri import parse_uri
 
-from wireloom.transports.accepting import Place
+from wireloom.transports.acceptor import Place
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, Transport
 from wireloom.transports.busy_poll import awake

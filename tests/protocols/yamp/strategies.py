@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from wireloom.protocols.yamp import formats, frames
+from wireloom.formats import body_formats
+from wireloom.protocols.yamp import frames
 
 uids = st.binary(min_size=16, max_size=16)
 
@@ -12,7 +13,7 @@ names = st.text(st.characters(exclude_categories=("Cs",)), max_size=24)
 """What UTF-8 can hold, and always less than 255 bytes of it."""
 bodies = st.binary(max_size=60)
 handshakes = st.builds(
-    frames.Handshake, st.integers(0, 0xFFFF) | st.just(1), st.sampled_from(("", *formats.SERIALIZERS)) | names
+    frames.Handshake, st.integers(0, 0xFFFF) | st.just(1), st.sampled_from(("", *body_formats.SERIALIZERS)) | names
 )
 system_frames = st.one_of(
     handshakes,

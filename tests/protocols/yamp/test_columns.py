@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tests.agreement import assert_columns_agree, assert_split_columns_agree, rows_of_columns
 from tests.fuzzing import fuzz
 from tests.protocols.yamp.strategies import cuts, spoiled, streams
+from wireloom.formats import body_formats
 from wireloom.model import Direction
 from wireloom.protocols.columns import AFTER_VIOLATION, BROKEN, Spans, Stream
-from wireloom.protocols.yamp import YAMP, formats, frames
+from wireloom.protocols.yamp import YAMP, frames
 from wireloom.protocols.yamp.protocol import SERIALIZER
 
 UID = bytes(range(16))
@@ -73,10 +74,10 @@ def test_kernel_and_decoder_agree_on_the_limit_of_bodies(size: int) -> None:
         assert_columns_agree(YAMP, head + size.to_bytes(4) + bytes(12), values={"max_body": 10})
 
 
-@pytest.mark.parametrize("serializer", formats.SERIALIZERS)
+@pytest.mark.parametrize("serializer", body_formats.SERIALIZERS)
 def test_the_handshake_says_what_bodies_after_it_are(serializer: str) -> None:
     types, state = content_types(handshake(serializer) + EVENT)
-    assert types == [None, formats.CONTENT_TYPES[serializer]]
+    assert types == [None, body_formats.CONTENT_TYPES[serializer]]
     assert state == serializer.encode()
 
 

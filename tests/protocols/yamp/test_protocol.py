@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 
 from tests.protocols.yamp.strategies import any_frame
+from wireloom.formats import body_formats
 from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message, NotSupported
 from wireloom.protocols import registry
 from wireloom.protocols.contract import Decoded, decode_stream
-from wireloom.protocols.yamp import YAMP, YampSettings, formats, frames
+from wireloom.protocols.yamp import YAMP, YampSettings, frames
 from wireloom.protocols.yamp.protocol import to_frame, to_message
 
 UID = bytes(range(16))
@@ -122,12 +123,12 @@ def test_every_message_encodes_to_the_bytes_it_came_from(frame: frames.Frame) ->
     assert to_frame(message, YampSettings()) == frame
 
 
-@pytest.mark.parametrize("serializer", formats.SERIALIZERS)
+@pytest.mark.parametrize("serializer", body_formats.SERIALIZERS)
 def test_the_handshake_says_what_bodies_after_it_are(serializer: str) -> None:
     event = frames.encode(frames.Event(UID, "a", b"1"))
     shaken = frames.encode(frames.Handshake(1, serializer)) + event
-    assert decoded(shaken)[1].content_type == formats.CONTENT_TYPES[serializer]
-    assert decoded(event, serializer=serializer)[0].content_type == formats.CONTENT_TYPES[serializer]
+    assert decoded(shaken)[1].content_type == body_formats.CONTENT_TYPES[serializer]
+    assert decoded(event, serializer=serializer)[0].content_type == body_formats.CONTENT_TYPES[serializer]
 
 
 def test_the_format_option_of_decode_sets_the_serializer() -> None:
@@ -140,8 +141,8 @@ def test_the_format_option_of_decode_sets_the_serializer() -> None:
 
 
 def test_formats_are_found_by_content_type() -> None:
-    assert {YAMP.format_for(t).content_type for t in formats.CONTENT_TYPES.values()} == set(  # type: ignore[union-attr]
-        formats.CONTENT_TYPES.values()
+    assert {YAMP.format_for(t).content_type for t in body_formats.CONTENT_TYPES.values()} == set(  # type: ignore[union-attr]
+        body_formats.CONTENT_TYPES.values()
     )
     assert YAMP.format_for("text/plain") is None
     assert YAMP.format_for(None) is None
@@ -232,7 +233,7 @@ def test_a_redirect_elsewhere_is_not_followed(url: str) -> None:
 # Recognition
 
 
-@pytest.mark.parametrize("serializer", ["", *formats.SERIALIZERS])
+@pytest.mark.parametrize("serializer", ["", *body_formats.SERIALIZERS])
 def test_a_stream_is_recognised_by_its_handshake(serializer: str) -> None:
     shaken = frames.encode(frames.Handshake(1, serializer))
     event = frames.encode(frames.Event(UID, "a", b""))

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from tests.protocols.reading import joined, messages_of
 from tests.protocols.yamp.strategies import any_frame, spoiled
+from wireloom.formats import body_formats
 from wireloom.model import BodyError, Kind, LimitExceeded, Message, NotSupported, PeerClosed
 from wireloom.protocols.contract import Batch, Role, SessionState
-from wireloom.protocols.yamp import YAMP, formats, frames
+from wireloom.protocols.yamp import YAMP, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import KILL, PROGRESSIVE
 from wireloom.protocols.yamp.session import YampSession
@@ -80,7 +81,7 @@ def test_a_server_says_nothing_before_the_handshake() -> None:
     assert said(session(Role.SERVER)) == []
 
 
-@pytest.mark.parametrize("serializer", ["", *formats.SERIALIZERS])
+@pytest.mark.parametrize("serializer", ["", *body_formats.SERIALIZERS])
 def test_a_server_echoes_the_same_handshake(serializer: str) -> None:
     server = session(Role.SERVER)
     run = hears(server, frames.Handshake(1, serializer))
@@ -88,7 +89,7 @@ def test_a_server_echoes_the_same_handshake(serializer: str) -> None:
     assert server.state is SessionState.OPEN
     assert [m.kind for m in run.messages] == [Kind.OPEN]
     assert server.serializer == (serializer or "json")
-    assert server.content_type == formats.content_type(serializer)
+    assert server.content_type == body_formats.content_type(serializer)
 
 
 def test_an_empty_serializer_is_taken_as_json() -> None:
@@ -847,14 +848,14 @@ def test_operations_are_json_text_with_serializers_that_have_no_plain_values(ser
 @pytest.mark.parametrize("serializer", ["json", "msgpack", "cbor", "bson"])
 def test_operations_of_the_hub_arrive_as_json_whatever_was_agreed_on(serializer: str) -> None:
     server = opened(Role.SERVER, serializer=serializer)
-    body = formats.body_format(serializer).dumps({"topic": "a/#"})
+    body = body_formats.body_format(serializer).dumps({"topic": "a/#"})
     (operation, publish) = hears(
         server,
         frames.Request(UID, "$hub/subscribe", False, body),
         frames.Request(OTHER, "$hub/publish/a/b", False, body),
     ).messages
     assert (operation.body, operation.content_type) == (b'{"topic":"a/#"}', "application/json")
-    assert (publish.body, publish.content_type) == (body, formats.CONTENT_TYPES[serializer])
+    assert (publish.body, publish.content_type) == (body, body_formats.CONTENT_TYPES[serializer])
 
 
 def test_an_operation_whose_body_does_not_parse_arrives_as_it_is() -> None:
@@ -939,9 +940,9 @@ def test_an_error_with_a_code_is_an_object_of_the_agreed_serializer() -> None:
     body, received = failing(
         "cbor", Message(Kind.ERROR, body=b'{"left": 3}', status="429", content_type="application/json")
     )
-    assert formats.body_format("cbor").loads(body) == {"code": "429", "reason": {"left": 3}}
+    assert body_formats.body_format("cbor").loads(body) == {"code": "429", "reason": {"left": 3}}
     assert received.status == "429"
-    assert formats.body_format("cbor").loads(received.body) == {"left": 3}
+    assert body_formats.body_format("cbor").loads(received.body) == {"left": 3}
 
 
 @pytest.mark.parametrize("serializer", ["xml", "protobuf", "flatbuffers", "raw"])

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 import wireloom
+from wireloom.formats import body_formats
 from wireloom.model import HandshakeFailed, Kind, Message, RequestFailed, RequestTimeout
-from wireloom.protocols.yamp import formats, frames
+from wireloom.protocols.yamp import frames
 
 LOOPBACK = "yamp://127.0.0.1:0"
 
@@ -58,7 +59,7 @@ async def test_values_travel_in_the_serializer_the_client_names(serializer: str)
         wireloom.serve(LOOPBACK, service()) as server,
         wireloom.connect(server.url, settings={"serializer": serializer}) as peer,
     ):
-        assert peer.session.content_type == formats.CONTENT_TYPES[serializer]
+        assert peer.session.content_type == body_formats.CONTENT_TYPES[serializer]
         assert await peer.request("echo", {"c": [21.5, None]}) == {"c": [21.5, None]}
 
 

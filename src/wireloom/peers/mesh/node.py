@@ -15,7 +15,7 @@ from typing import Self
 
 from wireloom.model import ConfigError, Kind, Message, PeerClosed, encode_value
 from wireloom.peers.endpoint import Endpoint, endpoint
-from wireloom.peers.neighbourhood import Changes, Events, Newest, PeerChange, PeerInfo
+from wireloom.peers.mesh.streams import Changes, Events, Newest, PeerChange, PeerInfo
 from wireloom.protocols.contract import URGENT
 from wireloom.protocols.mesh.identity import Identity
 from wireloom.protocols.mesh.node import Change, Heard, MeshNode, Neighbour, Relay

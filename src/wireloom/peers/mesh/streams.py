@@ -15,7 +15,7 @@ from wireloom.model import Message
 from wireloom.protocols.mesh.node import Change
 
 if TYPE_CHECKING:
-    from wireloom.peers.mesh import Node
+    from wireloom.peers.mesh.node import Node
 
 T = TypeVar("T")
 

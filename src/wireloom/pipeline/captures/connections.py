@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.model import Direction
-from wireloom.pipeline.captures import plain, tcp
-from wireloom.pipeline.captures.choosing import PLAIN, WEBSOCKET
+from wireloom.pipeline.captures import pcap, tcp
 from wireloom.pipeline.captures.flows import FlowKey
-from wireloom.pipeline.captures.trace import Trace
+from wireloom.pipeline.captures.provenance import Trace
 from wireloom.pipeline.captures.websocket import Unwrapping
 from wireloom.pipeline.schemas import KEPT_BYTES
 
+PLAIN, WEBSOCKET = "plain", "websocket"
+"""What the bytes of a connection are wrapped in."""
 WAIT, SEEK, READ, RESUME, BROKEN = "wait", "seek", "read", "resume", "broken"
 """How the bytes of a direction are taken: kept until the protocol is known; searched for a place where frames
 begin; read; searched for the mark after a gap; rejected."""
@@ -162,5 +163,5 @@ class Connection:
 
 @lru_cache(maxsize=1 << 16)
 def _end(address: bytes, port: int) -> str:
-    host = plain.address(address)
+    host = pcap.address(address)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -8,9 +8,9 @@ from wireloom.journal.keys import keys_for
 from wireloom.model import Direction
 from wireloom.pipeline.captures.connections import OTHER, WAIT, Refused
 from wireloom.pipeline.captures.flow_pass import Walk
+from wireloom.pipeline.captures.provenance import Trace
 from wireloom.pipeline.captures.rows import Rows, Speaker
 from wireloom.pipeline.captures.streams import TRUNCATED, Part
-from wireloom.pipeline.captures.trace import Trace
 from wireloom.pipeline.schemas import KEPT_BYTES
 from wireloom.protocols.columns import Reject, Spans, Stream
 from wireloom.protocols.contract import Framing

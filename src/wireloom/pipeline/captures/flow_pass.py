@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from wireloom.model import Direction
 from wireloom.pipeline.captures import tcp
-from wireloom.pipeline.captures.choosing import MOST_DATAGRAMS, PLAIN, Choice, recognise
-from wireloom.pipeline.captures.connections import OTHER, Connection, Half, Held
+from wireloom.pipeline.captures.connections import OTHER, PLAIN, Connection, Half, Held
 from wireloom.pipeline.captures.counts import Counts
+from wireloom.pipeline.captures.detect import MOST_DATAGRAMS, Choice, recognise
 from wireloom.pipeline.captures.flows import FlowKey, Flows
 from wireloom.pipeline.captures.headers import Segments
-from wireloom.pipeline.captures.plain import TCP, UDP, UPPER_PDU
+from wireloom.pipeline.captures.pcap import TCP, UDP, UPPER_PDU
 from wireloom.protocols.contract import Framing
 from wireloom.protocols.registry import protocol, protocols
 

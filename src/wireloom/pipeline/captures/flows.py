@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import allocating, kernel
 from wireloom.pipeline.captures.headers import Segments
-from wireloom.pipeline.captures.plain import FRAGMENT
+from wireloom.pipeline.captures.pcap import FRAGMENT
 
 FlowKey = tuple[int, bytes, int, bytes, int]
 """Protocol, then address and port of both ends, the smaller end first."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.pipeline.captures.packets import Packets
-from wireloom.pipeline.captures.plain import (
+from wireloom.pipeline.captures.pcap import (
     COOKED,
     COOKED_2,
     ETHERNET,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.pipeline.captures.headers import Segments
-from wireloom.pipeline.captures.plain import UPPER_PDU
+from wireloom.pipeline.captures.pcap import UPPER_PDU
 from wireloom.pipeline.captures.storage import Capture
 from wireloom.protocols.columns import gather
 

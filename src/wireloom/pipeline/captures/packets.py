@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
-from wireloom.pipeline.captures import plain
-from wireloom.pipeline.captures.plain import (
+from wireloom.pipeline.captures import pcap
+from wireloom.pipeline.captures.pcap import (
     BYTE_ORDER,
     INTERFACE,
     LATEST_NS,
@@ -34,10 +34,10 @@ MOST_PACKETS = 1 << 17
 
 _DONE, _FULL, _STOPPED, _CUT, _FAULTY, _LENGTH, _TRAILER, _INTERFACE = range(8)
 _REASONS = {
-    _FAULTY: plain.WRONG_BLOCK,
-    _LENGTH: plain.WRONG_LENGTH,
-    _TRAILER: plain.WRONG_TRAILER,
-    _INTERFACE: plain.NO_INTERFACE,
+    _FAULTY: pcap.WRONG_BLOCK,
+    _LENGTH: pcap.WRONG_LENGTH,
+    _TRAILER: pcap.WRONG_TRAILER,
+    _INTERFACE: pcap.NO_INTERFACE,
 }
 
 
@@ -110,7 +110,7 @@ class PacketScanner:
             if status in _REASONS:
                 self.damage = Damage(base + at, _REASONS[status])
             elif status == _CUT and final:
-                self.damage = Damage(base + at, plain.CUT_OFF)
+                self.damage = Damage(base + at, pcap.CUT_OFF)
             break
         offset, captured, original, time_ns = rows[:, :found]
         return Packets(data, offset, captured, original, time_ns, link[:found]), at
@@ -120,7 +120,7 @@ class PacketScanner:
         head = data[at : at + 24].tobytes()
         if len(head) < 4:
             if final:
-                self.damage = Damage(base + at, plain.NO_CAPTURE)
+                self.damage = Damage(base + at, pcap.NO_CAPTURE)
             return at
         for order in "<>":
             (magic,) = struct.unpack_from(order + "I", head)
@@ -130,12 +130,12 @@ class PacketScanner:
             if magic in (PCAP_MICRO, PCAP_NANO):
                 if len(head) < 24:
                     if final:
-                        self.damage = Damage(base + at, plain.CUT_OFF)
+                        self.damage = Damage(base + at, pcap.CUT_OFF)
                     return at
                 self._form, self._big = magic, order == ">"
                 self._link = struct.unpack_from(order + "I", head, 20)[0] & 0xFFFF
                 return at + 24
-        self.damage = Damage(base + at, plain.NO_CAPTURE)
+        self.damage = Damage(base + at, pcap.NO_CAPTURE)
         return at
 
     def _describe(self, data: NDArray[np.uint8], at: int) -> int | str | None:
@@ -147,22 +147,22 @@ class PacketScanner:
         if head[:4] == SECTION.to_bytes(4, "little"):
             orders = [order for order in "<>" if struct.unpack_from(order + "I", head, 8)[0] == BYTE_ORDER]
             if not orders:
-                return plain.WRONG_ORDER
+                return pcap.WRONG_ORDER
             big = orders[0] == ">"
         order = ">" if big else "<"
         kind, size = struct.unpack_from(order + "II", head)
         if size < 12 or size % 4 or size > MAX_BLOCK:
-            return plain.WRONG_BLOCK
+            return pcap.WRONG_BLOCK
         if size > len(data) - at:
             return None
         if struct.unpack_from(order + "I", data[at + size - 4 : at + size].tobytes())[0] != size:
-            return plain.WRONG_TRAILER
+            return pcap.WRONG_TRAILER
         if kind == SECTION:
             self._big, self._known = big, 0
         elif size < 20:
-            return plain.WRONG_BLOCK
+            return pcap.WRONG_BLOCK
         else:
-            found = plain.parse_interface(data[at + 8 : at + size - 4].tobytes(), order)
+            found = pcap.parse_interface(data[at + 8 : at + size - 4].tobytes(), order)
             if self._known == len(self._interfaces):
                 self._interfaces = np.concatenate([self._interfaces, np.zeros_like(self._interfaces)])
             self._interfaces[self._known] = (found.link, found.snap, found.resolution, found.offset_s)

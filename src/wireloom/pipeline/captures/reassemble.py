@@ -9,8 +9,8 @@ from wireloom.kernels import given, kernel
 from wireloom.pipeline.captures import tcp
 from wireloom.pipeline.captures.connections import OTHER, SEEK, Refused
 from wireloom.pipeline.captures.flow_pass import Walk
+from wireloom.pipeline.captures.provenance import Trace
 from wireloom.pipeline.captures.streams import GAP, LATE, Gap, Part, Report
-from wireloom.pipeline.captures.trace import Trace
 
 _LATE = {
     tcp.LATE: (LATE, "bytes after the end of the connection"),

@@ -11,11 +11,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from wireloom.model import Direction
-from wireloom.pipeline.captures.choosing import Choice
 from wireloom.pipeline.captures.connections import Connection, Half, Refused
-from wireloom.pipeline.captures.trace import Trace
+from wireloom.pipeline.captures.detect import Choice
+from wireloom.pipeline.captures.provenance import Trace
 from wireloom.pipeline.decode import Audited, DecodedRange
-from wireloom.pipeline.dictionaries import unified
+from wireloom.pipeline.dictionary_columns import unified
 from wireloom.pipeline.message_table import empty, message_rows, reject_rows
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
 from wireloom.pipeline.steps.message_arrays import DAY_US, DIRECTIONS, coded

@@ -17,7 +17,7 @@ from wireloom.model import Direction
 from wireloom.pipeline.captures import tcp
 from wireloom.pipeline.captures.connections import Connection, Half, Held, Refused
 from wireloom.pipeline.captures.fragments import Fragments
-from wireloom.pipeline.captures.trace import Trace
+from wireloom.pipeline.captures.provenance import Trace
 from wireloom.pipeline.captures.websocket import Unwrapping
 
 VERSION = 1

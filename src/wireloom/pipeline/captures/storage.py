@@ -18,8 +18,8 @@ import numpy as np
 
 from wireloom.journal.disk import LOCAL, READ, Disk
 from wireloom.model import ConfigError
-from wireloom.pipeline.captures.plain import Damage
-from wireloom.pipeline.reading import PAGE, UNREADABLE
+from wireloom.pipeline.captures.pcap import Damage
+from wireloom.pipeline.segment_bytes import PAGE, UNREADABLE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

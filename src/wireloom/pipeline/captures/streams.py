@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.model import Direction
-from wireloom.pipeline.captures.choosing import PLAIN, Choice
-from wireloom.pipeline.captures.connections import BROKEN, READ, RESUME, SEEK, Connection, Half, Refused
-from wireloom.pipeline.captures.trace import Trace
+from wireloom.pipeline.captures.connections import BROKEN, PLAIN, READ, RESUME, SEEK, Connection, Half, Refused
+from wireloom.pipeline.captures.detect import Choice
+from wireloom.pipeline.captures.provenance import Trace
 from wireloom.pipeline.captures.websocket import Unwrapped, Unwrapping
 from wireloom.pipeline.schemas import KEPT_BYTES
 from wireloom.protocols.columns import Reject

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from wireloom.pipeline.dictionaries import unified
+from wireloom.pipeline.dictionary_columns import unified
 from wireloom.pipeline.pair_kernel import Clock, name_hash
 from wireloom.pipeline.steps import findings
 from wireloom.pipeline.steps.exchanges_partial import BUCKETS

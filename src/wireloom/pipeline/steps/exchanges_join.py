@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wireloom.pipeline import pair_kernel
-from wireloom.pipeline.dictionaries import unified
+from wireloom.pipeline.dictionary_columns import unified
 from wireloom.pipeline.pair_kernel import MARK, OPEN, Clock
 from wireloom.pipeline.steps import findings, resends
 from wireloom.pipeline.steps.exchanges import NEVER, OUTCOMES, exchange_rows

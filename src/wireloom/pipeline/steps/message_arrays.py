@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Direction, Kind
-from wireloom.pipeline.dictionaries import unified
+from wireloom.pipeline.dictionary_columns import unified
 from wireloom.protocols.publish_rules import Verb
 
 DAY_US = 86_400_000_000

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from wireloom.model import LimitExceeded
 from wireloom.protocols.emp.extensions import MAX_ID
 from wireloom.protocols.emp.frames import violation
-from wireloom.protocols.owing import Owed, OwedBatches
+from wireloom.protocols.pending_acks import Owed, OwedBatches
 
 
 class Pending:

@@ -61,7 +61,7 @@ from wireloom.protocols.offload import Later
 from wireloom.protocols.partial_frame import Kept
 
 if TYPE_CHECKING:
-    from wireloom.protocols.owing import Owed
+    from wireloom.protocols.pending_acks import Owed
     from wireloom.protocols.publish_columns import PublishColumns
 
 OVERLAPS = 3

@@ -27,8 +27,8 @@ from wireloom.protocols.contract import (
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.profile import Names, parse_map
 from wireloom.protocols.hsp.protocol import HspSettings, to_frame, to_message
-from wireloom.protocols.owing import Owed, OwedBatches
 from wireloom.protocols.partial_frame import Kept
+from wireloom.protocols.pending_acks import Owed, OwedBatches
 
 if TYPE_CHECKING:
     from wireloom.protocols.publish_columns import PublishColumns

@@ -16,10 +16,10 @@ from wireloom.protocols.mesh import frames
 from wireloom.protocols.mesh.encryption import Cipher, compress, encrypt
 from wireloom.protocols.mesh.frames import EventType, Field, Flag, Packet, Type
 from wireloom.protocols.mesh.identity import Identity
+from wireloom.protocols.mesh.key_files import Watched, load_key_file
 from wireloom.protocols.mesh.messages import to_packet
 from wireloom.protocols.mesh.security import sign_packet
 from wireloom.protocols.mesh.settings import MeshSettings, ShowKey
-from wireloom.protocols.mesh.watched import Watched, load_key_file
 
 ROUNDS = 10
 

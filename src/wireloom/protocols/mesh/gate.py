@@ -16,10 +16,10 @@ from wireloom.protocols.mesh import crypto, security
 from wireloom.protocols.mesh.budget import Budget
 from wireloom.protocols.mesh.encryption import DECRYPTION, Opened, open_packet
 from wireloom.protocols.mesh.frames import Packet, Type
+from wireloom.protocols.mesh.key_files import Watched, load_trust_file
 from wireloom.protocols.mesh.replay import ReplayCache, Seen
 from wireloom.protocols.mesh.settings import MeshSettings, Require
 from wireloom.protocols.mesh.trust import TrustedKey, TrustStore
-from wireloom.protocols.mesh.watched import Watched, load_trust_file
 
 STALE, FUTURE, REPLAY = "mesh.stale", "mesh.future", "mesh.replay"
 UNKNOWN_PAST = "mesh.unknown-past"

@@ -1,8 +1,8 @@
 """A mesh node without sockets: neighbours that come and go, events that are published, delivered and passed on.
 
 Implements section 1 (nodes, intermediaries), 3 (Hello, Heartbeat, Event) and the relay rules of the decisions. Packets
-go in with the name of the link they came by, and come out with the names of the links they are for; `peers/mesh.py`
-gives links a socket. Time and randomness are passed in, so that hours of a mesh run in a second of test.
+go in with the name of the link they came by, and come out with the names of the links they are for. The sockets of the
+links are in `peers/mesh/node.py`. Time and randomness are passed in, so that hours of a mesh run in a second of test.
 
 A node says Hello to its seeds until they answer, and answers whoever greets it. A Hello says what events the node
 wants, and names a few other neighbours, so that the newcomer can greet them as well; a node that has enough neighbours

@@ -19,11 +19,11 @@ from typing import Any
 from wireloom.model import Message, WireloomError, without_traces
 from wireloom.protocols.contract import NOTHING, Batch, Rejected, Role, Session, SessionState, is_control
 from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
-from wireloom.protocols.wolpertinger.blanking import blanked, starred_lines
 from wireloom.protocols.wolpertinger.delivery import Seen, Sent, Unconfirmed
 from wireloom.protocols.wolpertinger.frames import UNREADABLE, Confirmation, Data
 from wireloom.protocols.wolpertinger.keys import Cipher
 from wireloom.protocols.wolpertinger.layer2 import Call, Document
+from wireloom.protocols.wolpertinger.redaction import blanked, starred_lines
 from wireloom.protocols.wolpertinger.refusal import Refused, ResultCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 

@@ -10,9 +10,9 @@ import secrets
 from typing import cast
 from uuid import UUID
 
+from wireloom.formats import body_formats
 from wireloom.model import Kind
 from wireloom.protocols.cases import CaseFailed, Cases, Level, Probe, describe, require, single_bytes
-from wireloom.protocols.yamp import formats
 from wireloom.protocols.yamp.frames import (
     VERSION,
     Cancel,
@@ -49,9 +49,9 @@ def _named(probe: Probe) -> str:
 
 def _body(serializer: str) -> bytes:
     """An empty object, where the serializer has one."""
-    if serializer not in formats.CONVERTIBLE:
+    if serializer not in body_formats.CONVERTIBLE:
         return b""
-    return formats.body_format(serializer).dumps({})
+    return body_formats.body_format(serializer).dumps({})
 
 
 async def _greet(probe: Probe) -> None:
@@ -69,7 +69,7 @@ async def _greeted(probe: Probe) -> str:
     version, serializer = found.attributes["version"], found.attributes["serializer"]
     require(version == str(VERSION), f"the handshake of the client names version {version}, not {VERSION}")
     await probe.send(encode(Handshake(VERSION, serializer)))
-    return serializer or formats.DEFAULT
+    return serializer or body_formats.DEFAULT
 
 
 async def _says_why(probe: Probe) -> None:
@@ -282,7 +282,7 @@ async def _client_request(probe: Probe) -> None:
 async def _client_split(probe: Probe) -> None:
     found = await probe.expect(Kind.OPEN, unasked=())
     serializer = found.attributes["serializer"]
-    request = Request(_uid(), URI, False, _body(serializer or formats.DEFAULT))
+    request = Request(_uid(), URI, False, _body(serializer or body_formats.DEFAULT))
     await probe.send(*single_bytes(encode(Handshake(VERSION, serializer)) + encode(request)))
     await probe.expect(Kind.ERROR, Kind.RESPONSE)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.formats import body_formats
 from wireloom.kernels import inlined, kernel
 from wireloom.model import Direction, Kind, ProtocolViolation
 from wireloom.protocols.columns import (
@@ -32,7 +33,7 @@ from wireloom.protocols.columns import (
 )
 from wireloom.protocols.contract import Settings
 from wireloom.protocols.kernel_bytes import is_ascii, is_utf8, same, u32
-from wireloom.protocols.yamp import errors, formats, frames
+from wireloom.protocols.yamp import errors, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import SERIALIZER, STATUS, YampSettings
 
@@ -292,7 +293,7 @@ class YampColumns(ColumnDecoder):
             rejects=rejects,
             consumed=consumed,
             state=[
-                stream.state if number < 0 else (serializers[number] or formats.DEFAULT).encode()
+                stream.state if number < 0 else (serializers[number] or body_formats.DEFAULT).encode()
                 for stream, number in zip(spans.streams, found.named, strict=True)
             ],
         )
@@ -380,7 +381,7 @@ def _content_types(found: _Scanned, spans: Spans, settings: YampSettings, serial
         stream.state.decode() or stream.topics.get(SERIALIZER, own.serializer)
         for stream, own in zip(reversed(spans.streams), reversed(agreed), strict=True)
     ]
-    types = [formats.content_type(name) for name in (*before, *serializers)]
+    types = [body_formats.content_type(name) for name in (*before, *serializers)]
     known = {name: code for code, name in enumerate(dict.fromkeys(name for name in types if name is not None))}
     code_of = np.array([-1 if name is None else known[name] for name in types] or [-1], np.int32)
     codes = np.empty(len(found.type), np.int32)

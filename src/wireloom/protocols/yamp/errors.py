@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 
+from wireloom.formats import body_formats
 from wireloom.model import Kind, Message, WireloomError
-from wireloom.protocols.yamp import formats
 
 CODE, REASON, ENCODED = "code", "reason", "reason_base64"
 ERROR = "error"
@@ -29,8 +29,8 @@ def with_code(message: Message, agreed: str | None) -> Message:
     """
     if message.kind is not Kind.ERROR:
         return message
-    writer = formats.format_for(agreed)
-    if message.status in NO_CODE or writer is None or writer.name not in formats.CONVERTIBLE:
+    writer = body_formats.format_for(agreed)
+    if message.status in NO_CODE or writer is None or writer.name not in body_formats.CONVERTIBLE:
         return message
     error = {CODE: message.status, **_reason(message, writer.name)}
     return message.with_(body=writer.dumps(error), content_type=agreed)
@@ -40,8 +40,8 @@ def _reason(message: Message, serializer: str) -> dict[str, object]:
     body = message.body
     if not body:
         return {}
-    reader = formats.format_for(message.content_type)
-    if reader is not None and reader.name in formats.CONVERTIBLE:
+    reader = body_formats.format_for(message.content_type)
+    if reader is not None and reader.name in body_formats.CONVERTIBLE:
         try:
             return {REASON: reader.loads(body)}
         except WireloomError:
@@ -49,7 +49,7 @@ def _reason(message: Message, serializer: str) -> dict[str, object]:
     try:
         return {REASON: body.decode()}
     except UnicodeDecodeError:
-        return {ENCODED: base64.b64encode(body).decode()} if serializer == formats.DEFAULT else {REASON: body}
+        return {ENCODED: base64.b64encode(body).decode()} if serializer == body_formats.DEFAULT else {REASON: body}
 
 
 def status_of(body: bytes, content_type: str | None) -> str:
@@ -68,8 +68,8 @@ def read_code(message: Message) -> Message:
     >>> error.status, error.body
     ('404', b'no')
     """
-    reader = formats.format_for(message.content_type)
-    if not message.body or len(message.body) > LONGEST or reader is None or reader.name not in formats.CONVERTIBLE:
+    reader = body_formats.format_for(message.content_type)
+    if not message.body or len(message.body) > LONGEST or reader is None or reader.name not in body_formats.CONVERTIBLE:
         return message
     try:
         error = reader.loads(message.body)

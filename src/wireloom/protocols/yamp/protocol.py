@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from wireloom.formats import body_formats
+from wireloom.formats.conversion import MAX_CONVERTED
 from wireloom.model import (
     NO_ATTRIBUTES,
     Authenticity,
@@ -27,8 +29,7 @@ from wireloom.model import (
 )
 from wireloom.protocols.contract import Decoder, Format, Protocol, Role, Scheme, Settings
 from wireloom.protocols.pairing import Conversation
-from wireloom.protocols.yamp import errors, formats, frames
-from wireloom.protocols.yamp.conversion import MAX_CONVERTED
+from wireloom.protocols.yamp import errors, frames
 from wireloom.protocols.yamp.frames import ResponseType
 from wireloom.protocols.yamp.pairing import CONVERSATION
 from wireloom.protocols.yamp.uids import uid_text
@@ -71,9 +72,9 @@ class YampSettings(Settings):
 
     agreed_fields: ClassVar[tuple[str, ...]] = ("serializer",)
 
-    serializer: str = formats.DEFAULT
+    serializer: str = body_formats.DEFAULT
     """What a client names in its handshake, and what bodies are taken for where no handshake was seen."""
-    serializers: tuple[str, ...] = formats.SERIALIZERS
+    serializers: tuple[str, ...] = body_formats.SERIALIZERS
     """What a server accepts."""
     max_body: int = frames.MAX_BODY_DEFAULT
     max_converted: int = MAX_CONVERTED
@@ -91,8 +92,8 @@ class YampSettings(Settings):
 
     def __post_init__(self) -> None:
         for name in (self.serializer, *self.serializers):
-            if name not in formats.CONTENT_TYPES:
-                known = ", ".join(formats.SERIALIZERS)
+            if name not in body_formats.CONTENT_TYPES:
+                known = ", ".join(body_formats.SERIALIZERS)
                 raise ConfigError(f"setting 'serializer' or 'serializers' names {name!r}; known: {known}")
         if not 0 <= self.max_body <= frames.MAX_BODY_LIMIT:
             raise ConfigError(f"setting 'max_body' is {self.max_body}; it must be 0 to {frames.MAX_BODY_LIMIT}")
@@ -238,7 +239,7 @@ class YampDecoder(Decoder):
 
     def __init__(self, direction: Direction, settings: YampSettings, topics: Mapping[int, str] | None = None) -> None:
         super().__init__()
-        self.content_type = formats.content_type((topics or {}).get(SERIALIZER, settings.serializer))
+        self.content_type = body_formats.content_type((topics or {}).get(SERIALIZER, settings.serializer))
         self._direction = direction
         self._max_body = settings.max_body
 
@@ -249,7 +250,7 @@ class YampDecoder(Decoder):
     def to_message(self, frame: object) -> Message:
         """The frame's meaning under the serializer that was named last."""
         if isinstance(frame, frames.Handshake):
-            self.content_type = formats.content_type(frame.serializer)
+            self.content_type = body_formats.content_type(frame.serializer)
         return to_message(cast(frames.Frame, frame), self._direction, self.content_type)
 
 
@@ -316,8 +317,8 @@ class Yamp(Protocol):
         if len(head) < 4 or head[:3] != b"\x00\x00\x01":
             return False
         name, rest = head[4 : 4 + head[3]], head[4 + head[3] :]
-        known = any(known.encode().startswith(name) for known in formats.SERIALIZERS) and (
-            len(name) < head[3] or name.decode(errors="replace") in ("", *formats.SERIALIZERS)
+        known = any(known.encode().startswith(name) for known in body_formats.SERIALIZERS) and (
+            len(name) < head[3] or name.decode(errors="replace") in ("", *body_formats.SERIALIZERS)
         )
         # A second handshake never follows the first: that is another protocol's zero byte.
         return known and (not rest or 0 < rest[0] <= frames.FrameType.RESPONSE)
@@ -330,7 +331,7 @@ class Yamp(Protocol):
 
     def format_for(self, content_type: str | None) -> Format | None:
         """The serializer of a content type."""
-        return formats.format_for(content_type)
+        return body_formats.format_for(content_type)
 
     def redirected(self, url: str, settings: Settings, *, secure: bool) -> str:
         """The URL to connect to after a close-redirect.

@@ -9,6 +9,7 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.formats import body_formats
 from wireloom.kernels import kernel
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_of
 from wireloom.protocols import publish_columns
@@ -33,7 +34,7 @@ from wireloom.protocols.publish_columns import (
     topic_after_prefix,
 )
 from wireloom.protocols.session import Session
-from wireloom.protocols.yamp import formats, frames
+from wireloom.protocols.yamp import frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import to_message
 from wireloom.protocols.yamp.session import YampSession
@@ -208,6 +209,6 @@ class YampPublishes(PublishColumns):
         session = cast(YampSession, self.sessions[0])
         uid = np.frombuffer(session.draw_uids(session.heard_at), ">u8").astype(np.uint64)
         out, ends = np.empty(count * (_ANSWER + 255), np.uint8), np.empty(count, np.int64)
-        body = _body_of(formats.nothing(session.content_type))
+        body = _body_of(body_formats.nothing(session.content_type))
         size = _write_answers(self.view, asks[OFFSET], uid[0], uid[1], body, out, ends)
         return out[:size].tobytes(), lambda rows: int(ends[rows - 1])

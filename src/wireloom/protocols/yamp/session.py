@@ -20,6 +20,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from wireloom.formats import body_formats
+from wireloom.formats.conversion import QUICK, conversion_of, converted, takes_long
 from wireloom.model import (
     Kind,
     LimitExceeded,
@@ -45,10 +47,9 @@ from wireloom.protocols.contract import (
     is_control,
 )
 from wireloom.protocols.offload import Later, WriteLater
-from wireloom.protocols.owing import Owed, OwedBatches
 from wireloom.protocols.partial_frame import Kept
-from wireloom.protocols.yamp import errors, formats, frames
-from wireloom.protocols.yamp.conversion import QUICK, conversion_of, converted, takes_long
+from wireloom.protocols.pending_acks import Owed, OwedBatches
+from wireloom.protocols.yamp import errors, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import YampSettings, fits, parse_uid, split_url, to_frame, to_message
 from wireloom.protocols.yamp.requests import Received, Sent, Unanswered
@@ -62,7 +63,7 @@ _OPENING, _OPEN = SessionState.OPENING, SessionState.OPEN
 _CLOSING, _CLOSED = SessionState.CLOSING, SessionState.CLOSED
 _EVENT, _REQUEST, _PROGRESS, _ERROR = Kind.EVENT, Kind.REQUEST, Kind.PROGRESS, Kind.ERROR
 _AGREED: Mapping[str, Mapping[str, str | bool]] = {
-    name: MappingProxyType({"serializer": name}) for name in formats.CONTENT_TYPES if name != formats.DEFAULT
+    name: MappingProxyType({"serializer": name}) for name in body_formats.CONTENT_TYPES if name != body_formats.DEFAULT
 }
 
 
@@ -83,7 +84,7 @@ class YampSession(ColumnSession):
         self.serializer: str | None = None
         """What the handshake agreed on; an empty serializer counts as json."""
         if role is Role.CLIENT:
-            self.content_type = formats.content_type(settings.serializer)
+            self.content_type = body_formats.content_type(settings.serializer)
         self._receives, self._sends = role.sends.opposite, role.sends
         self._uids = Uids(unique)
         self._buffer = Kept()
@@ -260,7 +261,7 @@ class YampSession(ColumnSession):
             raise frames.violation(
                 "yamp.handshake.version", f"version {theirs.version} is not supported; supported: {frames.VERSION}"
             )
-        serializer = theirs.serializer or formats.DEFAULT
+        serializer = theirs.serializer or body_formats.DEFAULT
         if self.role is Role.CLIENT:
             if serializer != self.settings.serializer:
                 raise frames.violation(
@@ -280,7 +281,7 @@ class YampSession(ColumnSession):
             self._say(theirs)
         self.serializer = serializer
         self._agreed = _AGREED.get(serializer, NOTHING_AGREED)
-        self.content_type = formats.content_type(serializer)
+        self.content_type = body_formats.content_type(serializer)
         self.state = _OPEN
         for encoded in self._held:
             self._write(encoded)
@@ -292,7 +293,7 @@ class YampSession(ColumnSession):
             raise frames.violation("yamp.request.uid-reused", f"{request_id} is still unanswered")
         if self.state is _CLOSING and request_id not in self._owed:
             self.count("yamp.request.closing")
-            body = formats.nothing(self.content_type)
+            body = body_formats.nothing(self.content_type)
             self._say(frames.Response(self._uid(self._heard), request.uri, request.uid, ResponseType.ERROR, body))
             return False
         self._owed.add(request_id, request, self._owed_batches.size)
@@ -499,7 +500,7 @@ class YampSession(ColumnSession):
         if message.content_type not in (None, self.content_type):
             attributes = {**attributes, "content_type": message.content_type}
         return message_of((
-            kind, uri, body or formats.nothing(content_type), uid_text(self._uid(now)), message.correlation_id,
+            kind, uri, body or body_formats.nothing(content_type), uid_text(self._uid(now)), message.correlation_id,
             message.status, content_type, attributes, "yamp", message.time, message.connection, self._sends,
             message.authenticity,
         ))  # fmt: skip
@@ -567,7 +568,7 @@ class YampSession(ColumnSession):
 
     def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
         """An `event` frame up to its body; None where the body has to be converted."""
-        writes_null = bool(formats.nothing(self.content_type))
+        writes_null = bool(body_formats.nothing(self.content_type))
         if content_type != self.content_type and (content_type is not None or writes_null):
             return None
         head = _event_head(topic)
@@ -582,7 +583,7 @@ class YampSession(ColumnSession):
                 if self._takes_long(event):
                     return None
                 body, content_type = converted(body, content_type, self.content_type, self.settings.max_converted)
-            ready.append(event.with_(body=body or formats.nothing(content_type), content_type=content_type))
+            ready.append(event.with_(body=body or body_formats.nothing(content_type), content_type=content_type))
         return super().write_events(ready, now)
 
     def draw_uids(self, now: float) -> bytes:
@@ -708,10 +709,10 @@ def _uri_of(message: Message) -> str:
 
 def _operation(request: Message) -> Message:
     """Operations of the hub take JSON: a request for one that came as another kind of plain values is converted."""
-    topic, reader = request.topic or "", formats.format_for(request.content_type)
+    topic, reader = request.topic or "", body_formats.format_for(request.content_type)
     if not topic.startswith(HUB_PREFIX) or topic.startswith(PUBLISH) or len(request.body) > QUICK:
         return request
-    if reader is None or reader.name not in formats.CONVERTIBLE:
+    if reader is None or reader.name not in body_formats.CONVERTIBLE:
         return request  # with the other serializers an operation is JSON text
     try:
         body, content_type = converted(request.body, request.content_type, "application/json")

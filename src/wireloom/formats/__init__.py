@@ -1,0 +1,1 @@
+"""Formats of message bodies: values to bytes and back, counting values, conversion between formats."""
