@@ -24,6 +24,8 @@ KEY_FILE = "keys.jsonl"
 DECRYPTION_SECRETS = 10
 SECRETS_TYPE = int.from_bytes(b"WLMK")
 """The type of our secrets, in the manner of the known ones: four letters."""
+BLANKED_TYPE = int.from_bytes(b"WLM0")
+"""The type of secrets that were blanked: readers pass over them."""
 WRONG_KEYS = "keys that are damaged"
 
 _HEAD = struct.Struct("<II")
@@ -80,6 +82,19 @@ def parse(data: Buffer, offset: int, size: int) -> Keys | None:
         return Keys(str(found["protocol"]), int(comment[1], 16), values)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BlockFault(offset, WRONG_KEYS) from None
+
+
+def blanked(data: Buffer, offset: int, size: int) -> bytes:
+    """The block of keys at `offset` without the keys, just as long: what comes after it stays in its place.
+
+    >>> keys = Keys("wolpertinger", 7, {"aes_key": "00ff"})
+    >>> without = blanked(keys.block, 0, len(keys.block))
+    >>> len(without) == len(keys.block), b"00ff" in without, parse(without, 0, len(without))
+    (True, False, None)
+    """
+    if size < 20:
+        return bytes(data[offset : offset + size])
+    return blocks.block(DECRYPTION_SECRETS, _HEAD.pack(BLANKED_TYPE, size - 20) + bytes(size - 20))
 
 
 def keys_in(data: Buffer, start: int, end: int) -> Iterator[Keys]:
