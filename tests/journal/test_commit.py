@@ -10,7 +10,7 @@ import pytest
 
 from tests.disks import SlowDisk
 from wireloom.journal import GroupCommit, Journal, read_blocks, read_messages, segments
-from wireloom.journal.commit import INLINE_BYTES
+from wireloom.journal.commit import INLINE_BYTES, SHARE
 from wireloom.journal.verify import verify
 from wireloom.model import Direction
 
@@ -350,3 +350,21 @@ async def test_closing_is_given_up_while_a_sync_hangs(tmp_path, monkeypatch):
     await sealing
     assert list(verify(tmp_path)) == []
     assert len(list(read_messages(tmp_path))) == 1
+
+
+async def test_the_loop_lets_the_thread_have_the_interpreter_while_it_commits(commit, monkeypatch):
+    """Else a busy loop, which releases it often and for microseconds, would always have it back before the thread."""
+    release, waits, real = threading.Event(), [], os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: (release.wait(10), real(descriptor)))
+    monkeypatch.setattr(commit._idle, "wait", lambda seconds: waits.append(seconds))
+    ticket = append(commit, 0)
+    await asyncio.sleep(0.05)  # nobody waits for it: the thread has begun after 5 ms
+    assert commit.is_writing and 3 <= len(waits) <= 25, waits
+    await asyncio.sleep(0.4)
+    assert len(waits) <= 80, "a disk that is slow does not slow the loop for long"
+    release.set()
+    await commit.wait(ticket)
+    seen = len(waits)
+    await asyncio.sleep(0.05)
+    assert len(waits) == seen, "nothing is waited for between commits"
+    assert set(waits) == {SHARE}

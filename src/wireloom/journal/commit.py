@@ -10,12 +10,19 @@ A slow disk must not stall the loop. Two rules decide where a small commit is ma
 - If most of the last nine took two milliseconds or more, the thread makes it.
 - If one on the loop took `SLOW` seconds, the thread makes the next ones, until `FIRST_RUN` in a row were faster than
   that. If the loop is soon stalled again, twice as many are needed, up to `LONGEST_RUN`.
+
+A busy loop must not stall the thread either. The thread needs the interpreter lock between its system calls. A busy
+loop releases the lock often, for microseconds each: in kernels, to send, to poll. That wakes the thread, but the loop
+has the lock again before the thread runs. The thread would force a switch only after a millisecond without such a
+wake-up (`sys.setswitchinterval`), so a commit of 50 KB took half a second. Therefore the loop waits for the thread, for
+`SHARE` seconds at most, every `SHARE_EVERY` seconds, while the thread is at a commit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from bisect import insort
 from collections import deque
@@ -41,6 +48,11 @@ STALLED = 0.1
 """The same for one that the thread has made: less may be the wait for a processor."""
 FIRST_RUN, LONGEST_RUN = 8, 1024
 """Commits in a row that must be faster than `SLOW` before they are made on the loop again."""
+SHARE, SHARE_EVERY = 0.0002, 0.002
+"""Seconds for which the loop lets the thread have the interpreter, and how often it does so."""
+SHARE_PART = 16
+"""A commit that takes long waits for the disk, not for the interpreter: the next wait then comes after this part of the
+time that it has taken."""
 SOON = 16
 """A stall is a mistake of the rule, and doubles the run, if it comes within so many runs' commits after its end."""
 MOST_IN_VAIN = 6
@@ -80,6 +92,11 @@ class GroupCommit:
         self._syncing = False
         self._in_flight: PendingCommit | None = None
         """What the thread commits."""
+        self._idle = threading.Event()
+        """Set while the thread is at no commit."""
+        self._begun = 0.0
+        """When the thread was given its last commit."""
+        self._sharing: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
         self._looking = 0
@@ -187,7 +204,7 @@ class GroupCommit:
         """Begin no more commits."""
         self._closed = True
         self.journal.on_pending = None
-        for handle in (self._soon, self._later):
+        for handle in (self._soon, self._later, self._sharing):
             if handle is not None:
                 handle.cancel()
 
@@ -268,8 +285,28 @@ class GroupCommit:
         else:
             self._syncing = True
             self._in_flight = batch
-            done = self._loop.run_in_executor(self._thread, self._store, batch)
+            self._idle.clear()
+            self._begun = time.monotonic()
+            done = self._loop.run_in_executor(self._thread, self._store_for_loop, batch)
             done.add_done_callback(lambda future: self._stored(batch, future))
+            if self._sharing is None:
+                self._sharing = self._loop.call_later(SHARE_EVERY, self._share)
+
+    def _share(self) -> None:
+        """Let the thread have the interpreter, while it is at a commit."""
+        self._sharing = None
+        if not self._syncing or self._closed:
+            return
+        self._idle.wait(SHARE)
+        taken = time.monotonic() - self._begun
+        self._sharing = self._loop.call_later(max(SHARE_EVERY, taken / SHARE_PART), self._share)
+
+    def _store_for_loop(self, batch: PendingCommit) -> float:
+        """What the thread does."""
+        try:
+            return self._store(batch)
+        finally:
+            self._idle.set()
 
     def _store(self, batch: PendingCommit) -> float:
         started = time.perf_counter()
