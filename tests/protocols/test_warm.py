@@ -54,7 +54,7 @@ for messages in (mixed, [("a", False)] * 20, [("b", True)] * 20):
         elif isinstance(batch, Calls):
             found += 1
             provider = talking(name)
-            assert batch.frames(range(batch.count), provider, lambda session: session.new_ids(batch.count))
+            assert provider.ask_all(batch.topics[0], batch.content_types[0], batch.bodies(range(batch.count)), 1.0)
 reads = [sent(*mixed) for _ in servers[1:]]
 ends = [len(reads[0]), len(reads[0]) + len(reads[1])]
 taken = servers[1].columns.take(servers[1:], b"".join(reads), [0, ends[0]], ends)

@@ -28,7 +28,7 @@ from wireloom.journal.lines import Line
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.send_queue import fresh
-from wireloom.protocols.column_session import ColumnSession
+from wireloom.protocols.column_session import CallSession, ColumnSession
 from wireloom.protocols.contract import CUT, LOGIN, Batch, Calls, Publishes, Role, Session, Sessions
 from wireloom.protocols.publish_rules import published
 from wireloom.transports.base import EndedPipe, Pipe
@@ -647,6 +647,34 @@ class Connection(Outbox):
         if self.driver.failure is None and encoded:
             self.session.send_frames(encoded, count)
             self.hub.unwritten[self] = None
+
+    def ask_all(self, topic: str, content_type: str | None, bodies: Sequence[bytes]) -> Sequence[str] | None:
+        """Send requests that differ in their bodies alone; their ids. None where they have to be sent one by one."""
+        session = self.session
+        if self.driver.failure is not None or not isinstance(session, CallSession):
+            return None
+        ids = session.ask_all(topic, content_type, bodies, self.hub.now())
+        if ids is not None:
+            self._called(bodies)
+        return ids
+
+    def answer_all(
+        self, topic: str | None, content_type: str | None, ids: Sequence[str], bodies: Sequence[bytes]
+    ) -> bool:
+        """Send responses that are done to requests of this peer; False where they have to be sent one by one."""
+        session = self.session
+        if self.driver.failure is not None or not isinstance(session, CallSession):
+            return False
+        if not session.answer_all(topic, content_type, ids, bodies, self.hub.now()):
+            return False
+        self._called(bodies)
+        return True
+
+    def _called(self, bodies: Sequence[bytes]) -> None:
+        """Requests or responses were queued."""
+        if self.driver.writing_is_paused:
+            self.unsent += sum(map(len, bodies))
+        self.hub.unwritten[self] = None
 
     def cut_off(self, limit: str) -> None:
         """A limit is reached: drop the connection now."""

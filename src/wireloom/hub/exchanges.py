@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
+from itertools import groupby, islice
 from typing import TYPE_CHECKING
 
 from wireloom.hub.logs import about
@@ -25,7 +25,6 @@ from wireloom.model import (
     WireloomError,
     message_of,
 )
-from wireloom.protocols.column_session import CallSession
 from wireloom.protocols.contract import TRACE, Calls
 
 if TYPE_CHECKING:
@@ -49,13 +48,15 @@ _PASSED_ON = ("progressive", *TRACE)
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A request that waits for its answer."""
+    """Requests that went from one peer to one provider together and wait for their answers: one, or those of a read."""
 
     requester: Connection
-    request: Message
     provider: Connection
-    provider_id: str
+    topic: str | None
+    """As the requester named it."""
     deadline: float
+    waiting: dict[str, str]
+    """Those that are not answered: the id at the provider, and the id at the requester."""
 
 
 class Exchanges:
@@ -65,13 +66,16 @@ class Exchanges:
         self._hub = hub
         self.timeout = timeout
         self._by_provider: dict[Connection, dict[str, Exchange]] = {}
-        """By provider, then by the id that a request has there; `_by_requester` likewise."""
-        self._by_requester: dict[Connection, dict[str, Exchange]] = {}
+        """By provider, then by the id that a request has there."""
+        self._by_requester: dict[Connection, dict[str, tuple[Exchange, str]]] = {}
+        """By requester, then by the id that a request has there; with its id at the provider."""
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
         """All of them, those that expire first at first."""
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        """How many requests wait."""
+        return self._count
 
     def forward(self, requester: Connection, request: Message, provider: Connection, routed: Message) -> None:
         """Hand a request, as routes have left it, to its provider; failures are answered at once."""
@@ -99,67 +103,59 @@ class Exchanges:
             status = UNAVAILABLE if isinstance(error, PeerClosed) else UNSUPPORTED
             self.fail(requester, request, status, str(error))
             return
-        if request.body:
-            request = request.with_(body=b"")  # the provider has it
-        self._remember(requester, provider, ((request, provider_id),))
+        self._remember(requester, provider, request.topic, {provider_id: request.id or ""})
 
     def forward_all(self, requester: Connection, calls: Calls, rows: Sequence[int], provider: Connection) -> None:
-        """Hand requests of a batch to their provider: together, or one by one where that cannot be."""
-        limits, ids = self._hub.config.limits, list[str]()
-        frames = None
-        if (
-            provider.driver.failure is None
-            and provider.unsent <= limits.queue_bytes
-            and len(self) + len(rows) <= limits.requests
-        ):
+        """Hand requests of a batch to their provider: those of one topic together, or one by one where that cannot be.
 
-            def draw(session: CallSession) -> Sequence[str] | None:
-                ids.extend(session.new_ids(len(rows)) or ())
-                return ids or None
-
-            frames = calls.frames(rows, provider.session, draw)
-        if frames is None:
-            for row in rows:
+        Requests for several topics stay in order.
+        """
+        limits, codes = self._hub.config.limits, calls.codes
+        for code, run in ((0, rows),) if len(calls.topics) == 1 else _runs(rows, codes):
+            topic, ids = calls.topics[code], None
+            if provider.unsent <= limits.queue_bytes and len(self) + len(run) <= limits.requests:
+                ids = provider.ask_all(topic, calls.content_types[code], calls.bodies(run))
+            if ids is not None:
+                waiting = dict(zip(ids, [calls.ids[row] for row in run], strict=True))
+                self._remember(requester, provider, topic, waiting)
+                continue
+            for row in run:
                 request = calls.message(row)
                 self.forward(requester, request, provider, request)
-            return
-        provider.send_frames(frames, len(rows))
-        topics = calls.topics_of(rows)
-        requests = [Message(_REQUEST, topic, b"", calls.ids[row]) for row, topic in zip(rows, topics, strict=True)]
-        self._remember(requester, provider, zip(requests, ids, strict=True))
 
-    def _remember(self, requester: Connection, provider: Connection, asked: Iterable[tuple[Message, str]]) -> None:
-        """Requests, without their bodies, wait for their answers under these ids of their provider."""
-        deadline, waiting = self._hub.now() + self.timeout, self._waiting
+    def _remember(
+        self, requester: Connection, provider: Connection, topic: str | None, waiting: dict[str, str]
+    ) -> None:
+        """Requests wait for their answers."""
+        exchange = Exchange(requester, provider, topic, self._hub.now() + self.timeout, waiting)
+        self._waiting[exchange] = None
+        self._count += len(waiting)
         by_provider = self._by_provider.setdefault(provider, {})
         by_requester = self._by_requester.setdefault(requester, {})
-        for request, provider_id in asked:
-            exchange = Exchange(requester, request, provider, provider_id, deadline)
-            waiting[exchange] = None
+        for provider_id, request_id in waiting.items():
             by_provider[provider_id] = exchange
-            by_requester[request.id or ""] = exchange
+            by_requester[request_id] = exchange, provider_id
 
     def asked(self, provider: Connection, provider_id: str) -> Exchange | None:
-        """The request that has this id at its provider."""
+        """The exchange with the request that has this id at its provider."""
         return self._by_provider.get(provider, {}).get(provider_id)
 
     def waiting(self, requester: Connection, request_id: str) -> Exchange | None:
-        """The request that has this id at its requester."""
-        return self._by_requester.get(requester, {}).get(request_id)
+        """The exchange with the request that has this id at its requester."""
+        return self._by_requester.get(requester, {}).get(request_id, (None, ""))[0]
 
     def answer(self, provider: Connection, message: Message) -> None:
         """Progress, an answer or an error came from a provider."""
-        exchange = self.asked(provider, message.correlation_id or "")
+        provider_id = message.correlation_id or ""
+        exchange = self.asked(provider, provider_id)
         if exchange is None:
             return
-        requester, request = exchange.requester, exchange.request
+        requester, request = exchange.requester, _request(exchange, exchange.waiting[provider_id])
         if message.kind is not _PROGRESS:
-            self._forget(exchange)
+            self._forget(exchange, (provider_id,))
             self._hub.metrics.requests.add(1, requester.name, message.status or str(message.kind))
         else:
-            # A provider that tells of its progress has the time anew.
-            exchange.deadline = self._hub.now() + self.timeout
-            self._waiting.move_to_end(exchange)
+            self._renew(exchange, provider_id)
         if requester.unsent > self._hub.config.limits.queue_bytes:
             self._hub.reached("queue_bytes")
             requester.cut_off("slow-consumer")
@@ -181,50 +177,60 @@ class Exchanges:
             extra = about("answer.unsent", requester)
             log.info("%r: an answer could not be sent: %s", requester, error, extra=extra)
 
+    def _renew(self, exchange: Exchange, provider_id: str) -> None:
+        """A provider that tells of its progress with a request has the time anew, for this one."""
+        if len(exchange.waiting) > 1:
+            (request_id,) = self._forget(exchange, (provider_id,))
+            self._remember(exchange.requester, exchange.provider, exchange.topic, {provider_id: request_id})
+        else:
+            exchange.deadline = self._hub.now() + self.timeout
+            self._waiting.move_to_end(exchange)
+
     def answer_all(self, provider: Connection, calls: Calls) -> None:
-        """Answers came from a provider: those for one requester go to it together, or else one by one."""
-        asked = self._by_provider.get(provider, {})
-        groups: dict[tuple[Connection, str | None], list[tuple[int, Exchange]]] = {}
-        for row, provider_id in enumerate(calls.ids):
-            exchange = asked.get(provider_id)
-            if exchange is not None:
-                groups.setdefault((exchange.requester, exchange.request.topic), []).append((row, exchange))
-        for (requester, topic), found in groups.items():
-            rows = [row for row, _ in found]
-            frames = None
-            if requester.driver.failure is None and requester.unsent <= self._hub.config.limits.queue_bytes:
-                ids = [exchange.request.id or "" for _, exchange in found]
-                frames = calls.frames(rows, requester.session, methodcaller("answer_all", ids), topic)
-            if frames is None:
-                for row in rows:
-                    self.answer(provider, calls.message(row))
+        """Answers came from a provider: those to requests of one exchange go back together, or else one by one."""
+        asked, most = self._by_provider.get(provider, {}), self._hub.config.limits.queue_bytes
+        groups: dict[tuple[Exchange, int], list[int]] = {}
+        last, rows = None, list[int]()
+        for row, key in enumerate(zip(map(asked.get, calls.ids), calls.codes, strict=True)):
+            exchange, code = key
+            if exchange is None:
                 continue
-            requester.send_frames(frames, len(rows))
-            for _, exchange in found:
-                self._forget(exchange)
-            self._hub.metrics.requests.add(len(rows), requester.name, "done")
+            if key != last:
+                last, rows = key, groups.setdefault((exchange, code), [])
+            rows.append(row)
+        for (exchange, code), rows in groups.items():
+            if exchange not in self._waiting:
+                continue  # its requester was too slow for answers before these
+            requester, ids = exchange.requester, [calls.ids[row] for row in rows]
+            if requester.unsent <= most and requester.answer_all(
+                exchange.topic, calls.content_types[code], [*map(exchange.waiting.__getitem__, ids)], calls.bodies(rows)
+            ):
+                self._forget(exchange, ids)
+                self._hub.metrics.requests.add(len(rows), requester.name, "done")
+                continue
+            for row in rows:
+                self.answer(provider, calls.message(row))
 
     def cancel(self, requester: Connection, message: Message) -> None:
         """The requester no longer wants the answer, or wants it cut short."""
-        exchange = self.waiting(requester, message.correlation_id or "")
+        request_id = message.correlation_id or ""
+        exchange, provider_id = self._by_requester.get(requester, {}).get(request_id, (None, ""))
         if exchange is None:
             return
         kill = message.attributes.get("kill") == "true"
-        told = self._stop(exchange, kill=kill)
+        told = self._stop(exchange, provider_id, kill=kill)
         if kill:
-            self._forget(exchange)
+            self._forget(exchange, (provider_id,))
             self._hub.metrics.requests.add(1, requester.name, "killed")
         elif not told:
-            self._forget(exchange)
+            self._forget(exchange, (provider_id,))
             text = f"the provider speaks {exchange.provider.name}, which has no cancel; its answer will be ignored"
-            self.fail(requester, exchange.request, UNSUPPORTED, text)
+            self.fail(requester, _request(exchange, request_id), UNSUPPORTED, text)
 
-    def _stop(self, exchange: Exchange, *, kill: bool) -> bool:
+    def _stop(self, exchange: Exchange, provider_id: str, *, kill: bool) -> bool:
         """Tell a provider that its answer is no longer wanted; False where its protocol has no way to say so."""
         attributes = {"kill": "true"} if kill else {}
-        cancel = Message(
-            Kind.CANCEL, exchange.request.topic, correlation_id=exchange.provider_id, attributes=attributes
-        )
+        cancel = Message(Kind.CANCEL, exchange.topic, correlation_id=provider_id, attributes=attributes)
         try:
             exchange.provider.send(cancel)
         except (NotSupported, PeerClosed):
@@ -257,48 +263,74 @@ class Exchanges:
         log.info("%r: request %s failed, and %s", requester, request.id, why, extra=extra)
         self._hub.router.undeliverable(requester, request, f"a request failed, and {why}")
 
-    def _forget(self, exchange: Exchange) -> None:
-        self._waiting.pop(exchange, None)
-        self._by_provider.get(exchange.provider, {}).pop(exchange.provider_id, None)
-        self._by_requester.get(exchange.requester, {}).pop(exchange.request.id or "", None)
+    def _forget(self, exchange: Exchange, provider_ids: Iterable[str]) -> list[str]:
+        """Some requests of an exchange no longer wait; returns their ids at the requester."""
+        waiting = exchange.waiting
+        by_provider, by_requester = self._by_provider[exchange.provider], self._by_requester[exchange.requester]
+        request_ids = []
+        for provider_id in provider_ids:
+            request_id = waiting.pop(provider_id)
+            request_ids.append(request_id)
+            del by_provider[provider_id]
+            by_requester.pop(request_id, None)
+        self._count -= len(request_ids)
+        if not waiting:
+            del self._waiting[exchange]
+        return request_ids
 
     def drop(self, connection: Connection) -> None:
         """A connection is gone: its requests are forgotten, those it should have answered fail at once."""
-        lost = list(self._by_provider.get(connection, {}).values())
-        for exchange in lost:
-            self._forget(exchange)
-        self._fail_all(deque(lost), UNAVAILABLE, "the provider's connection was lost")
-        for exchange in list(self._by_requester.get(connection, {}).values()):
-            self._forget(exchange)
-            self._stop(exchange, kill=True)
+        lost = [(exchange, number) for number, exchange in self._by_provider.get(connection, {}).items()]
+        self._fail_all(self._failing(lost), UNAVAILABLE, "the provider's connection was lost")
+        for exchange, provider_id in list(self._by_requester.get(connection, {}).values()):
+            self._forget(exchange, (provider_id,))
+            self._stop(exchange, provider_id, kill=True)
         self._by_provider.pop(connection, None)
         self._by_requester.pop(connection, None)
         self._hub.write_out()
 
     def expire(self, now: float) -> None:
         """Fail what has waited too long."""
-        late: deque[Exchange] = deque()
-        while self._waiting and (exchange := next(iter(self._waiting))).deadline <= now and len(late) < _PORTION:
-            self._forget(exchange)
-            self._stop(exchange, kill=True)
+        late: list[tuple[Exchange, str]] = []
+        for exchange in self._waiting:
+            if exchange.deadline > now or len(late) == _PORTION:
+                break
+            late += [(exchange, number) for number in islice(exchange.waiting, _PORTION - len(late))]
+        for exchange, provider_id in late:
+            self._stop(exchange, provider_id, kill=True)
             self._hub.reached("request_timeout")
-            late.append(exchange)
         if len(late) == _PORTION:
             self._hub.call_soon(self.expire, now)
-        self._fail_all(late, TIMED_OUT, "the provider did not answer in time")
+        self._fail_all(self._failing(late), TIMED_OUT, "the provider did not answer in time")
         self._hub.write_out()
 
-    def _fail_all(self, exchanges: deque[Exchange], status: str, text: str) -> None:
+    def _failing(self, lost: Iterable[tuple[Exchange, str]]) -> deque[tuple[Connection, Message]]:
+        """Requests that nobody will answer, no longer waiting, and who asked them."""
+        return deque(
+            (exchange.requester, _request(exchange, *self._forget(exchange, (provider_id,))))
+            for exchange, provider_id in lost
+        )
+
+    def _fail_all(self, requests: deque[tuple[Connection, Message]], status: str, text: str) -> None:
         """Answer many requests with an error, a portion at a time."""
-        for _ in range(min(_PORTION, len(exchanges))):
-            exchange = exchanges.popleft()
-            self.fail(exchange.requester, exchange.request, status, text)
-        if exchanges:
-            self._hub.call_soon(self._fail_more, exchanges, status, text)
+        for _ in range(min(_PORTION, len(requests))):
+            self.fail(*requests.popleft(), status, text)
+        if requests:
+            self._hub.call_soon(self._fail_more, requests, status, text)
 
-    def _fail_more(self, exchanges: deque[Exchange], status: str, text: str) -> None:
-        self._fail_all(exchanges, status, text)
+    def _fail_more(self, requests: deque[tuple[Connection, Message]], status: str, text: str) -> None:
+        self._fail_all(requests, status, text)
         self._hub.write_out()
+
+
+def _request(exchange: Exchange, request_id: str) -> Message:
+    """A request of an exchange, without its body: the provider has it."""
+    return Message(_REQUEST, exchange.topic, b"", request_id)
+
+
+def _runs(rows: Sequence[int], codes: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """Rows one behind the other that have the same code, together."""
+    return ((code, list(run)) for code, run in groupby(rows, codes.__getitem__))
 
 
 def answer_to(request: Message, body: bytes, content_type: str | None) -> Message:

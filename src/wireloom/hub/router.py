@@ -76,15 +76,17 @@ class Router:
             # Some get an error: these are messages.
             self._route_messages(source, calls.as_messages().messages, ticket)
             return
+        if len(providers) == 1 and len(providers[0]) == 1:
+            self._turn += calls.count
+            self.exchanges.forward_all(source, calls, range(calls.count), providers[0][0])
+            return
         parts: dict[Connection, list[int]] = {}
-        for code, found in enumerate(providers):
-            rows = calls.rows_of(code)
-            for offset in range(min(len(rows), len(found))):
-                provider = found[(self._turn + offset) % len(found)]
-                parts.setdefault(provider, []).extend(rows[offset :: len(found)])
-            self._turn += len(rows)
+        for row, code in enumerate(calls.codes):
+            found = providers[code]
+            parts.setdefault(found[self._turn % len(found)], []).append(row)
+            self._turn += 1
         for provider, rows in parts.items():
-            self.exchanges.forward_all(source, calls, sorted(rows), provider)
+            self.exchanges.forward_all(source, calls, rows, provider)
 
     def _route_messages(self, source: Connection, messages: Sequence[Message], ticket: int) -> None:
         """Act on messages in order; what is published without anything in between is delivered together."""

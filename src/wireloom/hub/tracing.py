@@ -11,7 +11,7 @@ a place for it carry it there, HTTP in headers. A message without one begins a t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.hub.exchanges import Exchange, Exchanges
@@ -146,7 +146,9 @@ class TracedExchanges(Exchanges):
 
     def answer(self, provider: Connection, message: Message) -> None:
         """An answer came from a provider: both spans end with it."""
-        exchange = self.asked(provider, message.correlation_id or "")
+        provider_id = message.correlation_id or ""
+        exchange = self.asked(provider, provider_id)
+        request_id = "" if exchange is None else exchange.waiting[provider_id]
         error = (message.status or "error") if message.kind is Kind.ERROR else None
         span = None if exchange is None else self._asked.get(exchange)
         if span is not None and message.kind is Kind.PROGRESS:
@@ -157,11 +159,11 @@ class TracedExchanges(Exchanges):
                 self._tracing.failed(span, error)
         super().answer(provider, message)
         if exchange is not None and message.kind is not Kind.PROGRESS:
-            self.answered(exchange.requester, exchange.request, error)
+            self.answered(exchange.requester, request_id, error)
 
-    def answered(self, requester: Connection, request: Message, error: str | None = None) -> None:
+    def answered(self, requester: Connection, request_id: str, error: str | None = None) -> None:
         """The requester has its answer."""
-        span = self.received.pop((requester, request.id or ""), None)
+        span = self.received.pop((requester, request_id), None)
         if span is not None:
             if error is not None:
                 self._tracing.failed(span, error)
@@ -170,14 +172,15 @@ class TracedExchanges(Exchanges):
     def fail(self, requester: Connection, request: Message, status: str, text: str) -> None:
         """Answer a request with an error of the hub."""
         super().fail(requester, request, status, text)
-        self.answered(requester, request, f"{status}: {text}")
+        self.answered(requester, request.id or "", f"{status}: {text}")
 
     def cancel(self, requester: Connection, message: Message) -> None:
         """The requester no longer wants the answer."""
-        exchange = self.waiting(requester, message.correlation_id or "")
+        request_id = message.correlation_id or ""
+        exchange = self.waiting(requester, request_id)
         super().cancel(requester, message)
-        if exchange is not None and self.waiting(requester, message.correlation_id or "") is None:
-            self.answered(requester, exchange.request, "cancelled")
+        if exchange is not None and self.waiting(requester, request_id) is None:
+            self.answered(requester, request_id, "cancelled")
 
     def expire(self, now: float) -> None:
         """Fail what has waited too long."""
@@ -186,11 +189,13 @@ class TracedExchanges(Exchanges):
                 self._tracing.failed(span, "no answer in time")
         super().expire(now)
 
-    def _forget(self, exchange: Exchange) -> None:
-        super()._forget(exchange)
+    def _forget(self, exchange: Exchange, provider_ids: Iterable[str]) -> list[str]:
+        forgotten = super()._forget(exchange, provider_ids)
+        # Each request is sent by itself, and is an exchange of its own.
         span = self._asked.pop(exchange, None)
         if span is not None:
             span.end()
+        return forgotten
 
     def drop(self, connection: Connection) -> None:
         """A connection is gone, and with it what it asked, and what it should have answered."""
@@ -302,4 +307,4 @@ class TracedRouter(Router):
     def _acknowledge(self, source: Connection, requests: Sequence[Message]) -> None:
         super()._acknowledge(source, requests)
         for request in requests:
-            self.exchanges.answered(source, request)
+            self.exchanges.answered(source, request.id or "")

@@ -18,7 +18,6 @@ from wireloom.model import Message
 from wireloom.protocols.decoding import Rejected
 
 if TYPE_CHECKING:
-    from wireloom.protocols.column_session import CallSession
     from wireloom.protocols.session import Session
 
 HUB_PREFIX = "$hub/"
@@ -141,41 +140,26 @@ class EventList(Events):
 
 
 class Calls(Batch, abc.ABC):
-    """Nothing but requests for providers, or nothing but answers to requests, of one connection: no object for each.
+    """Nothing but requests for providers, or nothing but responses that are done, of one connection.
 
-    `messages` of the base class stays empty; see `as_messages`.
+    No object is made for each. `messages` of the base class stays empty; see `as_messages`.
     """
 
     __slots__ = ()
 
-    session: Session
-    """Who read them. It knows their ids: the peer waits for the answers, or no longer for these."""
     is_answers: bool
     ids: Sequence[str]
-    """Of each request its id, of each answer that of its request."""
+    """Of each request its id, of each response that of its request."""
     topics: Sequence[str]
-    """Each topic once."""
+    """Each topic, once for each content type that bodies have in it. Responses may have none."""
+    content_types: Sequence[str | None]
+    """The content type that goes with each of `topics`."""
+    codes: Sequence[int]
+    """Of each message the index of its topic."""
 
     @abc.abstractmethod
-    def rows_of(self, code: int) -> Sequence[int]:
-        """Which of them have a topic, given by its index in `topics`, in order."""
-
-    @abc.abstractmethod
-    def topics_of(self, rows: Sequence[int]) -> Sequence[str]:
-        """The topics of some of them."""
-
-    @abc.abstractmethod
-    def frames(
-        self,
-        rows: Sequence[int],
-        session: Session,
-        ids: Callable[[CallSession], Sequence[str] | None],
-        topic: str | None = None,
-    ) -> bytes | None:
-        """Some of them as frames that a session writes, under the ids that `ids` gives, and maybe another topic.
-
-        None, and `ids` not asked for, where they have to be sent one by one; None also where `ids` gives none.
-        """
+    def bodies(self, rows: Sequence[int]) -> Sequence[bytes]:
+        """The bodies of some of them."""
 
     @abc.abstractmethod
     def message(self, row: int) -> Message:

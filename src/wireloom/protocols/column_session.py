@@ -10,9 +10,9 @@ import abc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from wireloom.model import Kind, Message
+from wireloom.model import Message
 from wireloom.protocols.batch import Batch
-from wireloom.protocols.session import EventHead, Session, SessionState
+from wireloom.protocols.session import Session, SessionState
 
 if TYPE_CHECKING:
     from wireloom.protocols.pending_acks import Owed
@@ -81,27 +81,23 @@ class ColumnSession(Session):
 
 
 class CallSession(ColumnSession):
-    """A session whose kernel finds requests and answers, too, and that can send many of them together."""
+    """A session whose kernel finds requests and answers, too, and that sends many of them together."""
 
     @abc.abstractmethod
     def take_calls(self, ids: Sequence[str], *, are_answers: bool) -> bool:
         """Requests with these ids came, or answers to ours; False, and nothing done, if that may break a rule."""
 
     @abc.abstractmethod
-    def call_head(self, kind: Kind, topic: str | None, content_type: str | None) -> EventHead | None:
-        """What the frames of such requests or responses begin with, with the place of the id empty.
+    def ask_all(
+        self, topic: str, content_type: str | None, bodies: Sequence[bytes], now: float
+    ) -> Sequence[str] | None:
+        """Queue requests that differ in their bodies alone; their ids.
 
-        None where they have to be sent one by one. Raises what `send` raises.
+        None, and nothing done, where they have to be sent one by one: `send` then says what is wrong with which.
         """
 
     @abc.abstractmethod
-    def new_ids(self, count: int) -> Sequence[str] | None:
-        """Ids for so many requests that are sent now, by `send_frames`; None if they cannot be sent together."""
-
-    @abc.abstractmethod
-    def answer_all(self, ids: Sequence[str]) -> Sequence[str] | None:
-        """The peer's requests with these ids are answered now; None, and nothing done, if one does not wait."""
-
-    @abc.abstractmethod
-    def id_bytes(self, ids: Sequence[str]) -> bytes:
-        """Ids as they are on the wire, one behind the other; all have the same size."""
+    def answer_all(
+        self, topic: str | None, content_type: str | None, ids: Sequence[str], bodies: Sequence[bytes], now: float
+    ) -> bool:
+        """Queue responses that are done, to the peer's requests with these ids; False, and nothing done, likewise."""

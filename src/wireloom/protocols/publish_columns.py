@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 READ, OFFSET, SIZE, KIND, TOPIC, TOPIC_SIZE, BODY, BODY_SIZE, ID = range(9)
 FIELDS = 9
 
-"""`KIND` is 0 for an event, 1 for an acknowledged publish, and in batches of calls what `call_columns.py` says."""
+"""`KIND` is 0 for an event, 1 for an acknowledged publish; in batches of calls `REQUEST` or `ANSWER`."""
+REQUEST, ANSWER = 2, 3
 
 Columns = NDArray[np.int64]
 
@@ -118,12 +119,25 @@ def _number_topics(
     return count, rows.shape[1]
 
 
+@kernel
+def _have_one_topic(data: NDArray[np.uint8], rows: Columns) -> bool:
+    """Whether all rows have the same topic: then there is nothing to number."""
+    at, size = rows[TOPIC, 0], rows[TOPIC_SIZE, 0]
+    for row in range(1, rows.shape[1]):
+        if rows[TOPIC_SIZE, row] != size or not same(data, at, rows[TOPIC, row], size):
+            return False
+    return True
+
+
 def number_topics(buffer: bytes, columns: Columns, most: int) -> tuple[list[bytes], Columns]:
     """The bytes that decide a topic, each once, and of each row which of them it has.
 
     That of rows up to the first that would have one more than `most`.
     """
     count = columns.shape[1]
+    if _have_one_topic(np.frombuffer(buffer, np.uint8), columns):
+        first, length = int(columns[TOPIC, 0]), int(columns[TOPIC_SIZE, 0])
+        return [buffer[first : first + length]], np.zeros(count, np.int64)
     codes, firsts = np.empty(count, np.int64), np.empty(min(count, most), np.int64)
     table = np.full(1 << max((2 * len(firsts)).bit_length(), 4), -1, np.int64)
     distinct, rows = _number_topics(np.frombuffer(buffer, np.uint8), columns, table, firsts, codes)
@@ -331,8 +345,8 @@ class PublishColumns(Publishes):
         assert isinstance(session, CallSession)
         if columns.shape[1] > MOST_CALLS:
             stop, is_odd, columns = int(columns[OFFSET, MOST_CALLS]), False, columns[:, :MOST_CALLS]
-        batch = cls.calls(session, buffer, columns, start, stop)
-        if batch.is_usual and session.take_calls(batch.ids, are_answers=batch.is_answers):
+        batch = cls.calls(session, buffer, columns, start, stop, is_answers=bool(columns[KIND, 0] == ANSWER))
+        if session.take_calls(batch.ids, are_answers=batch.is_answers):
             return Taken(batch, (stop,), (is_odd,))
         return Taken(None, (start,), (True,))
 
@@ -588,13 +602,14 @@ def warm() -> None:
     """Compile or load the kernels, once, before a connection waits for them."""
     data, one, rows = np.frombuffer(bytes(64), np.uint8), np.zeros(1, np.int64), sample_rows()
     _summarise(rows, 1, np.empty(2, np.int64), np.empty((4, 1), np.int64))
+    _have_one_topic(data, rows)
     _number_topics(data, rows, np.full(16, -1, np.int64), np.empty(1, np.int64), np.empty(1, np.int64))
     uid, out = np.zeros(2, np.uint64), np.empty(64, np.uint8)
     _write_events(data, rows, one, one, data, np.zeros((1, 4), np.int64), -1, -1, uid, out)
 
 
 __all__ = [
-    "BODY", "BODY_SIZE", "FIELDS", "ID", "KIND", "OFFSET", "PREFIX_SIZE", "READ", "SIZE", "TOPIC",
+    "ANSWER", "BODY", "BODY_SIZE", "FIELDS", "ID", "KIND", "OFFSET", "PREFIX_SIZE", "READ", "REQUEST", "SIZE", "TOPIC",
     "TOPIC_SIZE", "Columns", "Meaning", "PublishColumns", "PublishedRows", "Taken", "copy", "number_topics", "put_u32",
     "same", "sample_rows", "topic_after_prefix", "u32", "warm",
 ]  # fmt: skip

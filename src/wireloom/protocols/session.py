@@ -54,8 +54,6 @@ class EventHead(NamedTuple):
     size_at: int
     extra: int
     largest: int
-    id_at: int = -1
-    """Where the id of a request stands, or of the one that is answered; see `Session.call_head`."""
     smallest: int = 0
 
     def with_size(self, body_size: int) -> bytes:

@@ -89,13 +89,13 @@ class Pending:
         self.owed.update(asked)
         return True
 
-    def answer_all(self, ids: Sequence[str]) -> Sequence[str] | None:
+    def answer_all(self, ids: Sequence[str]) -> bool:
         """Requests are answered, each of which waits."""
-        if not self.owed.keys() >= set(ids):
-            return None
+        if len(answered := set(ids)) < len(ids) or not self.owed.keys() >= answered:
+            return False
         for request_id in ids:
             del self.owed[request_id]
-        return ids
+        return True
 
     # Requests that the peer sends
 

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_of
-from wireloom.protocols import call_columns, publish_columns
-from wireloom.protocols.call_columns import ANSWER, REQUEST, CallColumns
+from wireloom.protocols import publish_columns
+from wireloom.protocols.call_columns import CallColumns
 from wireloom.protocols.emp import frames
 from wireloom.protocols.emp.frames import Extension, SizeMode, Type
 from wireloom.protocols.emp.messages import to_message
 from wireloom.protocols.emp.session import EmpSession
 from wireloom.protocols.kernel_bytes import u32
 from wireloom.protocols.publish_columns import (
+    ANSWER,
     BODY,
     BODY_SIZE,
     FIELDS,
@@ -27,6 +28,7 @@ from wireloom.protocols.publish_columns import (
     KIND,
     OFFSET,
     READ,
+    REQUEST,
     SIZE,
     TOPIC,
     TOPIC_SIZE,
@@ -144,7 +146,6 @@ def _write_answers(ids: Columns, out: NDArray[np.uint8]) -> None:
 def warm() -> None:
     """Compile or load the kernels, once, before a connection waits for them."""
     publish_columns.warm()
-    call_columns.warm()
     one, data = np.zeros(1, np.int64), np.frombuffer(bytes(8), np.uint8)
     _scan(data, one, one, 1, np.empty((FIELDS, 1), np.int64), np.empty(1, np.int64), np.zeros(1, np.bool_))
     _write_answers(sample_rows()[ID], np.empty(2 * _ANSWER, np.uint8))
@@ -169,10 +170,9 @@ class EmpCalls(CallColumns):
 
     __slots__ = ()
 
-    @staticmethod
-    def id_texts(columns: Columns) -> Sequence[str]:
+    def read_ids(self) -> Sequence[str]:
         """Numbers."""
-        return list(map(str, columns[ID].tolist()))
+        return list(map(str, self.columns[ID].tolist()))
 
     def meaning(self, key: bytes) -> Meaning:
         """The topic and the content type."""

@@ -71,9 +71,10 @@ _HELLO_FRAME = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
 _BYE_FRAME, _PING_FRAME, _PONG_FRAME = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
 _EXCLUSIVE: Mapping[str, str | bool] = MappingProxyType({"size_mode": str(SizeMode.EXCLUSIVE)})
 # A member of an enum is looked up by name each time; these are looked up once.
-_EVENT, _REQUEST, _ERROR, _PING, _CLOSE, _OTHER = (
-    Kind.EVENT, Kind.REQUEST, Kind.ERROR, Kind.PING, Kind.CLOSE, Kind.OTHER,
+_EVENT, _REQUEST, _RESPONSE, _ERROR, _PING, _CLOSE, _OTHER = (
+    Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Kind.ERROR, Kind.PING, Kind.CLOSE, Kind.OTHER,
 )  # fmt: skip
+_SIZE, _ID = struct.Struct(">I"), struct.Struct(">Q")
 _DATA = int(Type.DATA)
 _AUTO, _INCLUSIVE, _EXCLUSIVE_MODE = SizeMode.AUTO, SizeMode.INCLUSIVE, SizeMode.EXCLUSIVE
 
@@ -459,15 +460,14 @@ class EmpSession(CallSession):
 
     def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
         """`data`, mostly with the hub's block; its size counts all of it, or all but itself."""
-        return self._head(plain_frame(_EVENT, topic, content_type, None, self.settings))
+        plain = plain_frame(_EVENT, topic, content_type, None, self.settings)
+        return EventHead(bytes(4) + plain[4:], 0, int.from_bytes(plain[:4]), self._largest(plain))
 
-    def _head(self, plain: bytes, id_at: int = -1) -> EventHead:
-        """What frames begin with that differ from this one, which has no body, in body and id alone."""
+    def _largest(self, plain: bytes) -> int:
+        """The largest body that may follow the beginning of a frame, and is not compressed."""
         settings = self.settings
         largest = settings.max_message - len(plain)
-        if settings.compress_above is not None:
-            largest = min(largest, settings.compress_above)
-        return EventHead(bytes(4) + plain[4:], 0, int.from_bytes(plain[:4]), largest, id_at)
+        return largest if settings.compress_above is None else min(largest, settings.compress_above)
 
     def _hold(self, message: Message, size: int) -> None:
         if self._held_size + size > self.settings.max_message:
@@ -552,24 +552,49 @@ class EmpSession(CallSession):
         """Requests or answers came."""
         return (self._pending.settle_all if are_answers else self._pending.owe_all)(ids)
 
-    def call_head(self, kind: Kind, topic: str | None, content_type: str | None) -> EventHead | None:
-        """`data` with the request-response block, and mostly the hub's."""
+    def ask_all(
+        self, topic: str, content_type: str | None, bodies: Sequence[bytes], now: float
+    ) -> Sequence[str] | None:
+        """Requests with the next ids."""
+        plain = self._plain_call(_REQUEST, topic, content_type, bodies)
+        ids = None if plain is None else self._pending.ask_all(len(bodies))
+        if plain is not None and ids is not None:
+            self._queue_calls(plain, ids, bodies)
+        return ids
+
+    def answer_all(
+        self, topic: str | None, content_type: str | None, ids: Sequence[str], bodies: Sequence[bytes], now: float
+    ) -> bool:
+        """Responses to requests that wait for one."""
+        plain = self._plain_call(_RESPONSE, topic, content_type, bodies)
+        if plain is None or not self._pending.answer_all(ids):
+            return False
+        self._queue_calls(plain, ids, bodies)
+        return True
+
+    def _plain_call(
+        self, kind: Kind, topic: str | None, content_type: str | None, bodies: Sequence[bytes]
+    ) -> bytes | None:
+        """What all of these frames have in common; None if they cannot be written now, as they are."""
         if self.state is not OPEN or self._slow.behind:
             return None
-        status = None if kind is _REQUEST else DONE
-        return self._head(plain_frame(kind, topic, content_type, status, self.settings), ID_AT)
+        try:
+            plain = plain_frame(kind, topic, content_type, None if kind is _REQUEST else DONE, self.settings)
+        except (NotSupported, LimitExceeded):
+            return None
+        return plain if max(map(len, bodies)) <= self._largest(plain) else None
 
-    def new_ids(self, count: int) -> Sequence[str] | None:
-        """The next ones."""
-        return self._pending.ask_all(count)
-
-    def answer_all(self, ids: Sequence[str]) -> Sequence[str] | None:
-        """The requests no longer wait."""
-        return self._pending.answer_all(ids)
-
-    def id_bytes(self, ids: Sequence[str]) -> bytes:
-        """Eight bytes each."""
-        return struct.pack(f">{len(ids)}Q", *map(int, ids))
+    def _queue_calls(self, plain: bytes, ids: Sequence[str], bodies: Sequence[bytes]) -> None:
+        size, before, after = int.from_bytes(plain[:4]), plain[4:ID_AT], plain[ID_AT + 8 :]
+        parts: list[bytes] = []
+        last, head = -1, b""
+        for number, body in zip(map(_ID.pack, map(int, ids)), bodies, strict=True):
+            if len(body) != last:
+                last = len(body)
+                head = _SIZE.pack(size + last) + before
+            parts += (head, number, after, body)
+        self._queue(b"".join(parts))
+        self.sent += len(ids) - 1
 
     def send_frames(self, encoded: bytes, count: int) -> None:
         """Queue frames that are encoded already."""
