@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python scripts/run-tests
 
-.PHONY: help setup system demo test attack lint format bench docs soak kill powerloss truth fuzz clean
+.PHONY: help setup system demo test coverage attack lint format bench docs soak kill powerloss truth fuzz clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ lint: $(READY) ## ruff, strict mypy, the import contract
 format: $(READY) ## put the source in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+coverage: $(READY) ## branch coverage of each module by the test of its name (ONLY=hub for some)
+	$(BIN)/python scripts/own-coverage $(ONLY)
 
 attack: $(READY) ## every attack on a running hub, and what another client felt meanwhile (ONLY=http for some)
 	$(BIN)/python -m tests.attack $(ONLY)

@@ -22,7 +22,7 @@ from websockets.uri import parse_uri
 
 from tests.hub.bare import hub_in_memory
 from tests.protocols.talking import GREETINGS, talking
-from tests.protocols.test_kept import LARGEST, written
+from tests.protocols.test_partial_frame import LARGEST, written
 from tests.transports.recorder import Recorder
 from wireloom.model import Direction, Kind, Message
 from wireloom.protocols import decoding
