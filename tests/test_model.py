@@ -140,9 +140,9 @@ def test_values_come_back_from_their_bodies(value: object) -> None:
         assert Message(Kind.EVENT, body=body, content_type=content_type).value() == value
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, {"a": b"bytes"}])
+@pytest.mark.parametrize("value", [object(), {1, object()}, {"a": 1j}])
 def test_a_value_json_cannot_say_is_refused(value: object) -> None:
-    with pytest.raises(NotSupported, match=f"not {type(value).__name__}"):
+    with pytest.raises(NotSupported, match=f"json cannot hold this {type(value).__name__}"):
         encode_value(value)
 
 

@@ -44,9 +44,27 @@ def weight(value: object) -> int:
             total += len(each)
             if total < MANY:
                 waiting.extend(each.values() if isinstance(each, dict) else each)
+        elif (fields := _fields(each)) is not None:
+            total += len(fields)
+            if total < MANY:
+                waiting.extend(getattr(each, name, None) for name in fields)
+        elif isinstance(each, set | frozenset):
+            total += len(each)
+            if total < MANY:
+                waiting.extend(each)
         elif isinstance(each, Sized):
             total += 20 * len(each)  # an XML element: so many children, and theirs
     return total
+
+
+def _fields(value: object) -> tuple[str, ...] | None:
+    """The names of the fields of a dataclass, or of a value of msgspec or pydantic; None for other values."""
+    kind = type(value)
+    for names in ("__dataclass_fields__", "__struct_fields__", "__pydantic_fields__"):
+        found: tuple[str, ...] | None = getattr(kind, names, None)
+        if found is not None:
+            return tuple(found)
+    return None
 
 
 def is_large(value: object) -> bool:

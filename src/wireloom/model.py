@@ -16,9 +16,34 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 from wireloom.chunked_json import read_json, write_json
+from wireloom.errors import (
+    BodyError,
+    ConfigError,
+    HandshakeFailed,
+    JournalError,
+    LimitExceeded,
+    MalformedBody,
+    NotSupported,
+    PeerClosed,
+    ProtocolViolation,
+    RequestFailed,
+    RequestTimeout,
+    ValidationError,
+    WireloomError,
+    without_traces,
+)
+from wireloom.values import Reader, plain, reader_of
+
+__all__ = [
+    "BODY_READERS", "KINDS", "NO_ATTRIBUTES", "Authenticity", "BodyError", "ConfigError", "Direction",
+    "HandshakeFailed", "JournalError", "Kind", "LimitExceeded", "MalformedBody", "Message", "NotSupported",
+    "PeerClosed", "ProtocolViolation", "RequestFailed", "RequestTimeout", "ValidationError", "WireloomError",
+    "encode_value", "from_event_data", "iso_time", "local_path", "message_of", "parse_iso_time", "parse_size",
+    "plain_value", "to_event_data", "type_of_json", "typed_value", "without_traces",
+]  # fmt: skip
 
 NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
 
@@ -74,6 +99,9 @@ BODY_READERS: dict[str, Callable[[bytes], object]] = {}
 """How bodies of other content types than JSON and text are read; protocols that have such bodies add to it."""
 
 
+T = TypeVar("T")
+
+
 class Message(NamedTuple):
     """One message, whatever its protocol. A named tuple, because it is made six times in a round trip.
 
@@ -98,19 +126,27 @@ class Message(NamedTuple):
     direction: Direction | None = None
     authenticity: Authenticity = Authenticity.NONE
 
-    def value(self) -> type_of_json | bytes:
+    @overload
+    def value(self) -> type_of_json | bytes: ...
+    @overload
+    def value(self, kind: type[T], /) -> T: ...
+    @overload
+    def value(self, kind: object, /) -> Any: ...
+    def value(self, *kind: object) -> Any:
         """The body as a Python value: parsed where it is JSON or its type is in `BODY_READERS`, text where it is text.
 
-        An empty body of such a type is None.
+        An empty body of such a type is None. MalformedBody is raised for a body that is not what its type says.
+
+        With a type the value is of that type, or ValidationError names the place where it does not fit. The type may be
+        a dataclass, TypedDict, NamedTuple, enum, union, Literal, a collection of those, or one of msgspec or pydantic.
+        A body without a content type is then read as JSON.
+
+        >>> Message(Kind.EVENT, body=b'{"c": 21.5}', content_type="application/json").value(dict[str, float])
+        {'c': 21.5}
         """
-        if self.content_type is None:
-            return self.body
-        if _is_json(self.content_type):
-            return cast(type_of_json, read_json(self.body)) if self.body else None
-        if self.content_type.startswith("text/"):
-            return self.body.decode()
-        read = BODY_READERS.get(self.content_type)
-        return self.body if read is None else cast(type_of_json, read(self.body))
+        if kind:
+            return typed_value(self.body, self.content_type, kind[0], plain_value)
+        return self.body if self.content_type is None else plain_value(self.body, self.content_type)
 
     def with_(self, **changes: object) -> Message:
         """A copy with some fields changed."""
@@ -118,6 +154,39 @@ class Message(NamedTuple):
         for name, value in changes.items():
             values[_POSITIONS[name]] = value
         return Message._make(values)
+
+
+def plain_value(body: bytes, content_type: str) -> object:
+    """What a body of a content type stands for; the body itself where nobody knows the type."""
+    try:
+        if _is_json(content_type):
+            return cast(object, read_json(body)) if body else None
+        if content_type.startswith("text/"):
+            return body.decode()
+        read = BODY_READERS.get(content_type)
+        return body if read is None else read(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedBody("body.content-type", f"the body is not {content_type}: {error}") from None
+
+
+def typed_value(body: bytes, content_type: str | None, kind: object, loads: Callable[[bytes, str], object]) -> object:
+    """A body as a value of a type; `loads` makes plain values of it.
+
+    >>> typed_value(b"[1]", None, list[int], plain_value)
+    [1]
+    """
+    if kind is bytes and content_type in _BYTES:
+        return body
+    if content_type is None:
+        if kind is str:
+            return plain_value(body, "text/plain")
+        content_type = "application/json"
+    reader = kind if isinstance(kind, Reader) else reader_of(kind)
+    whole = reader.bodies.get(content_type) if reader.bodies and body else None
+    return reader.convert(loads(body, content_type)) if whole is None else whole(body)
+
+
+_BYTES = (None, "application/octet-stream")
 
 
 def to_event_data(body: bytes, content_type: str | None = None) -> dict[str, type_of_json]:
@@ -187,9 +256,24 @@ def encode_value(value: object) -> tuple[bytes, str | None]:
     try:
         if isinstance(value, str):
             return value.encode(), "text/plain"
-        return write_json(value, _JSON.encode).encode(), "application/json"
+        return encode_json(value).encode(), "application/json"
+    except BodyError:
+        raise
     except (TypeError, ValueError) as error:
         raise NotSupported(f"a body is bytes, text or what JSON can say, not {type(value).__name__}: {error}") from None
+
+
+def encode_json(value: object) -> str:
+    """A value as JSON. Typed values become plain ones only where JSON does not have them."""
+    if value.__class__ in _JSON_HAS:
+        try:
+            return write_json(value, _JSON.encode)
+        except TypeError:
+            pass  # there is something else in it
+    return write_json(plain(value), _JSON.encode)
+
+
+_JSON_HAS = frozenset((dict, list, tuple, int, float, bool))
 
 
 def iso_time(nanoseconds: int) -> str:
@@ -230,7 +314,7 @@ def local_path(given: Path | str, what: str) -> Path:
 
     >>> local_path("s3://bucket/tables", "a warehouse")
     Traceback (most recent call last):
-    wireloom.model.ConfigError: 's3://bucket/tables' is a URL, and a warehouse is a path on this machine: name a folder
+    wireloom.errors.ConfigError: 's3://bucket/tables' is a URL, and a warehouse is a path on this machine: name a folder
     """
     # A `Path` has one slash where the URL had two.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text := str(given)):
@@ -249,102 +333,3 @@ def parse_size(name: str, text: str) -> int:
     if size < 1:
         raise ConfigError(f"option {name!r} is {text!r}; it must be a number of bytes such as 16m")
     return size
-
-
-ErrorType = TypeVar("ErrorType", bound=BaseException)
-
-
-class WireloomError(Exception):
-    """The root of every error this package raises on purpose."""
-
-
-class ProtocolViolation(WireloomError):
-    """The peer broke a rule of its protocol.
-
-    `clause` is a stable name such as `hsp.command.unknown`: the pipeline's `rejects` table and the
-    conformance reports use the same. `reply` is what goes on the wire before the connection closes.
-
-    >>> str(ProtocolViolation("hsp.command.unknown", "command 9", offset=12))
-    'hsp.command.unknown: command 9 (at byte 12)'
-    """
-
-    def __init__(self, clause: str, detail: str, *, reply: bytes = b"", offset: int | None = None) -> None:
-        super().__init__(clause, detail)
-        self.clause = clause
-        self.detail = detail
-        self.reply = reply
-        self.offset = offset
-
-    def __str__(self) -> str:
-        where = "" if self.offset is None else f" (at byte {self.offset})"
-        return f"{self.clause}: {self.detail}{where}"
-
-
-class HandshakeFailed(WireloomError):
-    """The peers could not agree to talk."""
-
-
-class PeerClosed(WireloomError):
-    """The connection is gone; whatever waited for it fails with this."""
-
-
-class RequestTimeout(WireloomError):
-    """No answer came in time."""
-
-
-class RequestFailed(WireloomError):
-    """The peer answered a request with an error.
-
-    >>> str(RequestFailed("404", b"no such topic"))
-    'request failed with 404: no such topic'
-    """
-
-    def __init__(self, code: str, body: bytes = b"") -> None:
-        for given, kind in ((code, str), (body, bytes)):
-            if not isinstance(given, kind):
-                raise TypeError(f"RequestFailed takes a code as str and a body as bytes, not {given!r}")
-        super().__init__(code, body)
-        self.code = code
-        self.body = body
-
-    def __str__(self) -> str:
-        detail = self.body.decode(errors="replace")
-        if detail[:1] == '"':
-            # Where every body is JSON, so is the text of an error.
-            with contextlib.suppress(ValueError):
-                detail = str(json.loads(detail))
-        return f"request failed with {self.code}" + (f": {detail}" if detail else "")
-
-
-class LimitExceeded(WireloomError):
-    """Something is larger or more than a limit allows; the text names the limit."""
-
-
-class NotSupported(WireloomError):
-    """The protocol has no way to say this."""
-
-
-def without_traces(error: ErrorType) -> ErrorType:
-    """The error, as it may be kept: nothing that was at hand where it was raised stays in memory because of it.
-
-    >>> try:
-    ...     raise PeerClosed("gone")
-    ... except PeerClosed as error:
-    ...     kept = without_traces(error)
-    >>> kept.__traceback__ is None
-    True
-    """
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-    return error
-
-
-class BodyError(NotSupported):
-    """A value does not fit the format or the schema of the body it should become."""
-
-
-class ConfigError(WireloomError):
-    """A setting is unknown or wrong; the text names it and what would be right."""
-
-
-class JournalError(WireloomError):
-    """The journal cannot be read or written; the text says where and what to do."""

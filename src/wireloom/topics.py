@@ -32,7 +32,7 @@ def validate_topic(topic: str) -> str:
     'sensors/kitchen'
     >>> validate_topic("sensors/+")
     Traceback (most recent call last):
-    wireloom.model.ConfigError: topic 'sensors/+' holds a wildcard; '+' and '#' are for patterns only
+    wireloom.errors.ConfigError: topic 'sensors/+' holds a wildcard; '+' and '#' are for patterns only
     """
     _check_text("topic", topic)
     if "+" in topic or "#" in topic:
@@ -47,7 +47,7 @@ def validate_pattern(pattern: str) -> str:
     'sensors/+/temperature'
     >>> validate_pattern("sensors/#/temperature")
     Traceback (most recent call last):
-    wireloom.model.ConfigError: pattern 'sensors/#/temperature': '#' must be the last level
+    wireloom.errors.ConfigError: pattern 'sensors/#/temperature': '#' must be the last level
     """
     _check_text("pattern", pattern)
     levels = pattern.split("/")

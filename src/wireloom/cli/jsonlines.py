@@ -73,7 +73,7 @@ def message_from_json(line: Mapping[str, type_of_json]) -> Message:
     b'hi'
     >>> message_from_json({"kind": "evnt"})
     Traceback (most recent call last):
-    wireloom.model.ConfigError: kind is 'evnt'; it must be one of open, close, ...
+    wireloom.errors.ConfigError: kind is 'evnt'; it must be one of open, close, ...
     """
 
     def text(name: str) -> str | None:

@@ -78,7 +78,7 @@ class Settings:
 
         >>> Settings(url="http://0.0.0.0:5080").check()
         Traceback (most recent call last):
-        wireloom.model.ConfigError: the console at http://0.0.0.0:5080 can be reached from other machines: ...
+        wireloom.errors.ConfigError: the console at http://0.0.0.0:5080 can be reached from other machines: ...
         """
         for option, given in (("--url", self.url), ("--hub", self.hub)):
             if not given.startswith(("http://", "https://")):

@@ -6,8 +6,8 @@ first used, so that the bare package installs without them.
 
 | serializer | a value is | a schema is |
 |---|---|---|
-| json, msgpack, cbor | what JSON can hold, and what the other two can beyond that | a JSON Schema, as a dict |
-| bson | a dict | none |
+| json, msgpack, cbor | what JSON holds, what the other two have beyond that, typed values | a JSON Schema, as a dict |
+| bson | a dict, or a typed value that becomes one | none |
 | xml | an lxml element | an XSD, as text or bytes |
 | protobuf | a message | its class; needed for reading |
 | flatbuffers | a finished buffer, or an object with `Pack` | the root type's class; needed for reading |
@@ -22,16 +22,20 @@ import io
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from decimal import Decimal
 from functools import cache
 from importlib import import_module
 from itertools import chain
 from types import ModuleType
 from typing import Any, ClassVar, cast
+from uuid import UUID
 from xml.parsers import expat
 
 from wireloom.chunked_json import LARGE, TooLong, is_large, parts, read_json, write_json
 from wireloom.formats.value_count import count_cbor
-from wireloom.model import BODY_READERS, BodyError, ConfigError, ProtocolViolation, WireloomError
+from wireloom.model import BODY_READERS, BodyError, ConfigError, MalformedBody, ProtocolViolation, WireloomError
+from wireloom.values import JSON_FORM, Form, plain
 
 DEFAULT = "json"
 """What an empty serializer is taken for."""
@@ -100,7 +104,7 @@ class BodyFormat(abc.ABC):
     def dumps(self, value: object) -> bytes:
         """A value as a body; BodyError when format or schema do not allow it."""
         try:
-            return self._dump(value)
+            return self._dump_typed(value)
         except WireloomError:
             raise
         except _SchemaMismatch as error:
@@ -125,10 +129,26 @@ class BodyFormat(abc.ABC):
         except _SchemaMismatch as error:
             raise ProtocolViolation(SCHEMA, f"{self.name} body: {error}") from None
         except Exception as error:
-            raise ProtocolViolation(MALFORMED, f"not a {self.name} body: {_words(error)}") from None
+            raise MalformedBody(MALFORMED, f"not a {self.name} body: {_words(error)}") from None
 
     def _use_schema(self, schema: object) -> None:
         raise ConfigError(f"the serializer {self.name!r} has no schemas")
+
+    form: ClassVar[Form | None] = None
+    """Which values the format has itself; None where a value is an object of the format's own library."""
+
+    def _dump_typed(self, value: object) -> bytes:
+        """Write plain values as they are. Others are made plain, where the format has a form for them."""
+        if self.form is None:
+            return self._dump(value)
+        if value.__class__ in _PLAIN:
+            try:
+                return self._dump(value)
+            except (_SchemaMismatch, WireloomError):
+                raise
+            except Exception:  # whatever the library says of a type that it does not know
+                return self._dump(plain(value, self.form))
+        return self._dump(plain(value, self.form))
 
     @abc.abstractmethod
     def _dump(self, value: object) -> bytes: ...
@@ -137,9 +157,22 @@ class BodyFormat(abc.ABC):
     def _load(self, data: bytes) -> object: ...
 
 
+_PLAIN = frozenset((dict, list, str, int, float, bool, type(None), bytes))
+
+
 def _words(error: Exception) -> str:
     """An error of a library in one line; some have no words of their own."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _with_zone(value: object) -> object:
+    if cast(datetime, value).tzinfo is None:
+        raise ValueError("a datetime needs its time zone, such as datetime.now(UTC)")
+    return value
 
 
 class _Values(BodyFormat):
@@ -184,6 +217,7 @@ class Json(_Values):
     """JSON as RFC 8259 has it: UTF-8, no NaN."""
 
     name = "json"
+    form = JSON_FORM
 
     def _pack(self, value: object) -> bytes:
         return write_json(value, _JSON.encode).encode()
@@ -191,7 +225,12 @@ class Json(_Values):
     def dumps_within(self, value: object, most: int) -> bytes | None:
         """The same; a text can become six times as long, so writing ends as soon as it is too much."""
         try:
-            return write_json(value, _JSON.encode, most).encode()
+            try:
+                return write_json(value, _JSON.encode, most).encode()
+            except TypeError:
+                return write_json(plain(value), _JSON.encode, most).encode()
+        except BodyError:
+            raise
         except TooLong:
             return None
         except Exception as error:
@@ -212,6 +251,7 @@ class Msgpack(_Values):
     """MessagePack; keys of maps may be of any type that a dict takes."""
 
     name = "msgpack"
+    form = Form("msgpack", natives={bytes: _same})
 
     def _pack(self, value: object) -> bytes:
         msgpack = _library("msgpack", self.name)
@@ -258,6 +298,7 @@ class Cbor(_Values):
     """CBOR, one item a body; references to values elsewhere in it are refused, see `value_count.py`."""
 
     name = "cbor"
+    form = Form("cbor", natives={bytes: _same, datetime: _with_zone, Decimal: _same, UUID: _same})
 
     def _pack(self, value: object) -> bytes:
         return cast(bytes, _library("cbor2", self.name).dumps(value))
@@ -278,17 +319,53 @@ class _Stream(io.BytesIO):
         return super().read(size)
 
 
+def _bson_date(value: object) -> object:
+    """A date of BSON has milliseconds: what is finer stays text, so that nothing is lost."""
+    moment = cast(datetime, _with_zone(value))
+    return moment if moment.microsecond % 1000 == 0 else moment.isoformat()
+
+
+def _bson_decimal(value: object) -> object:
+    """A decimal of BSON has 34 digits: what has more stays text."""
+    if not cast(Decimal, value).is_finite():
+        raise ValueError("a Decimal must be finite")
+    try:
+        return _library("bson.decimal128", "bson").Decimal128(value)
+    except ArithmeticError:
+        return str(value)
+
+
+@cache
+def _bson_options() -> Any:
+    """Times carry their zone, UUIDs and decimals are those of Python."""
+    options = _library("bson.codec_options", "bson")
+    decimal128 = _library("bson.decimal128", "bson").Decimal128
+    read = {"bson_type": decimal128, "transform_bson": lambda self, value: value.to_decimal()}
+    decimals = type("Decimals", (options.TypeDecoder,), read)
+    standard = _library("bson.binary", "bson").UuidRepresentation.STANDARD
+    registry = options.TypeRegistry([decimals()])
+    return options.CodecOptions(tz_aware=True, uuid_representation=standard, type_registry=registry)
+
+
 class Bson(BodyFormat):
     """BSON, one document a body; times carry their zone."""
 
     name = "bson"
+    form: ClassVar[Form] = Form(
+        "msgpack",
+        natives={bytes: _same, datetime: _bson_date, Decimal: _bson_decimal, UUID: _same},
+        library="bson",
+    )
+
+    def _dump_typed(self, value: object) -> bytes:
+        """Make every value plain: the library would cut a time to milliseconds without a word."""
+        return self._dump(plain(value, self.form))
 
     def _dump(self, value: object) -> bytes:
-        return cast(bytes, _library("bson", self.name).encode(value))
+        return cast(bytes, _library("bson", self.name).encode(value, codec_options=_bson_options()))
 
     def _load(self, data: bytes) -> object:
-        bson = _library("bson", self.name)
-        return cast(object, bson.decode(data, _library("bson.codec_options", self.name).CodecOptions(tz_aware=True)))
+        return cast(object, _library("bson", self.name).decode(data, _bson_options()))
 
 
 class Xml(BodyFormat):
@@ -475,7 +552,7 @@ def body_format(serializer: str, schema: object = None) -> BodyFormat:
     b'{"c":21.5}'
     >>> body_format("json", {"type": "object"}).loads(b"[]")
     Traceback (most recent call last):
-    wireloom.model.ProtocolViolation: yamp.body.schema: json body: $: [] is not of type 'object'
+    wireloom.errors.ProtocolViolation: yamp.body.schema: json body: $: [] is not of type 'object'
     """
     return _plain(serializer or DEFAULT) if schema is None else _find(serializer or DEFAULT)(schema)
 

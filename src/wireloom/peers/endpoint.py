@@ -51,7 +51,7 @@ def split_settings(url: URL, protocol: Protocol, carrier: Transport) -> tuple[UR
     ('hsp://127.0.0.1', {'max_payload': '10'})
     >>> split_settings(parse_url("hsp://127.0.0.1?maximum=10"), hsp, tcp)
     Traceback (most recent call last):
-    wireloom.model.ConfigError: URL 'hsp://127.0.0.1?maximum=10': unknown setting 'maximum'; known: max_numbers, ...
+    wireloom.errors.ConfigError: URL 'hsp://127.0.0.1?maximum=10': unknown setting 'maximum'; known: max_numbers, ...
     """
     known = sorted(each.name for each in fields(protocol.settings_type))
     settings: dict[str, object] = {}
@@ -76,7 +76,7 @@ def endpoint(url: str) -> Endpoint:
     'yamp+unix:///run/hub.sock'
     >>> endpoint("gopher://127.0.0.1")
     Traceback (most recent call last):
-    wireloom.model.ConfigError: unknown URL scheme 'gopher'; known: ...
+    wireloom.errors.ConfigError: unknown URL scheme 'gopher'; known: ...
     """
     parts = parse_url(url)
     if parts.scheme == MEMORY:

@@ -268,6 +268,8 @@ class Answers:
                 result = self._handler(message, self._peer)
                 if inspect.isawaitable(result):
                     await result
+            except RequestFailed as error:
+                LOG.warning("an event of topic %r was refused: %s", message.topic, error)
             except (Exception, asyncio.CancelledError) as error:
                 if _is_stopped(error):
                     raise

@@ -1,17 +1,19 @@
 """What a service author writes: handlers, alone or gathered in a `Service`.
 
-A handler takes a message and the peer that sent it. For a request it returns the response's body; an async
-generator yields progress steps and then a `Result`; `RequestFailed` becomes an error answer.
+A handler takes a message and the peer that sent it, or the body as a typed value (`typed_handlers.py`). For a request
+it returns the response's body; an async generator yields progress steps and then a `Result`; `RequestFailed` becomes
+an error answer.
 """
 
 from __future__ import annotations
 
-import inspect
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from wireloom.model import ConfigError, Kind, Message, RequestFailed
+from wireloom.peers.typed_handlers import Signature, handler_of
 from wireloom.topics import is_pattern, matches, validate_pattern
 
 if TYPE_CHECKING:
@@ -30,6 +32,17 @@ class Result:
     """The last thing a progress generator yields: the request's outcome."""
 
     value: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOperation:
+    """One handler of a service, as it was declared."""
+
+    kind: Kind
+    """`request` or `event`."""
+    topic: str
+    function: Callable[..., object]
+    signature: Signature
 
 
 def unknown_topic(topic: str | None) -> RequestFailed:
@@ -51,6 +64,13 @@ class Service:
     >>> service.topics
     ('math/add', 'alerts/#')
 
+    A parameter with a type gets the body, read as that type; one that does not fit is refused with error 400 and the
+    place. Several such parameters are the fields of a map:
+
+    >>> @service.request("math/divide")
+    ... async def divide(a: float, b: float = 1) -> float:
+    ...     return a / b
+
     Patterns may be used for both. An exact topic goes before patterns, an earlier pattern before a later one.
     """
 
@@ -58,6 +78,12 @@ class Service:
         self._exact: dict[tuple[Kind, str], Handler] = {}
         self._patterns: list[tuple[Kind, str, Handler]] = []
         self._names: list[str] = []
+        self._operations: list[ServiceOperation] = []
+
+    @property
+    def operations(self) -> tuple[ServiceOperation, ...]:
+        """What the service does, in the order in which it was added."""
+        return tuple(self._operations)
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -71,7 +97,7 @@ class Service:
         return tuple(dict.fromkeys([*exact, *(pattern for kind, pattern, _ in self._patterns if kind is Kind.EVENT)]))
 
     def request(self, topic: str) -> Callable[[Function], Function]:
-        """Decorator: this function answers requests for a topic."""
+        """Decorator: this function answers requests for a topic. What it returns may be a typed value."""
         return self._decorator(Kind.REQUEST, topic)
 
     def event(self, topic: str) -> Callable[[Function], Function]:
@@ -85,7 +111,7 @@ class Service:
         validate_pattern(topic)
 
         def add(function: Function) -> Function:
-            handler = with_peer(function)
+            handler, signature = handler_of(function, sys._getframe(1).f_locals)
             if is_pattern(topic):
                 self._patterns.append((kind, topic, handler))
             elif (kind, topic) in self._exact:
@@ -93,6 +119,7 @@ class Service:
             else:
                 self._exact[kind, topic] = handler
             self._names.append(topic)
+            self._operations.append(ServiceOperation(kind, topic, function, signature))
             return function
 
         return add
@@ -115,15 +142,3 @@ class Service:
                 if kind is message.kind and matches(pattern, topic):
                     return candidate
         return handler
-
-
-def with_peer(function: Callable[..., object]) -> Handler:
-    """A handler from a function that takes the message alone or the message and the peer."""
-    parameters = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL)
-    ]
-    if len(parameters) == 1 and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
-        return lambda message, peer: function(message)
-    return function

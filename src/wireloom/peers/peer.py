@@ -7,7 +7,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeVar, overload
 
 from wireloom.chunked_json import is_large
 from wireloom.model import (
@@ -17,6 +17,7 @@ from wireloom.model import (
     Kind,
     Message,
     PeerClosed,
+    WireloomError,
     message_of,
 )
 from wireloom.peers.driver import LINGER
@@ -37,6 +38,10 @@ DRAIN = 5.0
 
 # Looking up a member of an enum costs as much as a call, and these are needed for every message.
 _EVENT, _REQUEST, _NOBODY = Kind.EVENT, Kind.REQUEST, Authenticity.NONE
+_PLAIN = object()
+"""In place of a type: values as the body has them."""
+T = TypeVar("T")
+S = TypeVar("S")
 
 
 class Peer(Channel):
@@ -93,6 +98,7 @@ class Peer(Channel):
         if driver.is_crowded:
             await driver.drain()
 
+    @overload
     async def request(
         self,
         topic: str,
@@ -100,8 +106,40 @@ class Peer(Channel):
         *,
         timeout: float | None = TIMEOUT,  # noqa: ASYNC109
         attributes: Mapping[str, str] | None = None,
+    ) -> object: ...
+    @overload
+    async def request(
+        self,
+        topic: str,
+        body: object = None,
+        *,
+        returns: type[T],
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109
+        attributes: Mapping[str, str] | None = None,
+    ) -> T: ...
+    @overload
+    async def request(
+        self,
+        topic: str,
+        body: object = None,
+        *,
+        returns: object,
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109
+        attributes: Mapping[str, str] | None = None,
+    ) -> Any: ...
+    async def request(
+        self,
+        topic: str,
+        body: object = None,
+        *,
+        returns: object = _PLAIN,
+        timeout: float | None = TIMEOUT,  # noqa: ASYNC109
+        attributes: Mapping[str, str] | None = None,
     ) -> object:
         """Ask, and return the answer's value (JSON as Python values, text as str, anything else as bytes).
+
+        `body` may be a typed value, such as a dataclass. With `returns`, a type, the answer is a value of that type; an
+        answer that does not fit raises ValidationError, which names the place. See `Message.value` for the types.
 
         Raises RequestFailed when the peer says no, RequestTimeout when it says nothing, PeerClosed when the
         connection is lost. After a timeout or when this call is cancelled, the peer is told, where the protocol can.
@@ -113,8 +151,11 @@ class Peer(Channel):
         else:
             message = await self._elsewhere(lambda: self._message(_REQUEST, topic, body, attributes))
         answer = await self.ask(message, timeout=timeout)
+        if returns is not _PLAIN:
+            return await self.value(answer, returns)
         return answer.body if answer.content_type is None else await self.value(answer)
 
+    @overload
     def request_many(
         self,
         topic: str,
@@ -124,12 +165,48 @@ class Peer(Channel):
         timeout: float | None = TIMEOUT,
         attributes: Mapping[str, str] | None = None,
         return_errors: bool = False,
-    ) -> Many[object, object]:
+    ) -> Many[object, object]: ...
+    @overload
+    def request_many(
+        self,
+        topic: str,
+        bodies: Iterable[object] | AsyncIterable[object],
+        *,
+        returns: type[T],
+        in_flight: int = IN_FLIGHT,
+        timeout: float | None = TIMEOUT,
+        attributes: Mapping[str, str] | None = None,
+        return_errors: Literal[False] = False,
+    ) -> Many[object, T]: ...
+    @overload
+    def request_many(
+        self,
+        topic: str,
+        bodies: Iterable[object] | AsyncIterable[object],
+        *,
+        returns: type[T],
+        in_flight: int = IN_FLIGHT,
+        timeout: float | None = TIMEOUT,
+        attributes: Mapping[str, str] | None = None,
+        return_errors: bool,
+    ) -> Many[object, T | WireloomError]: ...
+    def request_many(
+        self,
+        topic: str,
+        bodies: Iterable[object] | AsyncIterable[object],
+        *,
+        returns: object = _PLAIN,
+        in_flight: int = IN_FLIGHT,
+        timeout: float | None = TIMEOUT,
+        attributes: Mapping[str, str] | None = None,
+        return_errors: bool = False,
+    ) -> Many[object, Any]:
         """Ask for each body, `in_flight` of them at a time, and iterate over the answers in the order of the bodies.
 
         Many times faster than a task with a `request` each. The next body is taken, and sent, when an answer is taken,
         so both may go on for ever. What ends a `request` with an error ends the iteration at that answer, and gives
         up what is in flight; with `return_errors` the error is an item like the answers, and the iteration goes on.
+        `returns` is the type of the answers, as with `request`.
 
         >>> import asyncio, wireloom.testing
         >>> async def square(message, peer):
@@ -148,7 +225,7 @@ class Peer(Channel):
             self,
             bodies,
             functools.partial(self._request_for, topic, attributes or NO_ATTRIBUTES),
-            self.decode,
+            self.decode if returns is _PLAIN else lambda answer: self.decode(answer, returns),
             in_flight=in_flight,
             timeout=timeout,
             return_errors=return_errors,
@@ -188,6 +265,7 @@ class Peer(Channel):
         """
         return _caller()(self, component, method, *arguments, returns=returns, timeout=timeout)
 
+    @overload
     def request_progress(
         self,
         topic: str,
@@ -195,15 +273,47 @@ class Peer(Channel):
         *,
         timeout: float | None = TIMEOUT,
         attributes: Mapping[str, str] | None = None,
-    ) -> Progress:
+    ) -> Progress[object, object]: ...
+    @overload
+    def request_progress(
+        self,
+        topic: str,
+        body: object = None,
+        *,
+        returns: type[T],
+        timeout: float | None = TIMEOUT,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Progress[object, T]: ...
+    @overload
+    def request_progress(
+        self,
+        topic: str,
+        body: object = None,
+        *,
+        returns: type[T],
+        steps: type[S],
+        timeout: float | None = TIMEOUT,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Progress[S, T]: ...
+    def request_progress(
+        self,
+        topic: str,
+        body: object = None,
+        *,
+        returns: object = _PLAIN,
+        steps: object = _PLAIN,
+        timeout: float | None = TIMEOUT,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Progress[Any, Any]:
         """Ask for something that takes a while: iterate over the steps, then await the result.
 
-        `timeout` is the longest silence between two steps.
+        `timeout` is the longest silence between two steps. `steps` and `returns` are the types of steps and result.
         """
-        steps: Inbox[Message] = self._inbox()
+        inbox: Inbox[Message] = self._inbox()
         message = self._message(_REQUEST, topic, body, attributes)
         message = message.with_(attributes={**message.attributes, "progressive": "true"})
-        return Progress(self, Call(message, timeout, self._loop, steps))
+        call = Call(message, timeout, self._loop, inbox)
+        return Progress(self, call, step=_given(steps), outcome=_given(returns))
 
     async def provide(self, *topics: str) -> None:
         """Tell a hub that requests for these topics (or patterns) come here, to the handler.
@@ -322,6 +432,11 @@ class Peer(Channel):
         return message_of(
             (kind, topic, data, None, None, None, content_type, attributes, "", None, None, None, _NOBODY)
         )
+
+
+def _given(kind: object) -> tuple[object, ...]:
+    """A type that was given; nothing where none was."""
+    return () if kind is _PLAIN else (kind,)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from itertools import count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from wireloom.chunked_json import LARGE
 from wireloom.model import (
@@ -18,10 +18,11 @@ from wireloom.model import (
     Message,
     NotSupported,
     PeerClosed,
-    ProtocolViolation,
     RequestTimeout,
     WireloomError,
     encode_value,
+    plain_value,
+    typed_value,
 )
 from wireloom.peers.driver import Driver
 from wireloom.peers.handler_runner import Answers
@@ -126,8 +127,10 @@ class Channel:
         body, content_type = encode_value(value)
         return body, content_type or agreed
 
-    def decode(self, message: Message) -> object:
-        """The value of a message's body; the inverse of `encode`."""
+    def decode(self, message: Message, *kind: object) -> Any:
+        """The value of a message's body, of a type if one is given; the inverse of `encode`."""
+        if kind:
+            return typed_value(message.body, message.content_type, kind[0], self._value_of)
         if message.content_type is None:
             return message.body
         return self._value_of(message.body, message.content_type)
@@ -137,15 +140,16 @@ class Channel:
         if content_type != known:
             form = self.protocol.format_for(content_type)
             self._last_form = (content_type, form)
-        if form is not None:
-            return form.loads(body)
-        try:
-            return Message(_EVENT, None, body, content_type=content_type).value()
-        except (ValueError, RecursionError) as error:
-            raise ProtocolViolation("body.content-type", f"the body is not {content_type}: {error}") from error
+        return plain_value(body, content_type) if form is None else form.loads(body)
 
-    async def value(self, message: Message) -> object:
-        """The same as `decode`; a large body is read by another thread, so that the event loop turns meanwhile.
+    @overload
+    async def value(self, message: Message) -> object: ...
+    @overload
+    async def value(self, message: Message, kind: type[T], /) -> T: ...
+    @overload
+    async def value(self, message: Message, kind: object, /) -> Any: ...
+    async def value(self, message: Message, *kind: object) -> Any:
+        """The same as `Message.value`; a large body is read by another thread, so that the event loop turns meanwhile.
 
         >>> import asyncio, wireloom.testing
         >>> async def count(message, peer):
@@ -157,8 +161,8 @@ class Channel:
         50000
         """
         if len(message.body) < LARGE:
-            return self.decode(message)
-        return await self._elsewhere(lambda: self.decode(message))
+            return self.decode(message, *kind)
+        return await self._elsewhere(lambda: self.decode(message, *kind))
 
     # What the driver and its owner call
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
 
 from wireloom.model import Message
 from wireloom.peers.inbox import Inbox
@@ -12,6 +12,9 @@ from wireloom.topics import validate_pattern
 
 if TYPE_CHECKING:
     from wireloom.peers.peer import Peer
+
+Step = TypeVar("Step")
+Outcome = TypeVar("Outcome")
 
 
 class Subscription(AsyncIterator[Message]):
@@ -94,15 +97,17 @@ class MessageStream(AsyncIterator[Message]):
         self.close()
 
 
-class Progress(AsyncIterator[object]):
+class Progress(AsyncIterator[Step], Generic[Step, Outcome]):
     """A request with steps: iterate over their values, then await this for the result.
 
     Awaiting it without iterating skips the steps. Dropping it before the end cancels the request.
     """
 
-    def __init__(self, peer: Peer, call: Call) -> None:
+    def __init__(self, peer: Peer, call: Call, *, step: tuple[object, ...], outcome: tuple[object, ...]) -> None:
         self._peer = peer
         self._call = call
+        self._types = (step, outcome)
+        """The type of steps and that of the result; empty where values are taken as the body has them."""
         self._sent = False
         self._step: Message | None = None
 
@@ -111,14 +116,14 @@ class Progress(AsyncIterator[object]):
             await self._peer.send_progressive(self._call)
             self._sent = True
 
-    async def __anext__(self) -> object:
+    async def __anext__(self) -> Step:
         await self._send()
         assert self._call.steps is not None
         try:
             if self._step is None:
                 self._step = await self._call.steps.get()
             # Kept until its value is known: who is cancelled meanwhile gets it the next time.
-            value = await self._peer.value(self._step)
+            value = cast(Step, await self._peer.value(self._step, *self._types[0]))
             self._step = None
             return value
         except StopAsyncIteration:
@@ -126,13 +131,13 @@ class Progress(AsyncIterator[object]):
                 self._call.answer.result()  # raises what ended the request
             raise
 
-    async def result(self) -> object:
+    async def result(self) -> Outcome:
         """The outcome. Raises what `Peer.request` raises."""
         async for _ in self:
             pass
-        return await self._peer.value(await self._call.answer)
+        return cast(Outcome, await self._peer.value(await self._call.answer, *self._types[1]))
 
-    def __await__(self) -> Generator[object, None, object]:
+    def __await__(self) -> Generator[object, None, Outcome]:
         return self.result().__await__()
 
     def cancel(self) -> None:

@@ -52,7 +52,7 @@ def protocol(name: str) -> Protocol:
 
     >>> protocol("smtp")
     Traceback (most recent call last):
-    wireloom.model.ConfigError: unknown protocol 'smtp'; known: ...
+    wireloom.errors.ConfigError: unknown protocol 'smtp'; known: ...
     """
     try:
         return protocols()[name]

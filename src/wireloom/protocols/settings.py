@@ -26,7 +26,7 @@ class Settings:
     Example(max_payload=100)
     >>> Example.parse({"max_paylod": 1})
     Traceback (most recent call last):
-    wireloom.model.ConfigError: unknown setting 'max_paylod'; known: max_payload
+    wireloom.errors.ConfigError: unknown setting 'max_paylod'; known: max_payload
     """
 
     agreed_fields: ClassVar[tuple[str, ...]] = ()

@@ -18,7 +18,7 @@ def open_store(url: str | Path) -> Store:
 
     >>> open_store("ftp://me:secret@example.org/x")
     Traceback (most recent call last):
-    wireloom.model.ConfigError: 'ftp://example.org/x' is no store: name s3://, gs://, az:// or file:/// and a folder
+    wireloom.errors.ConfigError: 'ftp://example.org/x' is no store: name s3://, gs://, az:// or file:/// and a folder
     """
     text = os.fspath(url)
     if not is_url(text):

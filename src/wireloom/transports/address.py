@@ -106,10 +106,10 @@ def parse_url(text: str) -> URL:
     ('hsp', '::1', 5042)
     >>> parse_url("hsp://localhost:99999")
     Traceback (most recent call last):
-    wireloom.model.ConfigError: URL 'hsp://localhost:99999': the port must be a number from 0 to 65535
+    wireloom.errors.ConfigError: URL 'hsp://localhost:99999': the port must be a number from 0 to 65535
     >>> parse_url("localhost:5042")
     Traceback (most recent call last):
-    wireloom.model.ConfigError: URL 'localhost:5042': write it as scheme://host:port, such as hsp://127.0.0.1:5042
+    wireloom.errors.ConfigError: URL 'localhost:5042': write it as scheme://host:port, such as hsp://127.0.0.1:5042
     """
 
     def wrong(what: str) -> ConfigError:

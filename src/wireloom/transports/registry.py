@@ -42,7 +42,7 @@ def transport(name: str) -> Transport:
     'tcp'
     >>> transport("pigeon")
     Traceback (most recent call last):
-    wireloom.model.ConfigError: unknown transport 'pigeon'; known: ...
+    wireloom.errors.ConfigError: unknown transport 'pigeon'; known: ...
     """
     reference = _references().get(name)
     if reference is None:

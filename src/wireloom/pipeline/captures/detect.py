@@ -56,7 +56,7 @@ class Choice:
     Chosen(protocol='hsp', wrapping='plain')
     >>> Choice.parse("http=80")
     Traceback (most recent call last):
-    wireloom.model.ConfigError: option 'ports' names 'http'; known: emp, hsp, mesh, wolpertinger, yamp, yamp+ws
+    wireloom.errors.ConfigError: option 'ports' names 'http'; known: emp, hsp, mesh, wolpertinger, yamp, yamp+ws
     """
 
     ports: Mapping[tuple[int, int], Chosen] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def parse_given(text: str) -> Given:
     (('hsp', 'profile', 'true'),)
     >>> parse_given("profile=true")
     Traceback (most recent call last):
-    wireloom.model.ConfigError: option 'set' has 'profile=true'; write protocol, setting and value: hsp.profile=true
+    wireloom.errors.ConfigError: option 'set' has 'profile=true'; write protocol, setting and value: hsp.profile=true
     """
     given = []
     for item in filter(None, (part.strip() for part in _NEXT.split(text))):

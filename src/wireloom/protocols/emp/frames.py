@@ -239,7 +239,7 @@ def decode(
     True
     >>> decode(bytes.fromhex("0000000806000000"))
     Traceback (most recent call last):
-    wireloom.model.ProtocolViolation: emp.type.reserved: type 6
+    wireloom.errors.ProtocolViolation: emp.type.reserved: type 6
     """
     available = len(buffer) - start
     left_out = 4 if size_mode is _EXCLUSIVE else 0

@@ -20,7 +20,7 @@ class Pending:
     >>> pending.asked(pending.next_id())
     >>> pending.next_id()
     Traceback (most recent call last):
-    wireloom.model.LimitExceeded: 1 requests wait for a response, as many as max_requests allows
+    wireloom.errors.LimitExceeded: 1 requests wait for a response, as many as max_requests allows
     """
 
     def __init__(self, max_requests: int) -> None:

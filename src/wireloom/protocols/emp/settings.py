@@ -47,7 +47,7 @@ class EmpSettings(Settings):
     <SizeMode.EXCLUSIVE: 'exclusive'>
     >>> EmpSettings(max_message=3)
     Traceback (most recent call last):
-    wireloom.model.ConfigError: setting 'max_message' is 3; it must be from 1024 to 4294967295
+    wireloom.errors.ConfigError: setting 'max_message' is 3; it must be from 1024 to 4294967295
     """
 
     agreed_fields: ClassVar[tuple[str, ...]] = ("size_mode",)

@@ -153,7 +153,7 @@ def decode(
     True
     >>> decode(b"\\x09")
     Traceback (most recent call last):
-    wireloom.model.ProtocolViolation: hsp.command.unknown: command 9
+    wireloom.errors.ProtocolViolation: hsp.command.unknown: command 9
     """
     available = len(buffer) - start
     if available < 1:

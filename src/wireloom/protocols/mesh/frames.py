@@ -223,7 +223,7 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = DEFAULT_LIMITS
     (Field(type=1, value=b'a'),)
     >>> decode(b"hello")
     Traceback (most recent call last):
-    wireloom.model.ProtocolViolation: mesh.header.short: 5 bytes
+    wireloom.errors.ProtocolViolation: mesh.header.short: 5 bytes
     """
     size = len(data)
     if size < HEADER_SIZE:
@@ -248,7 +248,7 @@ def decode_fields(payload: bytes, max_fields: int = MAX_TLV_COUNT) -> Iterator[F
 
     >>> list(decode_fields(bytes.fromhex("0102")))
     Traceback (most recent call last):
-    wireloom.model.ProtocolViolation: mesh.tlv.overrun: field 0x01 of 2 bytes, 0 left
+    wireloom.errors.ProtocolViolation: mesh.tlv.overrun: field 0x01 of 2 bytes, 0 left
     """
     position, size, count = 0, len(payload), 0
     while position < size:

@@ -120,7 +120,7 @@ def parse_trust(text: str, name: str = "trust file") -> TrustStore:
 
     >>> parse_trust('[{"node_id": "00"}]')
     Traceback (most recent call last):
-    wireloom.model.ConfigError: trust file, entry 0: 'node_id' must be 16 bytes in hex, not '00'
+    wireloom.errors.ConfigError: trust file, entry 0: 'node_id' must be 16 bytes in hex, not '00'
     """
     try:
         entries = json.loads(text)

@@ -235,7 +235,7 @@ def decode(buffer: bytes | bytearray, start: int = 0, max_body: int = MAX_BODY_D
     True
     >>> decode(b"\\x09")
     Traceback (most recent call last):
-    wireloom.model.ProtocolViolation: yamp.frame.type: type 9
+    wireloom.errors.ProtocolViolation: yamp.frame.type: type 9
     """
     end = len(buffer)
     if end <= start:

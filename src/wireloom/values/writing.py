@@ -1,0 +1,135 @@
+"""Typed values as plain ones: what the library of a format can write.
+
+A format says with a `Form` which of `datetime`, `Decimal`, `UUID` and `bytes` it writes itself. All others become text
+(`scalars.py`). A dataclass, a TypedDict or a pydantic model becomes a map, a NamedTuple an array in the order of its
+fields, a set an array, an enum its value. Values of msgspec are written by the rules of msgspec.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from types import MappingProxyType
+from typing import TypeVar
+from uuid import UUID
+
+from wireloom.errors import BodyError, ValidationError
+from wireloom.values import foreign
+from wireloom.values.scalars import text_of
+
+MAX_DEPTH = 128
+"""Values inside values inside values: more is refused, in both directions."""
+
+T = TypeVar("T")
+_AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a format writes itself; `as_json` where a body is JSON. A function may make a library's own value of one."""
+
+    name: str
+    as_json: bool = False
+    natives: Mapping[type, Callable[[object], object]] = field(default_factory=lambda: MappingProxyType({}))
+    library: str = ""
+    """Values of classes of this package are left as they are."""
+
+
+JSON_FORM = Form("json", as_json=True)
+
+
+def plain(value: object, form: Form = JSON_FORM) -> object:
+    """A value as dicts, lists, texts, numbers, and what the format has beyond that.
+
+    Raises BodyError, with the place, for what cannot be said.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Reading:
+    ...     sensor: UUID
+    ...     celsius: Decimal
+    >>> plain(Reading(UUID(int=1), Decimal("21.50")))
+    {'sensor': '00000000-0000-0000-0000-000000000001', 'celsius': '21.50'}
+    """
+    try:
+        return _plain(value, form, 0)
+    except ValidationError as error:
+        raise BodyError(f"{form.name} cannot hold this {type(value).__name__}: {error}") from None
+    except RecursionError:
+        raise BodyError(f"{form.name} cannot hold this {type(value).__name__}: it is nested too deeply") from None
+
+
+def _plain(value: object, form: Form, depth: int) -> object:
+    kind = value.__class__
+    if kind in _AS_THEY_ARE:
+        return value
+    native = form.natives.get(kind)
+    if native is not None:
+        try:
+            return native(value)
+        except ValueError as error:
+            raise ValidationError(str(error)) from None
+    if form.library and kind.__module__.partition(".")[0] == form.library:
+        return value
+    if depth > MAX_DEPTH:
+        raise ValidationError(f"nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, Enum):
+        return _plain(value.value, form, depth + 1)
+    if isinstance(value, str | int | float):
+        return value
+    if isinstance(value, datetime | date | time | Decimal | UUID | bytes | bytearray | memoryview):
+        return text_of(value)
+    if isinstance(value, Mapping):
+        return _map(((_key(key), each) for key, each in value.items()), form, depth)
+    if isinstance(value, list | tuple | Set):
+        return _list(value, form, depth)
+    if dataclasses.is_dataclass(kind) and not foreign.is_foreign(kind):
+        return _map(((each.name, getattr(value, each.name)) for each in dataclasses.fields(kind)), form, depth)
+    return foreign.plain(value, form.as_json, lambda inner: _plain(inner, form, depth + 1))
+
+
+def _map(items: object, form: Form, depth: int) -> dict[object, object]:
+    found: dict[object, object] = {}
+    key: object = None
+    try:
+        for key, each in items:  # type: ignore[attr-defined]
+            found[key] = each if each.__class__ in _AS_THEY_ARE else _plain(each, form, depth + 1)
+    except ValidationError as error:
+        raise error.within(step(key)) from None
+    return found
+
+
+def _list(items: object, form: Form, depth: int) -> list[object]:
+    found: list[object] = []
+    try:
+        for each in items:  # type: ignore[attr-defined]
+            found.append(each if each.__class__ in _AS_THEY_ARE else _plain(each, form, depth + 1))  # noqa: PERF401
+    except ValidationError as error:
+        raise error.within(f"[{len(found)}]") from None
+    return found
+
+
+def _key(key: object) -> object:
+    """The key of a map: what has a text is that text in every format."""
+    if key.__class__ in _AS_THEY_ARE:
+        return key
+    if isinstance(key, Enum):
+        return _key(key.value)
+    if isinstance(key, bytes):
+        return key
+    return text_of(key) or key
+
+
+def step(key: object) -> str:
+    """The step into a map, as a path has it.
+
+    >>> step("sum"), step("a b"), step(7)
+    ('.sum', "['a b']", '[7]')
+    """
+    if isinstance(key, str):
+        return f".{key}" if key.isidentifier() and key.isascii() and len(key) <= 64 else f"[{key[:64]!a}]"
+    return f"[{ascii(key)[:64]}]"
