@@ -1,7 +1,9 @@
 """From a journal to committed tables, against what people would write: Spark's own `from_json` on the same messages.
 
-The input is 500,000 requests and their answers on 16 connections: as a journal, and as JSON lines. Both sides run in
-one Spark session and end with zstd-compressed Parquet. Ours commits to Delta tables; the peer only writes files.
+The input is requests and their answers, as a journal and as JSON lines, in three shapes: one frame a block on 256
+connections (what a hub writes for peers that wait for each answer), one frame a block and each message on a connection
+of its own, and 3,000 frames a block on 16 connections. Both sides run in one Spark session and end with zstd-compressed
+Parquet. Ours commits to Delta tables; the peer only writes files.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -20,13 +23,13 @@ import psutil
 
 from benchmarks.harness import Result, compare
 from wireloom.journal import Journal
+from wireloom.journal.context import Context
 from wireloom.model import Direction, iso_time
 from wireloom.pipeline import Pipeline, start_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-REQUESTS, RUN = 500_000, 3_000
 LINE_FILES = 16
 TOPICS = {7: "sensors/kitchen", 8: "sensors/cellar", 9: "doors/front", 10: "doors/back"}
 SCHEMA = (
@@ -36,28 +39,59 @@ SCHEMA = (
 )
 
 
-def write_inputs(folder: Path, requests: int = REQUESTS, line_files: int = LINE_FILES) -> tuple[Path, Path]:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How messages lie in a journal: requests and their answers, or events without any."""
+
+    label: str
+    sent: int
+    run: int = 3_000
+    """Frames a block."""
+    connections: int = 16
+    answered: bool = True
+
+    @property
+    def messages(self) -> int:
+        return self.sent * (1 + self.answered)
+
+
+LARGE = Shape("3,000 frames a block", 500_000)
+SMALL = Shape("one frame a block", 500_000, 1, 256)
+MANY = Shape("100,000 messages on 100,000 connections", 100_000, 1, 100_000, answered=False)
+FEW = Shape("100,000 messages on 256 connections", 100_000, 1, 256, answered=False)
+
+
+def write_inputs(folder: Path, shape: Shape, line_files: int = LINE_FILES) -> tuple[Path, Path]:
     """The same messages as a journal and as JSON lines."""
     lines = folder / "lines"
     lines.mkdir(parents=True)
     files = [(lines / f"part-{n:02}.json").open("w") for n in range(line_files)]
-    journal = write_journal(folder, requests, files)
+    journal = write_journal(folder, shape, files)
     for file in files:
         file.close()
     return journal, lines
 
 
-def write_journal(folder: Path, requests: int, lines: Sequence[TextIO] = ()) -> Path:
+def write_journal(folder: Path, shape: Shape, lines: Sequence[TextIO] = ()) -> Path:
     """Requests and their answers as a journal; also as JSON lines where there are files for them."""
     start = time.time_ns()
-    ends = ("127.0.0.1:40000", "127.0.0.1:5042")
+    hub = "127.0.0.1:5042"
     with Journal.open(folder / "journal", sync=False) as journal:
-        connections = [journal.new_connection_id() for _ in range(16)]
+        connections = [journal.new_connection_id() for _ in range(shape.connections)]
+        peers = [f"127.{n >> 16}.{n >> 8 & 255}.{n & 255}:40000" for n in range(shape.connections)]
+        for number, peer in zip(connections, peers, strict=True):
+            details = {
+                "protocol": "hsp", "listener": f"hsp://{hub}", "peer": peer, "local": hub, "role": "server",
+                "principal": None, "tls": None,
+            }  # fmt: skip
+            journal.record("opened", details, number, protocol="hsp", source=peer, destination=hub, time_ns=start)
+        topics = Context(TOPICS)
         sent = [0] * len(connections)
-        for run, first in enumerate(range(0, requests, RUN)):
-            which, numbers = run % len(connections), range(first, min(first + RUN, requests))
+        for run, first in enumerate(range(0, shape.sent, shape.run)):
+            which, numbers = run % len(connections), range(first, min(first + shape.run, shape.sent))
             asked = start + first * 1000
-            for direction, moment in ((Direction.C2S, asked), (Direction.S2C, asked + 500_000)):
+            ends = peers[which], hub
+            for direction, moment in ((Direction.C2S, asked), (Direction.S2C, asked + 500_000))[: 1 + shape.answered]:
                 back = direction is Direction.S2C
                 if lines:
                     rest = _answer if back else _request
@@ -68,16 +102,18 @@ def write_journal(folder: Path, requests: int, lines: Sequence[TextIO] = ()) -> 
                     lines[run % len(lines)].writelines(
                         f"{shown}{sent[which] + place}, {rest(number)}}}\n" for place, number in enumerate(numbers)
                     )
-                frames = [
-                    struct.pack(">BI", 2, n) if back else struct.pack(">BIHI", 1, n, 7 + n % 4, 64) + b"%064d" % n
-                    for n in numbers
-                ]
+                if not shape.answered:
+                    frames = [struct.pack(">BHI", 0, 7 + n % 4, 64) + b"%064d" % n for n in numbers]
+                elif back:
+                    frames = [struct.pack(">BI", 2, n) for n in numbers]
+                else:
+                    frames = [struct.pack(">BIHI", 1, n, 7 + n % 4, 64) + b"%064d" % n for n in numbers]
                 journal.append(
                     "hsp", connections[which], direction, sent[which], b"".join(frames),
-                    source=ends[back], destination=ends[not back], topics=TOPICS, time_ns=moment,
+                    source=ends[back], destination=ends[not back], topics=topics, time_ns=moment,
                 )  # fmt: skip
             sent[which] += len(numbers)
-            if run % 100 == 0:
+            if run % 1000 == 0:
                 journal.commit()
     return folder / "journal"
 
@@ -163,45 +199,76 @@ def processor_seconds() -> float:
     return total
 
 
+class Sides:
+    """Both sides in one Spark session."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark, self._folder = spark, folder
+
+    def written(self, shape: Shape) -> tuple[Path, Path]:
+        """Journal and lines of a shape, made where they are not there yet."""
+        own = self._folder / shape.label
+        return (own / "journal", own / "lines") if own.exists() else write_inputs(own, shape)
+
+    def ours(self, shape: Shape, spent: list[float], *, only_messages: bool) -> float:
+        """Messages a second of the pipeline."""
+        journal, out = self.written(shape)[0], self._folder / "warehouse"
+        pipeline = lambda: Pipeline([journal], out, spark=self._spark, only_messages=only_messages)  # noqa: E731
+        return timed(lambda: pipeline().run(query=False), out, shape.messages, spent)
+
+    def compare(
+        self, shape: Shape, what: str, peer: str, theirs: Callable[[SparkSession, Path, Path], None], *,
+        goal: float, rounds: int, only_messages: bool,
+    ) -> Result:  # fmt: skip
+        """The pipeline against what a user would write."""
+        spent: tuple[list[float], list[float]] = [], []
+        lines, out = self.written(shape)[1], self._folder / "parquet"
+        result = compare(
+            f"{what}, {shape.label}",
+            peer,
+            lambda: self.ours(shape, spent[0], only_messages=only_messages),
+            lambda: timed(lambda: theirs(self._spark, lines, out), out, shape.messages, spent[1]),
+            goal=goal,
+            rounds=rounds,
+        )
+        _print_processor_time(*spent)
+        return result
+
+    def compare_shapes(self, shape: Shape, other: Shape, *, goal: float, rounds: int) -> Result:
+        """The pipeline on the same messages in two shapes."""
+        spent: tuple[list[float], list[float]] = [], []
+        result = compare(
+            f"journal → all seven tables, {shape.label}",
+            f"the same messages, {other.label}",
+            lambda: self.ours(shape, spent[0], only_messages=False),
+            lambda: self.ours(other, spent[1], only_messages=False),
+            goal=goal,
+            rounds=rounds,
+        )
+        _print_processor_time(*spent)
+        return result
+
+
+def _print_processor_time(ours: list[float], theirs: list[float]) -> None:
+    if len(ours) > 1:
+        # The first round warmed up.
+        by_time = statistics.median(b / a for a, b in list(zip(ours, theirs, strict=True))[1:])
+        print(f"    by processor time of all processes: {by_time:.2f}×", flush=True)
+
+
 def run() -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="wireloom-bench-") as name:
-        folder = Path(name)
-        journal, lines = write_inputs(folder)
-        ours, theirs = folder / "warehouse", folder / "parquet"
         spark = start_session("local[2]", {"spark.driver.memory": "4g"}, "benchmark")
-
-        def measure(
-            what: str, peer: str, theirs_work: Callable[[SparkSession, Path, Path], None], goal: float,
-            rounds: int, *, only_messages: bool,
-        ) -> Result:  # fmt: skip
-            spent: tuple[list[float], list[float]] = [], []
-
-            def ours_work() -> None:
-                Pipeline([journal], ours, spark=spark, only_messages=only_messages).run(query=False)
-
-            result = compare(
-                what,
-                peer,
-                lambda: timed(ours_work, ours, 2 * REQUESTS, spent[0]),
-                lambda: timed(lambda: theirs_work(spark, lines, theirs), theirs, 2 * REQUESTS, spent[1]),
-                goal=goal,
-                rounds=rounds,
-            )
-            # The first round warmed up.
-            by_time = statistics.median(b / a for a, b in list(zip(*spent, strict=True))[1:])
-            print(f"    by processor time of all processes: {by_time:.2f}×", flush=True)
-            return result
-
+        sides = Sides(spark, Path(name))
+        messages = "journal → committed `messages`", "Spark `from_json`, JSON lines → Parquet", from_json
+        tables = "journal → all seven tables", "Spark `from_json`, same joins and aggregates", from_json_all
         try:
             return [
-                measure(
-                    "journal → committed `messages`, batch", "Spark `from_json`, JSON lines → Parquet", from_json,
-                    goal=6, rounds=3, only_messages=True,
-                ),
-                measure(
-                    "journal → all seven tables, batch", "Spark `from_json` and the same joins and aggregates",
-                    from_json_all, goal=3, rounds=2, only_messages=False,
-                ),
-            ]  # fmt: skip
+                sides.compare(SMALL, *messages, goal=6, rounds=3, only_messages=True),
+                sides.compare(LARGE, *messages, goal=6, rounds=3, only_messages=True),
+                sides.compare(SMALL, *tables, goal=3, rounds=2, only_messages=False),
+                sides.compare(LARGE, *tables, goal=3, rounds=2, only_messages=False),
+                sides.compare_shapes(MANY, FEW, goal=0.5, rounds=3),
+            ]
         finally:
             spark.stop()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import Result, compare
-from benchmarks.pipeline import timed, write_journal
+from benchmarks.pipeline import Shape, timed, write_journal
 from wireloom.pipeline import Pipeline, start_session
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SMALL, LARGE = 400_000, 4_000_000
 def run() -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="wireloom-bench-") as name:
         folder = Path(name)
-        small, large = write_journal(folder / "small", SMALL), write_journal(folder / "large", LARGE)
+        small, large = (write_journal(folder / str(each), Shape("", each)) for each in (SMALL, LARGE))
         ones, results = [], []
 
         def rate(spark: SparkSession, journal: Path, requests: int) -> float:

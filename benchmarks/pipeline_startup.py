@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import Result
-from benchmarks.pipeline import write_journal
+from benchmarks.pipeline import Shape, write_journal
 
 GOAL_S = 25.0
 RUNS = 3
@@ -19,7 +19,7 @@ RUNS = 3
 def run() -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="wireloom-bench-") as name:
         folder = Path(name)
-        journal = write_journal(folder, 1_000)
+        journal = write_journal(folder, Shape("", 1_000))
         result = Result("`wireloom pipeline run` on a small input, runs in 25 s", "one", 1, "runs")
         for _ in range(RUNS):
             shutil.rmtree(folder / "warehouse", ignore_errors=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import Result, compare
-from benchmarks.pipeline import SCHEMA, write_inputs
+from benchmarks.pipeline import SCHEMA, Shape, write_inputs
 from wireloom.pipeline import Pipeline, start_session
 from wireloom.pipeline.run import MicroBatch
 
@@ -98,7 +98,7 @@ def stream_theirs(spark: SparkSession, lines: Path, out: Path) -> Pace:
 def run() -> list[Result]:
     with tempfile.TemporaryDirectory(prefix="wireloom-bench-") as name:
         folder = Path(name)
-        journal, lines = write_inputs(folder, REQUESTS, 2 * PEER_BATCHES)
+        journal, lines = write_inputs(folder, Shape("", REQUESTS), 2 * PEER_BATCHES)
         spark = start_session("local[2]", {"spark.driver.memory": "4g"}, "benchmark")
         seconds: dict[str, float] = {}
 
