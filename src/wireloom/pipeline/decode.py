@@ -26,7 +26,7 @@ from wireloom.journal.index import NO_CONTEXT
 from wireloom.journal.keys import Keys, keys_for
 from wireloom.journal.segment import committed_length
 from wireloom.model import ConfigError, Direction, JournalError
-from wireloom.pipeline import blocks, pair_kernel
+from wireloom.pipeline import pair_kernel, segment_runs
 from wireloom.pipeline.dictionary_columns import unified
 from wireloom.pipeline.message_table import empty, message_rows
 from wireloom.pipeline.planning import Range
@@ -76,7 +76,7 @@ class About:
 def warm() -> None:
     """Compile or load every kernel, so that the first range does not pay for it."""
     journal_index.warm()
-    blocks.warm()
+    segment_runs.warm()
     pair_kernel.warm()
     sessions.warm()
     for name in protocols():
@@ -166,8 +166,8 @@ def _decode(
     head = _head(segment)
     first = None if head is None else head.size
     rejects.hub = hub = (head.hub or None) if head is not None else None
-    skimmed = blocks.skim(segment, part.start)
-    found = blocks.find_runs(segment, part, skimmed.before)
+    skimmed = segment_runs.skim(segment, part.start)
+    found = segment_runs.find_runs(segment, part, skimmed.before)
     damages = found.damages + segment.unreadable_between(part.start, part.end)
     for damage in sorted(damages, key=lambda each: each.offset):
         segment.fill(damage.offset + KEPT_BYTES)
@@ -245,7 +245,7 @@ def _sound(
     bad = damaged | np.isin(runs.context, [each for each, fault in faults.items() if fault is not None])
     for run in np.flatnonzero(bad).tolist():
         fault = None if damaged[run] else faults[int(runs.context[run])]
-        clause, detail = (blocks.DAMAGED, "wrong hash") if fault is None else fault
+        clause, detail = (segment_runs.DAMAGED, "wrong hash") if fault is None else fault
         rejects.add(runs, run, int(runs.start[run]), int(runs.end[run]), clause, detail)
     return select(runs, np.flatnonzero(~bad)) if bad.any() else runs
 
@@ -260,7 +260,7 @@ def _fault(name: str, context: int, contexts: Mapping[int, journal_blocks.Stated
         return None
     if context not in contexts:
         # Without it the bytes may mean anything.
-        return blocks.DAMAGED, "its context is not stated in what is left of the segment"
+        return segment_runs.DAMAGED, "its context is not stated in what is left of the segment"
     stated = contexts[context]
     try:
         protocol(name).decoder(Direction.C2S, apply_agreed(settings, stated.settings), stated.topics)
@@ -281,7 +281,7 @@ def _head(segment: SegmentBytes) -> journal_blocks.Head | None:
 
 
 def _contexts(
-    data: NDArray[np.uint8], skimmed: blocks.Skimmed, found: blocks.Found
+    data: NDArray[np.uint8], skimmed: segment_runs.Skimmed, found: segment_runs.Found
 ) -> dict[int, journal_blocks.Stated]:
     """What a segment states up to the end of the blocks that were found; parts of a large context are united."""
     known: dict[int, journal_blocks.Stated] = {}
@@ -293,7 +293,7 @@ def _contexts(
     return known
 
 
-def _keys(data: NDArray[np.uint8], skimmed: blocks.Skimmed, found: blocks.Found) -> dict[int, Keys]:
+def _keys(data: NDArray[np.uint8], skimmed: segment_runs.Skimmed, found: segment_runs.Found) -> dict[int, Keys]:
     """The keys that a segment states up to there."""
     known: dict[int, Keys] = {}
     for piece in _pieces(data, skimmed, found):
@@ -301,7 +301,9 @@ def _keys(data: NDArray[np.uint8], skimmed: blocks.Skimmed, found: blocks.Found)
     return known
 
 
-def _pieces(data: NDArray[np.uint8], skimmed: blocks.Skimmed, found: blocks.Found) -> Iterator[NDArray[np.uint8]]:
+def _pieces(
+    data: NDArray[np.uint8], skimmed: segment_runs.Skimmed, found: segment_runs.Found
+) -> Iterator[NDArray[np.uint8]]:
     """The blocks in which that stands: before the range, in it, and after damage."""
     end = int(found.index.offset[-1] + found.index.size[-1])
     yield skimmed.stated

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from wireloom.journal import index as journal_index
 from wireloom.journal.index import BlockIndex
-from wireloom.pipeline import blocks
+from wireloom.pipeline import segment_runs
 from wireloom.pipeline.message_table import reject_rows
 from wireloom.pipeline.runs import Runs
 from wireloom.pipeline.schemas import KEPT_BYTES
@@ -44,7 +44,7 @@ class Rejects:
     def add_damage(self, data: NDArray[np.uint8], damage: Damage, segment_us: int) -> None:
         """A stretch of the segment; its own time is lost, so it gets that of the segment's first block."""
         kept = data[damage.offset : damage.offset + min(damage.size, KEPT_BYTES)].tobytes()
-        self._row(segment_us, None, None, None, blocks.DAMAGED, damage.reason, kept, damage.size, damage.offset)
+        self._row(segment_us, None, None, None, segment_runs.DAMAGED, damage.reason, kept, damage.size, damage.offset)
 
     def add_refused(self, data: NDArray[np.uint8], index: BlockIndex) -> None:
         """What the hub refused: the bytes and, beside them, why."""

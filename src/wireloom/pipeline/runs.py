@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from wireloom.journal import index as journal_index
 from wireloom.journal.blocks import Stated
 from wireloom.journal.keys import Keys
-from wireloom.pipeline import blocks
+from wireloom.pipeline import segment_runs
 from wireloom.pipeline.steps.message_arrays import DIRECTIONS
 from wireloom.protocols.columns import Stream
 
@@ -48,7 +48,7 @@ class Runs:
 
 
 def gather_runs(
-    data: NDArray[np.uint8], name: str, found: blocks.Found, rows: NDArray[np.int64]
+    data: NDArray[np.uint8], name: str, found: segment_runs.Found, rows: NDArray[np.int64]
 ) -> tuple[Runs, NDArray[np.bool_]]:
     """The runs of one protocol and whether each is damaged; with continued blocks, payloads are copied together."""
     index = found.index
