@@ -32,9 +32,9 @@ from wireloom.pipeline.message_table import empty, message_rows
 from wireloom.pipeline.planning import Range
 from wireloom.pipeline.rejects import Rejects
 from wireloom.pipeline.run_records import Said
-from wireloom.pipeline.runs import Runs, Streams, gather_runs, select, streams_of
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
 from wireloom.pipeline.segment_bytes import PAGE, SegmentBytes
+from wireloom.pipeline.segment_runs import Runs, Streams, gather_runs, select, streams_of
 from wireloom.pipeline.steps import audit, findings, sessions
 from wireloom.pipeline.steps.message_arrays import DIRECTIONS, coded, constant
 from wireloom.pipeline.steps.sessions import Event

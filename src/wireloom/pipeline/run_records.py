@@ -18,8 +18,7 @@ from wireloom.journal.blocks import Block
 from wireloom.journal.exclusions import TAKEN, Excluded
 from wireloom.model import Direction
 from wireloom.pipeline.planning import Range
-from wireloom.pipeline.runs import Runs
-from wireloom.pipeline.segment_runs import Found, Skimmed
+from wireloom.pipeline.segment_runs import Found, Runs, Skimmed
 from wireloom.pipeline.steps.message_arrays import DIRECTIONS
 
 _PLACE_BITS = 40
