@@ -16,7 +16,7 @@ from wireloom.journal import blocks
 from wireloom.journal.blocks import Block
 from wireloom.journal.crc32 import CRC_TABLES, crc32, u32
 from wireloom.journal.keys import DECRYPTION_SECRETS, Keys, keys_in
-from wireloom.kernels import allocating, kernel
+from wireloom.kernels import inlined, kernel
 
 C2S, S2C, DGRAM = 0, 1, 2
 """The direction codes of a `BlockIndex`."""
@@ -89,7 +89,7 @@ def index_blocks(data: NDArray[np.uint8], start: int, end: int, *, check_hash: b
     small = np.empty((3, count), np.uint8)
     names = np.zeros((_MAX_NAMES, 2), np.int64)
     found, name_count, position, fault = _scan(
-        *(data, start, end, check_hash, CRC_TABLES, _PREFIX),
+        *(data, start, end, check_hash, CRC_TABLES),
         *(offset, size, packet_id, time_ns, sequence, payload_start, payload_end, context),
         *(tags_start, connection, protocol, small, names),
     )
@@ -129,31 +129,6 @@ def records(data: NDArray[np.uint8], index: BlockIndex) -> list[Block]:
     return list(_parse(data, index.offset[rows], index.size[rows]))
 
 
-def contexts(data: NDArray[np.uint8], index: BlockIndex) -> dict[int, blocks.Stated]:
-    """The contexts stated by the records of an index, by their id."""
-    return blocks.contexts(records(data, index))
-
-
-def contexts_before(data: NDArray[np.uint8], start: int) -> dict[int, blocks.Stated]:
-    """The contexts stated from the segment's beginning up to `start`: hops from block to block."""
-    return blocks.contexts(_records_before(data, start, _CONTEXT, _TOPICS))
-
-
-def principals_before(data: NDArray[np.uint8], start: int) -> list[Block]:
-    """The records `principal` from the segment's beginning up to `start`."""
-    return list(_records_before(data, start, _PRINCIPAL, _PRINCIPAL))
-
-
-def _records_before(
-    data: NDArray[np.uint8], start: int, one: NDArray[np.uint8], other: NDArray[np.uint8]
-) -> Iterator[Block]:
-    """The records up to `start` whose comments begin with one of two texts."""
-    data = _read_only(data)
-    places = np.empty((2, _count(data, 0, start)), np.int64)
-    found = _records_of(data, start, places, one, other)
-    return _parse(data, places[0, :found], places[1, :found])
-
-
 def keys_before(data: NDArray[np.uint8], start: int) -> dict[int, Keys]:
     """The keys stated from the segment's beginning up to `start`, by connection."""
     data = _read_only(data)
@@ -167,7 +142,6 @@ def warm() -> None:
     """Compile or load the kernels, so that the first call does not pay for it."""
     head = np.frombuffer(blocks.segment_head("0", "", "", 0, 0), np.uint8)
     index_blocks(head, 0, len(head))
-    contexts_before(head, len(head))
     keys_before(head, len(head))
 
 
@@ -182,12 +156,6 @@ def _parse(data: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.
     view = data.data  # hashes are the business of `index_blocks`
     for at, length in zip(offset.tolist(), size.tolist(), strict=True):
         yield blocks.parse_packet(view, at, length, check_hash=False)
-
-
-_CONTEXT = np.frombuffer(b"record=context ", np.uint8)
-_TOPICS = np.frombuffer(b"record=topics ", np.uint8)
-"""What format 1 calls it."""
-_PRINCIPAL = np.frombuffer(b"record=principal ", np.uint8)
 
 
 @kernel
@@ -255,62 +223,42 @@ def _blocks_of(data, end, places, wanted):  # type: ignore[no-untyped-def]
     return found
 
 
-@allocating
-def _records_of(data, end, places, one, other):  # type: ignore[no-untyped-def]
-    """Where the records are whose comments begin with one of two texts."""
-    found, offset = 0, 0
-    while offset < end:
-        block_type, size, fault = _block_at(data, offset, end)
-        if fault:
-            break
-        captured = np.int64(u32(data, offset + 20)) if size >= 32 else np.int64(0)
-        at, stop = offset + 28 + captured + (-captured & 3), offset + size - 4
-        while block_type == 6 and stop - at >= 4:
-            code, length = _u16(data, at), _u16(data, at + 2)
-            at += 4
-            if code == 0 or length > stop - at:
-                break
-            if code == 1 and (
-                (length > len(one) and np.all(data[at : at + len(one)] == one))
-                or (length > len(other) and np.all(data[at : at + len(other)] == other))
-            ):
-                places[0, found] = offset
-                places[1, found] = size
-                found += 1
-                break
-            at += length + (-length & 3)
-        offset += size
-    return found
-
-
-@allocating
+@inlined
 def _is(data, at, end, text):  # type: ignore[no-untyped-def]
-    """Whether the bytes at `at` begin with the ASCII text."""
-    if end - at < len(text):
-        return False
-    for position in range(len(text)):
-        if data[at + position] != ord(text[position]):
-            return False
-    return True
+    """Whether the bytes at `at` are those of a text."""
+    same = end - at >= len(text)
+    if same:
+        for position in range(len(text)):
+            if data[at + position] != text[position]:
+                same = False
+    return same
 
 
-@allocating
+_CONN, _CTX, _MAP, _MORE, _RECORD, _RECORD_CONN = (
+    np.frombuffer(each, np.uint8) for each in (b"conn=", b" ctx=", b" map=", b" more", b"record=", b" conn=")
+)
+_C2S_SEQ, _S2C_SEQ, _DGRAM_SEQ = (
+    np.frombuffer(each, np.uint8) for each in (b" dir=c2s seq=", b" dir=s2c seq=", b" dir=dgram seq=")
+)
+
+
+@kernel
 def _frames_comment(data, at, end):  # type: ignore[no-untyped-def]
     """Connection, direction, sequence, map, more, and whether the comment is of that form."""
     nothing = np.uint64(0), 0, np.int64(0), np.int64(NO_CONTEXT), False, False
-    if end - at < 31 or not _is(data, at, end, "conn="):
+    if end - at < 31 or not _is(data, at, end, _CONN):
         return nothing
     connection, good = _hex(data, at + 5, 16)
     at += 21
     if not good:
         return nothing
-    if _is(data, at, end, " dir=c2s seq="):
+    if _is(data, at, end, _C2S_SEQ):
         direction = C2S
         at += 13
-    elif _is(data, at, end, " dir=s2c seq="):
+    elif _is(data, at, end, _S2C_SEQ):
         direction = S2C
         at += 13
-    elif _is(data, at, end, " dir=dgram seq="):
+    elif _is(data, at, end, _DGRAM_SEQ):
         direction = DGRAM
         at += 15
     else:
@@ -325,22 +273,22 @@ def _frames_comment(data, at, end):  # type: ignore[no-untyped-def]
     if digits == 0:
         return nothing
     context = np.int64(NO_CONTEXT)
-    if end - at >= 13 and (_is(data, at, end, " ctx=") or _is(data, at, end, " map=")):
+    if end - at >= 13 and (_is(data, at, end, _CTX) or _is(data, at, end, _MAP)):
         number, good = _hex(data, at + 5, 8)
         if not good:
             return nothing
         context = np.int64(number)
         at += 13
-    more = _is(data, at, end, " more")
+    more = _is(data, at, end, _MORE)
     if more:
         at += 5
     return connection, direction, sequence, context, more, at == end
 
 
-@allocating
+@kernel
 def _record_comment(data, at, end):  # type: ignore[no-untyped-def]
     """The connection a record concerns (0: none), and whether the comment is of that form."""
-    if not _is(data, at, end, "record="):
+    if not _is(data, at, end, _RECORD):
         return np.uint64(0), False
     at += 7
     letters = 0
@@ -350,7 +298,7 @@ def _record_comment(data, at, end):  # type: ignore[no-untyped-def]
     if not 1 <= letters <= 32:
         return np.uint64(0), False
     connection = np.uint64(0)
-    if end - at >= 22 and _is(data, at, end, " conn="):
+    if end - at >= 22 and _is(data, at, end, _RECORD_CONN):
         connection, good = _hex(data, at + 6, 16)
         if not good:
             return np.uint64(0), False
@@ -380,9 +328,9 @@ def _name_code(data, at, length, names, count, latest):  # type: ignore[no-untyp
     return count, count + 1
 
 
-@allocating
+@kernel
 def _scan(  # type: ignore[no-untyped-def]
-    data, start, end, check_hash, tables, prefix,
+    data, start, end, check_hash, tables,
     offsets, sizes, packet_ids, times, sequences, payload_starts, payload_ends, contexts,
     tags_starts, connections, protocols, small, names,
 ):  # fmt: skip
@@ -445,7 +393,7 @@ def _scan(  # type: ignore[no-untyped-def]
                 while name_length > 0 and data[name + name_length - 1] == 0:
                     name_length -= 1
             at += length
-        if name_length == 0 or (name_length == len(prefix) and np.all(data[name : name + name_length] == prefix)):
+        if name_length == 0 or (name_length == len(_PREFIX) and _is(data, name, name + name_length, _PREFIX)):
             return row, name_count, offset, _UNNAMED
         latest, name_count = _name_code(data, name, name_length, names, name_count, latest)
         if latest < 0:

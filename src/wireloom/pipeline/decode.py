@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -26,18 +26,18 @@ from wireloom.journal.index import NO_CONTEXT
 from wireloom.journal.keys import Keys, keys_for
 from wireloom.journal.segment import committed_length
 from wireloom.model import ConfigError, Direction, JournalError
-from wireloom.pipeline import pair_kernel, segment_runs
+from wireloom.pipeline import name_hash, pair_kernel, record_columns, segment_runs
 from wireloom.pipeline.dictionary_columns import unified
 from wireloom.pipeline.message_table import empty, message_rows
 from wireloom.pipeline.planning import Range
+from wireloom.pipeline.record_columns import RecordColumns, address_columns, details, find_records, hex_texts, parsed
 from wireloom.pipeline.rejects import Rejects
 from wireloom.pipeline.run_records import Said
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
 from wireloom.pipeline.segment_bytes import PAGE, SegmentBytes
-from wireloom.pipeline.segment_runs import Runs, Streams, gather_runs, select, streams_of
+from wireloom.pipeline.segment_runs import Indexed, Runs, Streams, gather_runs, select, streams_of
 from wireloom.pipeline.steps import audit, findings, sessions
-from wireloom.pipeline.steps.message_arrays import DIRECTIONS, coded, constant
-from wireloom.pipeline.steps.sessions import Event
+from wireloom.pipeline.steps.message_arrays import DIRECTIONS, coded, constant, spread, typed
 from wireloom.protocols.audit import Auditor
 from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans
 from wireloom.protocols.contract import CUT, Settings, apply_agreed
@@ -56,7 +56,7 @@ class DecodedRange:
 
     messages: pa.Table
     rejects: pa.Table
-    events: Sequence[Event] = ()
+    events: pa.Table = field(default_factory=sessions.EVENTS.empty_table)
     """What is known of connections beside their messages: opened, closed, refused bytes."""
     findings: pa.Table | None = None
     """What is wrong with single packets."""
@@ -77,6 +77,8 @@ def warm() -> None:
     """Compile or load every kernel, so that the first range does not pay for it."""
     journal_index.warm()
     segment_runs.warm()
+    record_columns.warm()
+    name_hash.warm()
     pair_kernel.warm()
     sessions.warm()
     for name in protocols():
@@ -109,10 +111,11 @@ def decode_range(part: Range, trust: str = "", keys: str = "", disk: Disk = LOCA
     if limit == 0:
         return DecodedRange(empty(MESSAGES), rejects.table())
     audited = Audited(trust)
-    events: list[Event] = []
+    events: list[pa.Table] = []
     with SegmentBytes(path, limit, disk) as segment:
         messages = _decode(segment, part, rejects, events, audited, keys)
-    return DecodedRange(messages, rejects.table(), events, audited.findings(), audited.packets())
+    told = pa.concat_tables([sessions.EVENTS.empty_table(), *events])
+    return DecodedRange(messages, rejects.table(), told, audited.findings(), audited.packets())
 
 
 class Audited:
@@ -159,7 +162,7 @@ def _decode(
     segment: SegmentBytes,
     part: Range,
     rejects: Rejects,
-    events: list[Event],
+    events: list[pa.Table],
     audited: Audited,
     key_file: str,
 ) -> pa.Table:
@@ -178,8 +181,9 @@ def _decode(
         rejects.add_refused(data, found.index)
         audited.refused(rejects.table())
         return empty(MESSAGES)
-    records = journal_index.records(data, found.index)
-    events += [_event(block) for block in records if block.record in _EVENTS]
+    whole = Indexed(data, found.index)
+    records = find_records(data, found.index)
+    events.append(events_of(whole, records))
     tables = []
     contexts: dict[int, journal_blocks.Stated] | None = None
     keys: dict[int, Keys] = {}
@@ -190,9 +194,10 @@ def _decode(
         if not len(rows):
             continue
         if contexts is None:
-            contexts = _contexts(data, skimmed, found)
+            before = segment_runs.before_range(data, part, skimmed, found)
+            contexts = _contexts((*before, whole))
             keys = _keys(data, skimmed, found)
-            said = Said.read(data, part, skimmed, found, records)
+            said = Said.read(whole, records, before, skimmed, found)
         runs, damaged = gather_runs(data, name, found, rows)
         runs = _sound(runs, damaged, contexts, rejects)
         if len(runs.start):
@@ -203,16 +208,50 @@ def _decode(
     return tables[0] if len(tables) == 1 else unified(pa.concat_tables(tables))
 
 
-_EVENTS = frozenset({"opened", "closed", "refused", "started"})
+_EVENT_NAMES = ("opened", "closed", "refused", "started")
+_EVENT_DETAILS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("protocol", "peer", "local", "reason", "direction")),
+        ("size", pa.int64()),
+    ]
+)
 
 
-def _event(block: journal_blocks.Block) -> Event:
+def events_of(piece: Indexed, records: RecordColumns) -> pa.Table:
+    """What records say of their connections: rows of `EVENTS`."""
+    own = records.of(*_EVENT_NAMES)
+    said = details(piece.data, own, _EVENT_DETAILS)
+    if said is None:
+        return sessions.event_rows([_event(block) for block in parsed(piece.data, piece.index, own)])
+    rows = own.row
+    source, destination = address_columns(piece.data, piece.index.tags_start[rows])
+    connection = piece.index.connection[rows]
+    tagged = [name if name in protocols() else None for name in piece.index.protocols]
+    peer, local = (pc.if_else(pc.equal(said[name], ""), None, said[name]) for name in ("peer", "local"))
+    protocol = pc.if_else(pc.equal(said["protocol"], ""), None, said["protocol"])
+    values = {
+        "what": coded(own.name, record_columns.NAMES),
+        "time_us": piece.index.time_ns[rows] // 1000,
+        # No connection has the number 0.
+        "connection": pc.if_else(pa.array(connection == 0), None, hex_texts(connection)),
+        "protocol": pc.coalesce(protocol, coded(piece.index.protocol[rows], tagged or [None]).cast(pa.string())),
+        "source": pc.coalesce(peer, source),
+        "destination": pc.coalesce(local, destination),
+        "reason": said["reason"],
+        "direction": said["direction"],
+        "size": pc.fill_null(said["size"], 0),
+        "offset": piece.index.offset[rows],
+    }
+    return typed(values, sessions.EVENTS)
+
+
+def _event(block: journal_blocks.Block) -> sessions.Event:
     """A record as what it says of its connection."""
     details = block.details
     reason, direction, size = details.get("reason"), details.get("direction"), details.get("size")
     peer, local = details.get("peer"), details.get("local")
     named = details.get("protocol") or (block.protocol if block.protocol in protocols() else None)
-    return Event(
+    return sessions.Event(
         str(block.record),
         block.time_ns // 1000,
         None if block.connection is None else f"{block.connection:016x}",
@@ -280,16 +319,13 @@ def _head(segment: SegmentBytes) -> journal_blocks.Head | None:
         raise JournalError(f"{segment.path}: no journal segment: {fault}; name the folder of a journal") from None
 
 
-def _contexts(
-    data: NDArray[np.uint8], skimmed: segment_runs.Skimmed, found: segment_runs.Found
-) -> dict[int, journal_blocks.Stated]:
-    """What a segment states up to the end of the blocks that were found; parts of a large context are united."""
+def _contexts(pieces: Sequence[Indexed]) -> dict[int, journal_blocks.Stated]:
+    """What is stated in some blocks; parts of a large context are united."""
     known: dict[int, journal_blocks.Stated] = {}
-    for piece in _pieces(data, skimmed, found):
-        for number, (topics, settings) in journal_index.contexts_before(piece, len(piece)).items():
-            stated = known.setdefault(number, journal_blocks.Stated({}, {}))
-            stated.topics.update(topics)
-            stated.settings.update(settings)
+    for piece in pieces:
+        records = find_records(piece.data, piece.index).of("context", "topics")
+        for block in parsed(piece.data, piece.index, records):
+            journal_blocks.add_context(known, block)
     return known
 
 
@@ -407,10 +443,10 @@ def _table(columns: Columns, runs: Runs, of: Streams, rows: NDArray[np.int64], a
         runs.protocol,
         columns,
         time_us=runs.time_us[run],
-        connection=coded(stream, of.connection),
+        connection=spread(stream, of.connection),
         direction=of.direction[stream],
-        source=coded(stream, of.source),
-        destination=coded(stream, of.destination),
+        source=spread(stream, of.source),
+        destination=spread(stream, of.destination),
         sequence=runs.sequence[run] + within,
         file=constant(about.file, count),
         offset=runs.file_offset(columns.offset),

@@ -182,9 +182,7 @@ def write_decoded(
             if not part.refused
         ],
         packets=[found.packets for _, found in decoded if found.packets is not None],
-        midstream={
-            event.connection or "" for _, found in decoded for event in found.events if event.what == "midstream"
-        },
+        midstream=sessions.midstream([found.events for _, found in decoded]),
     )
     if observed.exchanges is not None:
         yield from write_table(warehouse, EXCHANGES, observed.exchanges)

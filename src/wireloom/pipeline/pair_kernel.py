@@ -7,9 +7,7 @@ range, where nearly every request meets its answer, and in the step that joins w
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,12 +121,6 @@ def settle(
     return settled
 
 
-@lru_cache(maxsize=65536)
-def name_hash(name: str) -> int:
-    """64 bits for a name, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-
-
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -163,9 +155,8 @@ def mix_in(
     _mix_in(keys, given(offsets), given(data), given(rows), given(places))
 
 
-def seeds(names: list[str], directions: int, pairing: int) -> NDArray[np.uint64]:
-    """The beginning of a key for each name and direction, in that order."""
-    hashes = np.array([name_hash(name) for name in names] or [0], np.uint64)
+def seeds(hashes: NDArray[np.uint64], directions: int, pairing: int) -> NDArray[np.uint64]:
+    """The beginning of a key for the hash of each name and each direction, in that order."""
     lanes = np.arange(1, directions + 1, dtype=np.uint64) + np.uint64(directions * pairing)
     return ((hashes[:, None] ^ (lanes * _PRIME)) * np.uint64(0xD6E8FEB86659FD93)).ravel()
 

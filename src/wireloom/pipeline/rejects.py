@@ -10,8 +10,8 @@ from wireloom.journal import index as journal_index
 from wireloom.journal.index import BlockIndex
 from wireloom.pipeline import segment_runs
 from wireloom.pipeline.message_table import reject_rows
-from wireloom.pipeline.segment_bytes import Damage
 from wireloom.pipeline.schemas import KEPT_BYTES
+from wireloom.pipeline.segment_bytes import Damage
 from wireloom.pipeline.segment_runs import Runs
 from wireloom.pipeline.steps.message_arrays import DAY_US, DIRECTIONS
 

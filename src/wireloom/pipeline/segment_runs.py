@@ -13,22 +13,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from wireloom.journal import index as journal_index
 from wireloom.journal import keys as journal_keys
 from wireloom.journal.blocks import MAX_PACKET_DATA, Stated
 from wireloom.journal.index import BlockIndex, index_blocks
 from wireloom.journal.keys import Keys
-from wireloom.kernels import inlined, kernel
+from wireloom.kernels import given, inlined, kernel
 from wireloom.pipeline.planning import Range
+from wireloom.pipeline.record_columns import address_columns, hex_texts
 from wireloom.pipeline.segment_bytes import Damage, SegmentBytes
 from wireloom.pipeline.steps.message_arrays import DIRECTIONS
-from wireloom.protocols.columns import Stream
+from wireloom.protocols.columns import Stream, gather
 
 DAMAGED = "journal.damaged"
 """The clause of bytes in a journal that are not what was written."""
 _NOTHING_STATED = Stated({}, {})
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
 _SECRETS = journal_keys.DECRYPTION_SECRETS
 _LARGEST_TAGS = 1024
 """Bytes of packet data that a record, which has tags only, never has."""
@@ -101,24 +103,28 @@ def _walk_back(data, lowest, limit):  # type: ignore[no-untyped-def]
 
 @inlined
 def _states(data, offset, size):  # type: ignore[no-untyped-def]
-    """Whether a block is a record or holds keys."""
+    """Whether a block states something about later ones: 1 for keys, contexts and what is said of runs, 2 for other
+    records, 0 for frames.
+    """
     kind = _size(data, offset)
     if kind != 6:
-        return kind == _SECRETS
+        return 1 if kind == _SECRETS else 0
     captured = _size(data, offset + 20) if size >= 32 else np.int64(_LARGEST_TAGS)
     at, stop = offset + 28 + captured + (-captured & 3), offset + size - 4
     if captured >= _LARGEST_TAGS:
-        return False
+        return 0
     while stop - at >= 4:
         code, length = data[at] | data[at + 1] << 8, np.int64(data[at + 2]) | np.int64(data[at + 3]) << 8
         at += 4
         if code == 0 or length > stop - at:
             break
         # The comment of a record begins with `record=`, that of frames with `conn=`.
-        if code == 1 and length > 0 and data[at] == 114:
-            return True
+        if code == 1 and length > 8 and data[at] == 114:
+            # `topics`, `taken`, `principal`, `context`: no other name begins so.
+            first, second = data[at + 7], data[at + 8]
+            return 1 if first in (112, 116) or (first == 99 and second == 111) else 2
         at += length + (-length & 3)
-    return False
+    return 0
 
 
 @kernel
@@ -136,12 +142,13 @@ def _skim(data, end, places, adjacent):  # type: ignore[no-untyped-def]
             break
         if _size(data, offset + size - 4) != size:
             return before, offset, found, False, 0
-        if _states(data, offset, size):
+        states = _states(data, offset, size)
+        if states == 1:
             places[0, found] = offset
-            places[1, found] = offset + size
+            places[1, found] = size
             found += 1
             adjacent += 1
-        else:
+        elif states == 0:
             adjacent = 0
         before = offset
         offset += size
@@ -161,6 +168,7 @@ class Skimmed:
 def skim(segment: SegmentBytes, start: int) -> Skimmed:
     """Pass over the blocks before a range, and keep little of them. With damage among them, nothing is passed over."""
     stated: list[NDArray[np.uint8]] = []
+    sizes: list[NDArray[np.int64]] = []
     places = np.empty((2, 4096), np.int64)
     buffer = np.empty(min(_WINDOW, start + _AHEAD), np.uint8)
     window = buffer.view()
@@ -171,14 +179,35 @@ def skim(segment: SegmentBytes, start: int) -> Skimmed:
         before, size, found, sound, adjacent = (int(v) for v in _skim(window[:filled], start - at, places, adjacent))
         if not sound or before < 0:
             return Skimmed()
-        stated += [window[begin:end].copy() for begin, end in places[:, :found].T.tolist()]
+        if found:
+            sizes.append(places[1, :found].copy())
+            stated.append(np.frombuffer(gather(window, places[0, :found], sizes[-1]).buffers()[2], np.uint8))
         last, at = at + before, at + size
     segment.skip_to(last)
-    return Skimmed(last, _joined(stated), _joined(stated[-adjacent:] if adjacent else []))
+    if not stated:
+        return Skimmed(last)
+    joined = np.concatenate(stated)
+    near = int(np.concatenate(sizes)[-adjacent:].sum()) if adjacent else 0
+    return Skimmed(last, joined, joined[len(joined) - near :])
 
 
-def _joined(parts: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """Some bytes of a segment and the blocks in them."""
+
+    data: NDArray[np.uint8]
+    index: BlockIndex
+
+
+def before_range(data: NDArray[np.uint8], part: Range, skimmed: Skimmed, found: Found) -> list[Indexed]:
+    """The blocks before a range in which something may be stated."""
+    pieces = [skimmed.stated]
+    if skimmed.before == 0:
+        # With damage before the range nothing was passed over: all blocks are at hand.
+        pieces += [data[: part.start]]
+        if found.resumed is not None and found.resumed < part.start:
+            pieces += [data[found.resumed : part.start]]
+    return [Indexed(piece, _concatenate(_index(piece, 0, len(piece), [])[0])) for piece in pieces if len(piece)]
 
 
 def _hop(segment: SegmentBytes, begin: int, start: int, end: int) -> tuple[int, int, int]:
@@ -256,7 +285,7 @@ def _mark_first_run(index: BlockIndex, bad: list[NDArray[np.bool_]]) -> None:
 def _index(
     data: NDArray[np.uint8], start: int, stop: int, damages: list[Damage]
 ) -> tuple[list[BlockIndex], list[NDArray[np.bool_]]]:
-    """All blocks between two block boundaries; what is wrong with single ones is noted, not fatal."""
+    """All blocks that begin at `start` and end before `stop`; what is wrong with single ones is noted, not fatal."""
     pieces: list[BlockIndex] = []
     bad: list[NDArray[np.bool_]] = []
     while start < stop:
@@ -265,7 +294,10 @@ def _index(
         bad.append(np.zeros(len(found), np.bool_))
         if found.fault is None:
             break
-        size = int(data[found.end + 4 : found.end + 8].view("<u4")[0])
+        left = stop - found.end
+        size = int(data[found.end + 4 : found.end + 8].view("<u4")[0]) if left >= 12 else 0
+        if not 12 <= size <= left:
+            break
         start = found.end + size
         alone = index_blocks(data, found.end, start, check_hash=False)
         if len(alone):
@@ -419,10 +451,37 @@ class Streams:
 
     number: NDArray[np.int32]
     streams: list[Stream]
-    connection: list[str]
+    connection: pa.Array
     direction: NDArray[np.int8]
-    source: list[str | None]
-    destination: list[str | None]
+    source: pa.Array
+    destination: pa.Array
+
+
+@kernel
+def _number_streams(connection, context, direction, slots, number, first):  # type: ignore[no-untyped-def]
+    """Number the pairs of connection, context and direction as they appear; how many there are.
+
+    `slots` is a hash table of numbers, a power of two long and at least twice as long as there are runs.
+    """
+    mask, count = np.uint64(slots.shape[0] - 1), 0
+    for row in range(connection.shape[0]):
+        key = (connection[row] ^ np.uint64(context[row]) * _PRIME) * _PRIME + np.uint64(direction[row])
+        slot = (key ^ key >> np.uint64(29)) & mask
+        while slots[slot] >= 0:
+            known = first[slots[slot]]
+            if (
+                connection[known] == connection[row]
+                and context[known] == context[row]
+                and direction[known] == direction[row]
+            ):
+                break
+            slot = (slot + np.uint64(1)) & mask
+        if slots[slot] < 0:
+            slots[slot] = count
+            first[count] = row
+            count += 1
+        number[row] = slots[slot]
+    return count
 
 
 def streams_of(
@@ -430,34 +489,32 @@ def streams_of(
     runs: Runs,
     contexts: Mapping[int, Stated],
     opened_by: dict[int, Keys],
-    given: Sequence[Mapping[str, str]],
+    given_keys: Sequence[Mapping[str, str]],
 ) -> Streams:
-    """The streams that runs belong to; `opened_by` and `given` are keys for what is encrypted."""
-    connections, connection = np.unique(runs.connection, return_inverse=True)
-    numbers, context = np.unique(runs.context, return_inverse=True)
-    key = (connection * len(numbers) + context) * len(DIRECTIONS) + runs.direction
-    keys, first, number = np.unique(key, return_index=True, return_inverse=True)
-    direction = (keys % len(DIRECTIONS)).astype(np.int8)
-    rest = keys // len(DIRECTIONS)
-    stated = [contexts.get(each, _NOTHING_STATED) for each in numbers[rest % len(numbers)].tolist()]
-    ends = [journal_index.endpoints(segment, int(at)) for at in runs.tags_start[first]]
-    ids = connections[rest // len(numbers)].tolist()
-    return Streams(
-        number.astype(np.int32),
-        [
-            Stream(
-                DIRECTIONS[code],
-                known.topics,
-                secrets=(opened_by[each].values,) if each in opened_by else given,
-                agreed=known.settings,
-            )
-            for code, known, each in zip(direction.tolist(), stated, ids, strict=True)
-        ],
-        [f"{value:016x}" for value in ids],
-        direction,
-        [source for source, _ in ends],
-        [destination for _, destination in ends],
-    )
+    """The streams that runs belong to; `opened_by` and `given_keys` are keys for what is encrypted.
+
+    Streams that differ only in their connection share one `Stream`: decoders look at each different one once.
+    """
+    count = len(runs.start)
+    number, first = np.empty(count, np.int32), np.empty(count, np.int64)
+    slots = np.full(1 << max(4, (2 * count).bit_length()), -1, np.int32)
+    columns = given(runs.connection), given(runs.context), given(runs.direction)
+    first = first[: _number_streams(*columns, slots, number, first)]
+    direction = runs.direction[first].astype(np.int8)
+    connection = runs.connection[first]
+    shared: dict[tuple[int, int], Stream] = {}
+    streams = []
+    for place, key in enumerate(zip(direction.tolist(), runs.context[first].tolist(), strict=True)):
+        stream = shared.get(key)
+        if stream is None:
+            known = contexts.get(key[1], _NOTHING_STATED)
+            stream = Stream(DIRECTIONS[key[0]], known.topics, secrets=given_keys, agreed=known.settings)
+            shared[key] = stream
+        if opened_by and (keys := opened_by.get(int(connection[place]))) is not None:
+            stream = dataclasses.replace(stream, secrets=(keys.values,))
+        streams.append(stream)
+    source, destination = address_columns(segment, runs.tags_start[first])
+    return Streams(number, streams, hex_texts(connection), direction, source, destination)
 
 
 def warm() -> None:
@@ -467,3 +524,6 @@ def warm() -> None:
     _locate(data, 0, 0, 0, 0, 0)
     _walk_back(data, 0, 0)
     _skim(data, 0, np.empty((2, 1), np.int64), 0)
+    nothing = np.zeros(0, np.int64)
+    numbers = given(nothing.astype(np.uint64)), given(nothing), given(nothing.astype(np.uint8))
+    _number_streams(*numbers, np.full(16, -1, np.int32), nothing.astype(np.int32), nothing)

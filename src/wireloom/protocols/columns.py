@@ -133,11 +133,12 @@ class Columns:
 def settings_of(streams: Sequence[Stream], settings: _AnySettings) -> list[_AnySettings]:
     """The settings of each stream: `settings` with what it agreed on. Streams that agreed on the same share them."""
     made: dict[_AnySettings, _AnySettings] = {settings: settings}
-    found: list[_AnySettings] = []
+    of_stream: dict[int, _AnySettings] = {}
     for stream in streams:
-        own = apply_agreed(settings, stream.agreed) if stream.agreed else settings
-        found.append(own if own is settings else made.setdefault(own, own))
-    return found
+        if id(stream) not in of_stream:
+            own = apply_agreed(settings, stream.agreed) if stream.agreed else settings
+            of_stream[id(stream)] = own if own is settings else made.setdefault(own, own)
+    return [of_stream[id(stream)] for stream in streams]
 
 
 class ColumnDecoder(abc.ABC):
@@ -222,10 +223,13 @@ def by_settings(
     decode: Callable[[Spans, _AnySettings], Columns], spans: Spans, own: Sequence[_AnySettings], otherwise: _AnySettings
 ) -> Columns:
     """Decode streams of different settings, a call for each of these; `otherwise` is for spans without streams."""
-    different = list(dict.fromkeys(own))
+    # By identity first: streams that share settings share the object, and to compare their values takes longer.
+    by_identity = {id(each): each for each in own}
+    different = list(dict.fromkeys(by_identity.values()))
     if len(different) < 2:
         return decode(spans, different[0] if different else otherwise)
-    part = np.array([different.index(each) for each in own])[spans.stream]
+    number = {identity: different.index(each) for identity, each in by_identity.items()}
+    part = np.array([number[id(each)] for each in own])[spans.stream]
     return in_parts(lambda some: decode(some, own[int(some.stream[0])]), spans, part)
 
 

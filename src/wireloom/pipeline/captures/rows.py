@@ -19,7 +19,7 @@ from wireloom.pipeline.dictionary_columns import unified
 from wireloom.pipeline.message_table import empty, message_rows, reject_rows
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
 from wireloom.pipeline.steps.message_arrays import DAY_US, DIRECTIONS, coded
-from wireloom.pipeline.steps.sessions import Event
+from wireloom.pipeline.steps.sessions import Event, event_rows
 from wireloom.protocols.columns import Columns
 from wireloom.protocols.registry import protocol
 
@@ -132,7 +132,11 @@ class Rows:
         else:
             messages = tables[0] if len(tables) == 1 else unified(pa.concat_tables(tables))
         return DecodedRange(
-            messages, reject_rows(self._rejects), self.events, self.audited.findings(), self.audited.packets()
+            messages,
+            reject_rows(self._rejects),
+            event_rows(self.events),
+            self.audited.findings(),
+            self.audited.packets(),
         )
 
 

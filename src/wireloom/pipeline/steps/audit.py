@@ -14,7 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from wireloom.pipeline.dictionary_columns import unified
-from wireloom.pipeline.pair_kernel import Clock, name_hash
+from wireloom.pipeline.name_hash import name_hash
+from wireloom.pipeline.pair_kernel import Clock
 from wireloom.pipeline.steps import findings
 from wireloom.pipeline.steps.exchanges_partial import BUCKETS
 from wireloom.pipeline.steps.message_arrays import WORDS, View, coded, codes, files_in_order, one_piece, order_of, typed

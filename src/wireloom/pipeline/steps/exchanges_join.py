@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from wireloom.pipeline import pair_kernel
 from wireloom.pipeline.dictionary_columns import unified
+from wireloom.pipeline.name_hash import name_hashes
 from wireloom.pipeline.pair_kernel import MARK, OPEN, Clock
 from wireloom.pipeline.steps import findings, resends
 from wireloom.pipeline.steps.exchanges import NEVER, OUTCOMES, exchange_rows
@@ -174,8 +175,9 @@ class _Join:
         for way, times in endings.silent.items():
             asks = DIRECTIONS.index(way.opposite)
             most = max((len(each.pairings) for _, each in self.pairings), default=0)
+            hashes = name_hashes(pa.array(list(times), pa.string()))
             for number in range(most if times else 0):
-                seeds = pair_kernel.seeds(list(times), len(DIRECTIONS), number)[asks :: len(DIRECTIONS)]
+                seeds = pair_kernel.seeds(hashes, len(DIRECTIONS), number)[asks :: len(DIRECTIONS)]
                 lanes.update(zip(seeds.tolist(), times.values(), strict=True))
         if not lanes:
             return np.full(len(self.time), NEVER)

@@ -133,14 +133,13 @@ def _choose(view: View, rows: NDArray[np.int64], number: int, pairing: Pairing) 
         keep = np.ones(len(rows), np.bool_)
         keep[stops] = view.is_true(pairing.stopped_by, rows[stops])
         rows, act = rows[keep], act[keep]
-    connection, names = view.connection
+    connection, _ = view.connection
     # A question and its answers have one key: that of the direction that asks.
     direction = view.direction[rows]
     opposite = np.array([DIRECTIONS.index(way.opposite) for way in DIRECTIONS], np.uint8)
     asks = np.where((act == OPEN) | (act == STOP), direction, opposite[direction])
-    key = pair_kernel.seeds([name or "" for name in names], len(DIRECTIONS), number)[
-        connection[rows] * len(DIRECTIONS) + asks
-    ]
+    seeds = pair_kernel.seeds(view.connection_hash, len(DIRECTIONS), number)
+    key = seeds[connection[rows] * len(DIRECTIONS) + asks]
     keep = np.ones(len(rows), np.bool_)
     if pairing.key is Key.ID:
         own = act == OPEN
@@ -246,10 +245,9 @@ def _finished(
     answers = chosen.rows[np.maximum(mate, 0)]
     status = view.column("status").take(pa.array(answers))
     outcome = outcomes_of(view.kind[answers], status, chosen.act[np.maximum(mate, 0)] == STOP)
-    connection, names = view.connection
     return exchange_rows(
         protocol=view.column("protocol").take(pa.array(asks)),
-        connection=coded(connection[asks], names),
+        connection=view.column("connection").take(pa.array(asks)),
         topic=view.column("topic").take(pa.array(asks)),
         verb=view.column("verb").take(pa.array(asks)),
         request_id=view.column("message_id").take(pa.array(asks)),
@@ -268,8 +266,8 @@ def _finished(
 
 
 def _buckets(view: View, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-    codes, names = view.connection
-    return np.array([pair_kernel.name_hash(name or "") % BUCKETS for name in names], np.uint8)[codes[rows]]
+    codes, _ = view.connection
+    return (view.connection_hash % np.uint64(BUCKETS)).astype(np.uint8)[codes[rows]]
 
 
 def _marks(view: View, chosen: _Chosen, places: NDArray[np.int64], number: int) -> pa.Table:
@@ -291,8 +289,8 @@ def _marks(view: View, chosen: _Chosen, places: NDArray[np.int64], number: int) 
 
 def _lanes(view: View, rows: NDArray[np.int64], number: int) -> NDArray[np.uint64]:
     """The direction of the connection that each message belongs to, as one number."""
-    connection, names = view.connection
-    seeds = pair_kernel.seeds([name or "" for name in names], len(DIRECTIONS), number)
+    connection, _ = view.connection
+    seeds = pair_kernel.seeds(view.connection_hash, len(DIRECTIONS), number)
     lanes: NDArray[np.uint64] = seeds[connection[rows] * len(DIRECTIONS) + view.direction[rows]]
     return lanes
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Direction, Kind
 from wireloom.pipeline.dictionary_columns import unified
+from wireloom.pipeline.name_hash import name_hashes
 from wireloom.protocols.publish_rules import Verb
 
 DAY_US = 86_400_000_000
@@ -68,6 +69,18 @@ class View:
     def connection(self) -> tuple[NDArray[np.int64], list[str | None]]:
         """Codes and names of connections."""
         return self.codes("connection")
+
+    @cached_property
+    def connections(self) -> pa.Array:
+        """The names that the codes of `connection` stand for."""
+        encoded = words(self.column("connection"))
+        names = encoded.dictionary
+        return pa.concat_arrays([names, pa.nulls(1, pa.string())]) if encoded.null_count else names
+
+    @cached_property
+    def connection_hash(self) -> NDArray[np.uint64]:
+        """The hashes of those names, see `name_hashes`."""
+        return name_hashes(self.connections)
 
     def attribute(self, name: str, rows: NDArray[np.int64]) -> pa.Array:
         """One attribute of some rows as text, null where a message has none."""
@@ -203,6 +216,12 @@ def coded(numbers: NDArray[np.integer], words: Sequence[str | None]) -> pa.Array
     indices = table[numbers]
     missing = indices < 0 if None in words else None
     return pa.DictionaryArray.from_arrays(pa.array(indices, mask=missing), pa.array(known, pa.string()))
+
+
+def spread(numbers: NDArray[np.integer], words: pa.Array) -> pa.Array:
+    """Codes into words that are a column already, as a dictionary array; equal words become one."""
+    encoded = words.dictionary_encode()
+    return pa.DictionaryArray.from_arrays(encoded.indices.take(pa.array(numbers)), encoded.dictionary)
 
 
 def constant(word: str | None, count: int) -> pa.Array:

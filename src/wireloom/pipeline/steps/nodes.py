@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from wireloom.model import KINDS, Kind
-from wireloom.pipeline.pair_kernel import Clock, name_hash
+from wireloom.pipeline.name_hash import name_hash
+from wireloom.pipeline.pair_kernel import Clock
 from wireloom.pipeline.schemas import NODES, arrow_schema
 from wireloom.pipeline.steps.exchanges_partial import BUCKETS
 from wireloom.pipeline.steps.message_arrays import View, codes

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import allocating, given
 from wireloom.model import KINDS, Direction
-from wireloom.pipeline.pair_kernel import Clock, name_hash
+from wireloom.pipeline.name_hash import name_hashes
+from wireloom.pipeline.pair_kernel import Clock
 from wireloom.pipeline.schemas import SESSIONS, arrow_schema
 from wireloom.pipeline.steps.exchanges import NEVER
 from wireloom.pipeline.steps.exchanges_partial import BUCKETS
-from wireloom.pipeline.steps.message_arrays import DIRECTIONS, View, coded, dates, micros, timestamps
+from wireloom.pipeline.steps.message_arrays import DIRECTIONS, View, coded, dates, one_piece, timestamps, valid
 from wireloom.protocols.registry import protocols
 
 LINGER_US = 60_000_000
@@ -88,23 +89,54 @@ class Event:
     offset: int = 0
 
 
-def observe(view: View, rejects: View, events: Sequence[Event], file: str) -> pa.Table:
+EVENTS = pa.schema(
+    [
+        ("what", pa.string()),
+        ("time_us", pa.int64()),
+        *((name, pa.string()) for name in ("connection", "protocol", "source", "destination", "reason", "direction")),
+        ("size", pa.int64()),
+        ("offset", pa.int64()),
+    ]
+)
+"""Events as columns."""
+
+
+def event_rows(events: Sequence[Event]) -> pa.Table:
+    """Events as rows of `EVENTS`."""
+    return pa.table({each.name: pa.array([getattr(e, each.name) for e in events], each.type) for each in EVENTS})
+
+
+def observe(view: View, rejects: View, events: pa.Table, file: str) -> pa.Table:
     """Rows of `VISITS`, one a connection, for what one file holds."""
     lane, _, file = file.rpartition("/")
     parts = [_of_messages(view), _of_rejects(rejects), _of_events(events)]
-    made = []
-    for part in parts:
-        names = [None if name is None else str(name) for name in part["connection"]]
-        count = len(names)
-        if count:
-            given = {**part, "lane": [lane] * count, "bucket": _buckets(names)}
-            given["place"] = [f"{file}:{offset:020d}" for offset in part["place"]]
-            made.append(pa.table({f.name: pa.array(given.get(f.name, [None] * count), f.type) for f in VISITS}))
+    made = [_visits(part, lane, file) for part in parts if len(part["connection"])]
     return _together(pa.concat_tables(made)) if made else VISITS.empty_table()
 
 
-def _buckets(connections: Sequence[str | None]) -> list[int]:
-    return [EVERY_BUCKET if name is None else name_hash(name) % BUCKETS for name in connections]
+def midstream(events: Sequence[pa.Table]) -> frozenset[str]:
+    """The connections whose beginning nobody saw."""
+    found = [each.filter(pc.equal(each["what"], "midstream"))["connection"].to_pylist() for each in events]
+    return frozenset(name or "" for names in found for name in names)
+
+
+def _visits(part: Mapping[str, pa.Array], lane: str, file: str) -> pa.Table:
+    """Columns as rows of `VISITS`, with what is the same for all; columns that are not given are null."""
+    connection = one_piece(part["connection"])
+    count = len(connection)
+    buckets = (name_hashes(connection) % np.uint64(BUCKETS)).astype(np.uint8)
+    buckets[~valid(connection)] = EVERY_BUCKET
+    place = pc.utf8_lpad(part["place"].cast(pa.string()), 20, "0")
+    given = {
+        **part,
+        "bucket": pa.array(buckets),
+        "lane": pa.repeat(lane, count),
+        "place": pc.binary_join_element_wise(pa.scalar(file), place, ":"),
+    }
+    columns = [
+        given[each.name].cast(each.type) if each.name in given else pa.nulls(count, each.type) for each in VISITS
+    ]
+    return pa.table(columns, schema=VISITS)
 
 
 @allocating
@@ -125,11 +157,11 @@ def _tally(connection, direction, time, size, sequence, count):  # type: ignore[
     return first, last, totals, begins
 
 
-def _of_messages(view: View) -> dict[str, Sequence[object]]:
+def _of_messages(view: View) -> dict[str, pa.Array]:
     connection, names = view.connection
-    count = len(names)
     if not len(view):
-        return {"connection": [], "place": []}
+        return {"connection": pa.array([], pa.string())}
+    count = len(names)
     size = view.column("wire_size").to_numpy()
     sequence = view.column("sequence").to_numpy()
     direction = view.direction
@@ -137,37 +169,34 @@ def _of_messages(view: View) -> dict[str, Sequence[object]]:
     first, last, totals, begins = _tally(*map(given, columns), count)
     some = np.zeros(count, np.int64)
     some[connection] = np.arange(len(view))
-    protocol, protocol_names = view.protocol
-    source, destination = (_words(view, name, some) for name in ("source", "destination"))
-    back = direction[some] == DIRECTIONS.index(DIRECTIONS[1])
     farewell, rank = _farewells(view, count)
-    seen = [place for place in range(count) if first[place] <= last[place]]
-
-    def only(values: Sequence[object]) -> list[object]:
-        return [values[place] for place in seen]
-
+    seen = np.flatnonzero(first <= last)
+    rows = some[seen]
+    back = pa.array(direction[rows] == DIRECTIONS.index(Direction.S2C))
+    protocol, source, destination = (
+        view.column(name).take(pa.array(rows)).cast(pa.string()) for name in ("protocol", "source", "destination")
+    )
     return {
-        "connection": only(names),
-        "protocol": only([protocol_names[protocol[row]] for row in some]),
-        "source": only([destination[i] if back[i] else source[i] for i in range(count)]),
-        "destination": only([source[i] if back[i] else destination[i] for i in range(count)]),
-        "first": first[seen],
-        "last": last[seen],
-        "place": view.column("offset").to_numpy()[some][seen].tolist(),
-        "messages_c2s": totals[0, 0, seen],
-        "messages_s2c": totals[0, 1, seen],
-        "bytes_c2s": totals[1, 0, seen],
-        "bytes_s2c": totals[1, 1, seen],
-        "from_c2s": only([None if v == NEVER else int(v) for v in begins[0]]),
-        "from_s2c": only([None if v == NEVER else int(v) for v in begins[1]]),
-        "farewell": only([None if v == NEVER else int(v) for v in farewell]),
-        "farewell_rank": only([None if v < 0 else int(v) for v in rank]),
+        "connection": view.connections.take(pa.array(seen)),
+        "protocol": protocol,
+        "source": pc.if_else(back, destination, source),
+        "destination": pc.if_else(back, source, destination),
+        "first": pa.array(first[seen]),
+        "last": pa.array(last[seen]),
+        "place": view.column("offset").take(pa.array(rows)),
+        "messages_c2s": pa.array(totals[0, 0, seen]),
+        "messages_s2c": pa.array(totals[0, 1, seen]),
+        "bytes_c2s": pa.array(totals[1, 0, seen]),
+        "bytes_s2c": pa.array(totals[1, 1, seen]),
+        "from_c2s": _unless_never(begins[0, seen]),
+        "from_s2c": _unless_never(begins[1, seen]),
+        "farewell": _unless_never(farewell[seen]),
+        "farewell_rank": pa.array(rank[seen], mask=rank[seen] < 0),
     }
 
 
-def _words(view: View, name: str, rows: NDArray[np.int64]) -> list[str | None]:
-    chosen: list[str | None] = view.column(name).take(pa.array(rows)).to_pylist()
-    return chosen
+def _unless_never(numbers: NDArray[np.int64]) -> pa.Array:
+    return pa.array(numbers, mask=numbers == NEVER)
 
 
 def _farewells(view: View, count: int) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
@@ -188,45 +217,47 @@ def _farewells(view: View, count: int) -> tuple[NDArray[np.int64], NDArray[np.in
     return at, rank
 
 
-def _of_rejects(rejects: View) -> dict[str, Sequence[object]]:
-    chosen = rejects.rows.select(["connection", "protocol", "direction", "size", "offset"]).to_pylist()
-    chosen = [row for row in chosen if row["connection"] is not None]
-    times = micros(rejects.column("time").filter(rejects.column("connection").is_valid())).tolist()
-    back = [row["direction"] == "s2c" for row in chosen]
-    sizes = [int(row["size"]) for row in chosen]
+def _of_rejects(rejects: View) -> dict[str, pa.Array]:
+    rows = rejects.rows.filter(pc.is_valid(rejects.rows["connection"])).combine_chunks()
+    time = rows["time"].cast(pa.int64())
+    back = pc.fill_null(pc.equal(rows["direction"], str(Direction.S2C)), False)
     return {
-        "connection": [row["connection"] for row in chosen],
-        "protocol": [row["protocol"] for row in chosen],
-        "first": times,
-        "last": times,
-        "place": [row["offset"] for row in chosen],
-        "bytes_c2s": [0 if way else size for way, size in zip(back, sizes, strict=True)],
-        "bytes_s2c": [size if way else 0 for way, size in zip(back, sizes, strict=True)],
-        "rejects": [1] * len(chosen),
+        "connection": rows["connection"],
+        "protocol": rows["protocol"],
+        "first": time,
+        "last": time,
+        "place": rows["offset"],
+        "bytes_c2s": pc.if_else(back, 0, rows["size"]),
+        "bytes_s2c": pc.if_else(back, rows["size"], 0),
+        "rejects": pa.repeat(1, rows.num_rows),
     }
 
 
-def _of_events(events: Sequence[Event]) -> dict[str, Sequence[object]]:
-    back = [event.direction == "s2c" for event in events]
+def _of_events(events: pa.Table) -> dict[str, pa.Array]:
+    back = pc.fill_null(pc.equal(events["direction"], str(Direction.S2C)), False)
+    time = events["time_us"]
+
+    def only(what: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        return pc.if_else(pc.equal(events["what"], what), values, None)
+
+    ended = only("ended", time)
     return {
-        "connection": [event.connection for event in events],
-        "protocol": [event.protocol for event in events],
-        "source": [event.source if event.what == "opened" else None for event in events],
-        "destination": [event.destination if event.what == "opened" else None for event in events],
-        "first": [event.time_us for event in events],
-        "last": [event.time_us for event in events],
-        "place": [event.offset for event in events],
-        "opened": [event.time_us if event.what == "opened" else None for event in events],
-        "closed": [event.time_us if event.what == "closed" else None for event in events],
-        "reason": [event.reason for event in events],
-        "bytes_c2s": [0 if way else event.size for event, way in zip(events, back, strict=True)],
-        "bytes_s2c": [event.size if way else 0 for event, way in zip(events, back, strict=True)],
-        "rejects": [int(event.what == "refused") for event in events],
-        "midstream": [event.what == "midstream" for event in events],
+        "connection": events["connection"],
+        "protocol": events["protocol"],
+        "source": only("opened", events["source"]),
+        "destination": only("opened", events["destination"]),
+        "first": time,
+        "last": time,
+        "place": events["offset"],
+        "opened": only("opened", time),
+        "closed": only("closed", time),
+        "reason": events["reason"],
+        "bytes_c2s": pc.if_else(back, 0, events["size"]),
+        "bytes_s2c": pc.if_else(back, events["size"], 0),
+        "rejects": pc.equal(events["what"], "refused").cast(pa.int64()),
+        "midstream": pc.equal(events["what"], "midstream"),
         **{
-            f"ended_{way}": [
-                event.time_us if event.what == "ended" and event.direction == way else None for event in events
-            ]
+            f"ended_{way}": pc.if_else(pc.fill_null(pc.equal(events["direction"], way), False), ended, None)
             for way in ("c2s", "s2c")
         },
     }

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from wireloom.pipeline.pair_kernel import name_hash
+from wireloom.pipeline.name_hash import name_hashes
 from wireloom.pipeline.schemas import TRAFFIC, arrow_schema
 from wireloom.pipeline.steps.exchanges_partial import BUCKETS
-from wireloom.pipeline.steps.message_arrays import View, coded, codes, dates, one_piece, timestamps
+from wireloom.pipeline.steps.message_arrays import View, coded, dates, one_piece, timestamps
 
 DELAY_US = 60_000_000
 """A minute counts as over when a message this much later than its end was seen."""
@@ -62,8 +62,7 @@ def observe(view: View) -> pa.Table:
 
 def buckets_of(topics: pa.Array) -> NDArray[np.uint8]:
     """The bucket of each topic."""
-    numbers, names = codes(one_piece(topics))
-    return np.array([name_hash(name or "") % BUCKETS for name in names] or [0], np.uint8)[numbers]
+    return (name_hashes(one_piece(topics)) % np.uint64(BUCKETS)).astype(np.uint8)
 
 
 def as_counts(rows: pa.Table) -> pa.Table:

@@ -258,10 +258,9 @@ def _decode(spans: Spans, own: HspSettings) -> Columns:
     found = scan(spans, own.max_payload)
     command, types = found.command, found.type
     typed = command <= _DATA_ACK
-    names = [Names(stream.topics, own.profile) for stream in spans.streams]
     topics = _Words()
     kinds = _Words()
-    topic_code = _number_topics(topics, spans, found, typed, names)
+    topic_code = _number_topics(topics, spans, found, typed, profile=own.profile)
     kind_code = np.full(len(command), -1, np.int32)
     if own.profile:
         operations = typed & (types > ENVELOPE)
@@ -383,20 +382,22 @@ def _coded(key: NDArray[np.int64], keys: int, code: Callable[[int], int]) -> NDA
 
 
 def _number_topics(
-    topics: _Words, spans: Spans, found: Scan, typed: NDArray[np.bool_], names: list[Names]
+    topics: _Words, spans: Spans, found: Scan, typed: NDArray[np.bool_], *, profile: bool
 ) -> NDArray[np.int32]:
     """The topic code of every row whose type is a plain number."""
     maps: list[Names] = []
     known: dict[tuple[tuple[int, str], ...], int] = {}
-    map_of_stream = np.zeros(len(names), np.int64)
-    for index, name in enumerate(names):
-        content = tuple(sorted(name.topics.items()))
-        if content not in known:
-            known[content] = len(maps)
-            maps.append(name)
-        map_of_stream[index] = known[content]
+    map_of: dict[int, int] = {}
+    for stream in spans.streams:
+        if id(stream.topics) not in map_of:
+            content = tuple(sorted(stream.topics.items()))
+            if content not in known:
+                known[content] = len(maps)
+                maps.append(Names(stream.topics, profile))
+            map_of[id(stream.topics)] = known[content]
     key = np.where(typed, found.type, -1).astype(np.int64)
     if len(maps) > 1:
+        map_of_stream = np.array([map_of[id(stream.topics)] for stream in spans.streams])
         key += np.where(typed, _TYPES * map_of_stream[spans.stream[found.span]], 0)
     return _coded(key, max(len(maps), 1) * _TYPES, lambda each: topics.code(maps[each // _TYPES].topic(each % _TYPES)))
 
