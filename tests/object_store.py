@@ -120,7 +120,7 @@ def start_server(folder: Path, *, port: int | None = None, identities: list[obje
         str(Path(sys.executable).with_name("weed")), f"-logdir={folder}", "server", f"-dir={data}",
         "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         "-s3", f"-s3.config={config}", f"-s3.port={s3}", *(f"-{name}={each}" for name, each in zip(names, ports[1:7], strict=True)),
-        f"-filer.port.grpc={ports[7]}", "-s3.port.iceberg=0", "-s3.autoCreateBucket=false", "-volume.max=5000", "-master.volumeSizeLimitMB=64", "-master.telemetry=false",
+        f"-filer.port.grpc={ports[7]}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false", "-volume.max=5000", "-master.volumeSizeLimitMB=64", "-master.telemetry=false",
     ]  # fmt: skip
     log = (folder / "server.log").open("wb")
     # Every bucket gets volumes of its own: one at a time, not seven.

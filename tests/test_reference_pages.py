@@ -70,6 +70,7 @@ def defaults(kind: type[Settings]) -> list[list[str]]:
     [
         ("[journal]", config.JournalSettings),
         ("[limits]", Limits),
+        ("[archive]", config.ArchiveSettings),
         ("[tracing]", config.TracingSettings),
         *((name, protocol.settings_type) for name, protocol in protocols().items()),
     ],

@@ -13,7 +13,7 @@ from wireloom.escaping import visible
 from wireloom.journal.blocks import Block
 from wireloom.journal.identity import load_identity
 from wireloom.journal.reader import Entry, Record, Unreadable, read_all, read_blocks
-from wireloom.journal.retention import Keep, prune
+from wireloom.journal.retention import ARCHIVE, Keep, prune
 from wireloom.journal.segment import committed_length, is_sealed, segments
 from wireloom.journal.tail import Found, Since, Tail, parse_since
 from wireloom.journal.verify import Verified, verify
@@ -187,12 +187,16 @@ def run_prune(arguments: argparse.Namespace) -> int:
     found = prune(arguments.folder, keep, time.time_ns(), dry_run=arguments.dry_run)
     verb = "would be removed" if arguments.dry_run else "removed"
     for each in found:
-        fate = verb if each.kept_for is None else f"kept: pipeline {each.kept_for} has not read it"
+        fate = verb if each.kept_for is None else f"kept: {_why_kept(each.kept_for)}"
         print(f"{each.path.name}  {each.size} bytes  {each.why}  {fate}")
     gone = [each for each in found if each.kept_for is None]
     count = f"{len(gone)} segment{'s' if len(gone) != 1 else ''}"
     print(f"{arguments.folder}: {count}, {sum(each.size for each in gone)} bytes {verb}")
     return 0
+
+
+def _why_kept(kept_for: str) -> str:
+    return "it is not archived yet" if kept_for == ARCHIVE else f"pipeline {kept_for} has not read it"
 
 
 def _line(found: Entry | Unreadable) -> dict[str, type_of_json]:

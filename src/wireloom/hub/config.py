@@ -39,16 +39,19 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeVar
 
+from wireloom.extras import how_to_install
 from wireloom.hub.access import AccessConfig, parse_access, parse_rule
 from wireloom.hub.config_errors import Collector, WrongKey, taken, taken_by_pages, unknown_tokens
 from wireloom.hub.limits import Limits, check_positive
 from wireloom.hub.routes import Route, parse_route
 from wireloom.hub.webhooks import WebhookConfig, parse_webhook
+from wireloom.journal.archive_keys import check_recipient
 from wireloom.model import ConfigError
 from wireloom.peers.endpoint import split_settings
 from wireloom.protocols.contract import Framing, Protocol, Scheme, Settings
 from wireloom.protocols.registry import protocols
 from wireloom.protocols.registry import scheme as find_scheme
+from wireloom.store import is_url, open_store
 from wireloom.topics import validate_pattern, validate_topic
 from wireloom.transports.address import Address, is_loopback, parse_url
 from wireloom.transports.registry import transport
@@ -84,6 +87,39 @@ class JournalSettings(Settings):
 
     def __post_init__(self) -> None:
         check_positive(self, "keep_days", "keep_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSettings(Settings):
+    """The table `[archive]`: where sealed segments are kept for good."""
+
+    url: str = ""
+    """`s3://bucket/prefix`, `gs://`, `az://`, or `file:///folder`."""
+    every: float = 300.0
+    """Seconds after which a segment is sealed though it is not full, so that the archive is never much older."""
+    compression: int = 3
+    """The level of zstd, from 1 to 19."""
+    recipient: str = ""
+    """Who can read the keys of encrypted connections in the archive; empty: they are left out of it."""
+
+    def __post_init__(self) -> None:
+        if not self.url:
+            raise ConfigError("setting 'url' is missing; it looks like s3://bucket/prefix")
+        if not is_url(self.url):
+            raise ConfigError(f"setting 'url' is {self.url!r}; it looks like s3://bucket/prefix or file:///folder")
+        for package in ("zstandard", *(() if self.url.startswith("file:") else ("obstore",))):
+            if importlib.util.find_spec(package) is None:
+                raise ConfigError(f"the package {package} is not installed: {how_to_install(package)}")
+        try:
+            open_store(self.url)
+        except ConfigError as error:
+            raise ConfigError(f"setting 'url': {error}") from None
+        if not 1 <= self.every <= 86_400:
+            raise ConfigError(f"setting 'every' is {self.every:g}; it must be from 1 to 86400 seconds")
+        if not 1 <= self.compression <= 19:
+            raise ConfigError(f"setting 'compression' is {self.compression}; it must be from 1 to 19")
+        if self.recipient:
+            check_recipient(self.recipient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +214,7 @@ class HubConfig:
     webhooks: tuple[WebhookConfig, ...] = ()
     routes: tuple[Route, ...] = ()
     tracing: TracingSettings | None = None
+    archive: ArchiveSettings | None = None
     warnings: tuple[str, ...] = ()
     """What is allowed, but hardly meant."""
     id: str | None = None
@@ -382,8 +419,8 @@ def load_config(path: Path, data: Path | None = None) -> HubConfig:
     return parse_config(table, text, str(path), data)
 
 
-_ID = re.compile(r"[A-Za-z0-9_.-]{1,60}")
-_SECTIONS = ("data", "id", "listener", "journal", "http", "webhook", "route", "limits", "access", "tracing")
+_ID = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.-]{1,60}")
+_SECTIONS = ("data", "id", "listener", "journal", "http", "webhook", "route", "limits", "access", "tracing", "archive")
 
 
 def parse_config(table: Mapping[str, object], text: str, name: str, data: Path | None = None) -> HubConfig:
@@ -450,6 +487,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
     journal = section(JournalSettings, "journal", JournalSettings())
     limits = section(Limits, "limits", Limits())
     tracing = section(TracingSettings, "tracing", None) if "tracing" in table else None
+    archive = section(ArchiveSettings, "archive", None) if "archive" in table else None
     access = _access(table.get("access", {}), wrong, collector)
 
     def http_of() -> HttpConfig | None:
@@ -504,7 +542,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
         warnings += tuple(f"{name}:{line}: http: {warning}" for warning in _http_warnings(http))
     hub_id = hub if isinstance(hub, str) else None
     return HubConfig(
-        *(folder, tuple(listeners), journal, limits, http, access, webhooks, routes, tracing, warnings, hub_id)
+        *(folder, tuple(listeners), journal, limits, http, access, webhooks, routes, tracing, archive, warnings, hub_id)
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from wireloom import peers
 from wireloom.hub import session_restore
 from wireloom.hub.access import TOKEN_PREFIX, Access
+from wireloom.hub.archiver import Archiver
 from wireloom.hub.config import HttpConfig, HubConfig, ListenerConfig
 from wireloom.hub.connection import Connection
 from wireloom.hub.http import HttpServer, Page
@@ -34,6 +35,7 @@ from wireloom.hub.webhooks import Webhooks
 from wireloom.journal.blocks import MAX_REFUSED
 from wireloom.journal.commit import GroupCommit
 from wireloom.journal.daemon_executor import DaemonThreads
+from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.writer import Journal
 from wireloom.model import ConfigError, Direction
 from wireloom.protocols.contract import Role, Scheme, Sessions, Settings
@@ -80,6 +82,7 @@ class Hub:
         self.last_values = LastValues(self)
         self.replays = Replays(self)
         self.tracing: Tracing | None = None
+        self.archiver: Archiver | None = None
         self.router = self._router()
         self.access = Access(config.access)
         self.doorkeeper = Doorkeeper(config.limits, config.access.attempts_per_minute)
@@ -157,7 +160,14 @@ class Hub:
         self.commit.on_commit = self.turn.take_all
         self.commit.on_told = self.write_out
         self.commit.on_failed = self._disk.look
-        self.retention = Retention(settings, self.config.journal_folder, self.metrics)
+        if self.config.archive is not None:
+            self.archiver = Archiver(self.config.archive, self.journal, self.metrics)
+        self.retention = Retention(
+            settings,
+            self.config.journal_folder,
+            self.metrics,
+            is_archived=None if self.archiver is None else self.archiver.is_archived,
+        )
         self.last_values.start()
         self._gauges()
         self.webhooks.prepare(self.config.webhooks)
@@ -175,8 +185,15 @@ class Hub:
         self.webhooks.start()
         self._ticker = self._loop.create_task(self._tick())
         self._stalls.start(self._loop)
+        if self.archiver is not None:
+            self.archiver.start()
         self._recalling = self._loop.create_task(session_restore.recall(self.config.journal_folder, self._sessions))
         await asyncio.wait((self._recalling,), timeout=_SHORTLY)
+
+    @property
+    def read_disk(self) -> Disk:
+        """What the past is read from: the journal's folder, and its archive if there is one."""
+        return LOCAL if self.archiver is None else self.archiver.disk
 
     def _listener_inside(self, config: HttpConfig | None) -> tuple[ListenerConfig, ...]:
         """The listener in memory to which events that come over HTTP are published, if they are wanted."""
@@ -331,6 +348,22 @@ class Hub:
             "Segments past their time that a pipeline has not read.",
             lambda: self.retention.held,
         )
+        archiver = self.archiver
+        gauge(
+            "wireloom_archive_healthy",
+            "Whether segments can be archived.",
+            lambda: int(archiver is None or archiver.healthy),
+        )
+        gauge(
+            "wireloom_archive_waiting_segments",
+            "Sealed segments that are not archived yet.",
+            lambda: 0 if archiver is None else archiver.waiting,
+        )
+        gauge(
+            "wireloom_archive_waiting_bytes",
+            "Bytes of sealed segments that are not archived yet.",
+            lambda: 0 if archiver is None else archiver.waiting_bytes,
+        )
         gauge(
             "wireloom_queued_bytes",
             "Bytes of events that wait for slow subscribers.",
@@ -465,6 +498,8 @@ class Hub:
                 self.journal.check()
             self._disk.look(self.commit.last_error)
             self.retention.tick(self._loop)
+            if self.archiver is not None and not self._draining:
+                self.archiver.tick()
             self.watch.tick(self.now())
             self.last_values.tick(self._loop)
 
@@ -528,6 +563,9 @@ class Hub:
             if unsaved and not await self._in_time(asyncio.wait(unsaved), late):
                 extra = about("drain.unsaved")
                 log.error("stopped before cursors and last values were saved: the disk is slow", extra=extra)
+            if self.archiver is not None:
+                await self._in_time(self.archiver.finish(), max(deadline, self.now() + _GRACE))
+                self.archiver.stop()
             if self.tracing is not None:
                 flushing = self._loop.run_in_executor(DaemonThreads("tracing"), self.tracing.close)
                 await self._in_time(flushing, max(deadline, self.now() + _GRACE))

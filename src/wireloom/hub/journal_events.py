@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.exclusions import DENIED, TAKEN, Exclusions
 from wireloom.journal.reader import Entry, Offset
 from wireloom.journal.tail import Found, Since, Tail
@@ -111,14 +112,18 @@ class PublicationReader:
     It does so again until the place is readable: nothing is passed over.
     """
 
-    def __init__(self, folder: Path, since: Since, pattern: str, routing: Routing, piece: int) -> None:
+    def __init__(
+        self, folder: Path, since: Since, pattern: str, routing: Routing, piece: int, disk: Disk = LOCAL
+    ) -> None:
         self._folder, self._since, self._pattern, self._routing = folder, since, pattern, routing
+        self._disk = disk
         self._piece = self._limit = piece
         self._failed = False
         self._begin()
 
     def _begin(self) -> None:
-        self._tail, self._publications = Tail(self._folder, self._since), Publications(self._routing)
+        self._tail = Tail(self._folder, self._since, disk=self._disk)
+        self._publications = Publications(self._routing)
 
     @property
     def position(self) -> tuple[str, int]:

@@ -172,6 +172,14 @@ class Metrics:
         )
         self.removed_segments = Counter("wireloom_journal_segments_removed_total", "Segments removed by retention.")
         self.removed_bytes = Counter("wireloom_journal_bytes_removed_total", "Bytes of segments removed by retention.")
+        self.archived_segments = Counter("wireloom_archive_segments_total", "Segments archived.")
+        self.archived_bytes = Counter("wireloom_archive_bytes_total", "Bytes of archived segments, uncompressed.")
+        self.archive_stored_bytes = Counter(
+            "wireloom_archive_stored_bytes_total", "Bytes of archived segments, as they are stored."
+        )
+        self.archive_failures = Counter(
+            "wireloom_archive_failures_total", "Uploads that failed, by why: store, conflict, damaged, other.", "reason"
+        )
         self.listeners = Listened(
             "wireloom_listener_total",
             "What listeners had to drop, to refuse or to forget too early.",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wireloom.hub")
 
-_AT_START = ("data", "journal", "http", "tracing")
+_AT_START = ("data", "journal", "http", "tracing", "archive")
 """Sections that are read when the hub starts, and not again; but for the certificates of the pages."""
 _DOORS = {
     "busy_poll_seconds": "on streams",

@@ -146,7 +146,7 @@ class Replays:
 
     async def _run(self, connection: Connection, pattern: str, since: Since, name: str) -> None:
         hub = self._hub
-        reader = PublicationReader(hub.config.journal_folder, since, pattern, Routing(hub), _PIECE)
+        reader = PublicationReader(hub.config.journal_folder, since, pattern, Routing(hub), _PIECE, hub.read_disk)
         head = f"{SINCE}{name}/{hub.journal.epoch}:"
         reading: Future[tuple[list[Published], Offset | None] | None] | None = None
         try:

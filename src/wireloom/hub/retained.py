@@ -20,6 +20,7 @@ from wireloom.hub.journal_events import Publications, Routing
 from wireloom.hub.last_value_index import FILE, LatestFile, LatestTickets
 from wireloom.hub.logs import about
 from wireloom.journal.daemon_executor import DaemonThreads
+from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.reader import Entry, Offset
 from wireloom.journal.runs import read_runs
 from wireloom.journal.segment import first_packet_id, segments
@@ -73,9 +74,10 @@ class LastValues:
 
     async def _load(self, folder: Path, before: int) -> None:
         loop = asyncio.get_running_loop()
+        routing, disk = Routing(self._hub), self._hub.read_disk
         try:
             found = await loop.run_in_executor(
-                self._threads, _find, folder, self._file, before, Routing(self._hub), self.latest.most
+                self._threads, _find, folder, self._file, before, routing, self.latest.most, disk
             )
             # As tickets of this process begin behind the packet ids before it, these are tickets, too.
             for number, (topic, ticket) in enumerate(found):
@@ -126,6 +128,7 @@ class LastValues:
                     self._hub.config.journal_folder,
                     part,
                     Routing(self._hub),
+                    self._hub.read_disk,
                 )
                 for error in errors:
                     self._tell_unreadable(f"{connection!r}: some last values cannot be read", error)
@@ -195,16 +198,31 @@ class LastValues:
         self._threads.shutdown(wait=False)
 
 
-def _find(folder: Path, file: LatestFile, before: int, routing: Routing, most: int) -> Sequence[tuple[str, int]]:
+def _find(
+    folder: Path, file: LatestFile, before: int, routing: Routing, most: int, disk: Disk
+) -> Sequence[tuple[str, int]]:
     """On a thread: the runs that hold the last values, newest first, from the file and from what came after it."""
+    try:
+        return _find_on(disk, folder, file, before, routing, most)
+    except JournalError as error:
+        if disk is LOCAL:
+            raise
+        what = "last values are searched for on this disk only: %s"
+        log.warning(what, error, extra=about("retained.unarchived"))
+        return _find_on(LOCAL, folder, file, before, routing, most)
+
+
+def _find_on(
+    disk: Disk, folder: Path, file: LatestFile, before: int, routing: Routing, most: int
+) -> Sequence[tuple[str, int]]:
     upto, saved = file.load(_tell_damaged)
     found = LatestTickets(most)
     for topic, number in sorted(saved.items(), key=lambda each: each[1]):
         found.note(topic, number)
     del saved
-    newest = segments(folder)[-_READ_BACK:]
+    newest = segments(folder, disk)[-_READ_BACK:]
     first = first_packet_id(newest[0]) if newest else 0
-    tail, publications = Tail(folder, Offset(max(upto, first - 1), 1 << 30)), Publications(routing)
+    tail, publications = Tail(folder, Offset(max(upto, first - 1), 1 << 30), disk=disk), Publications(routing)
     while entries := tail.read():
         for entry in entries:
             events = publications.take(entry)
@@ -227,21 +245,21 @@ def _matching(known: Iterable[tuple[str, int]], pattern: str, now: int) -> list[
 
 
 def _values(
-    folder: Path, wanted: Sequence[tuple[int, str]], routing: Routing
+    folder: Path, wanted: Sequence[tuple[int, str]], routing: Routing, disk: Disk
 ) -> tuple[list[Message], list[JournalError]]:
     """On a thread: the last values of these topics, where the journal still has them, and why some cannot be read."""
     errors: list[JournalError] = []
     packet_ids = [packet_id for packet_id, _ in wanted]
-    runs: dict[int, list[Entry]] = dict(read_runs(folder, packet_ids, on_error=errors.append))
+    runs: dict[int, list[Entry]] = dict(read_runs(folder, packet_ids, disk=disk, on_error=errors.append))
     values = []
     for packet_id, topic in wanted:
-        last = _last_of(folder, runs.get(packet_id, ()), topic, routing)
+        last = _last_of(folder, runs.get(packet_id, ()), topic, routing, disk)
         if last is not None:
             values.append(Message(Kind.EVENT, topic, last.body, content_type=last.content_type))
     return values, errors
 
 
-def _last_of(folder: Path, run: Sequence[Entry], topic: str, routing: Routing) -> Message | None:
+def _last_of(folder: Path, run: Sequence[Entry], topic: str, routing: Routing, disk: Disk) -> Message | None:
     """The last event of a topic in a run that is known to hold one; None if it does not."""
     found = [
         (entry, event) for entry in run if entry.inbound for event in routing.events(entry) if event.topic == topic
@@ -250,7 +268,7 @@ def _last_of(folder: Path, run: Sequence[Entry], topic: str, routing: Routing) -
     if Kind.REQUEST not in kinds or (len(kinds) == 1 and not routing.is_routed):
         return found[-1][1] if found else None
     # Some may be calls that a provider took: the records before the run say which.
-    tail, publications = Tail(folder, Offset(run[0].place.packet_id, -1)), Publications(routing)
+    tail, publications = Tail(folder, Offset(run[0].place.packet_id, -1), disk=disk), Publications(routing)
     try:
         events = [(entry, publications.take(entry)) for entry in tail.read()]
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from wireloom.hub.config import JournalSettings
 from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
 from wireloom.journal.daemon_executor import DaemonThreads
-from wireloom.journal.retention import Expired, Keep, prune
+from wireloom.journal.retention import ARCHIVE, Expired, Keep, prune
 from wireloom.journal.segment import segments
 from wireloom.model import JournalError
 
@@ -29,13 +30,22 @@ INTERVAL = 60.0
 class Retention:
     """Removes segments as the configuration says, on a thread, now and then."""
 
-    def __init__(self, settings: JournalSettings, folder: Path, metrics: Metrics, interval: float = INTERVAL) -> None:
-        self.keep = Keep(settings.keep_days, settings.keep_bytes, settings.ignore_cursors)
+    def __init__(
+        self,
+        settings: JournalSettings,
+        folder: Path,
+        metrics: Metrics,
+        interval: float = INTERVAL,
+        *,
+        is_archived: Callable[[Path], bool] | None = None,
+    ) -> None:
+        """`is_archived` tells whether a segment may be removed from this disk; without an archive nobody asks."""
+        self.keep = Keep(settings.keep_days, settings.keep_bytes, settings.ignore_cursors, is_archived=is_archived)
         self._left = 0
         """Segments that may still go for their age until `_until`; see `SHARE`."""
         self._until = 0.0
         self.held = 0
-        """Segments past their time that wait for a pipeline to read them."""
+        """Segments past their time that wait for a pipeline to read them, or for the archive."""
         self._folder = folder
         self._metrics = metrics
         self._interval = interval
@@ -77,7 +87,10 @@ class Retention:
         held = [each for each in found if each.kept_for is not None]
         self.held = len(held)
         slowest = held[0].kept_for or "" if held else ""
-        if slowest and slowest != self._told_held:
+        if slowest == ARCHIVE and slowest != self._told_held:
+            what = "retention: %d segments are past their time but not archived yet; they stay on this disk until then"
+            log.warning(what, len(held), extra=about("retention.held"))
+        elif slowest and slowest != self._told_held:
             log.warning(
                 "retention: %d segments are past their time but pipeline %s has not read them; start it, or remove its "
                 "file from %s if it is gone for good",

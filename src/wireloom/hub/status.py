@@ -36,6 +36,7 @@ def status(hub: Hub) -> dict[str, type_of_json]:
         "why": None if hub.commit.healthy else str(hub.commit.last_error),
         "listeners": dict(hub.urls),
         "journal": str(hub.config.journal_folder.resolve()),
+        "archive": None if hub.archiver is None else hub.archiver.status(),
         "connections_open": len(hub.connections),
         "subscriptions": len(hub.router.subscriptions),
         "requests_in_flight": len(hub.router.exchanges),

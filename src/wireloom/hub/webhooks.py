@@ -126,7 +126,10 @@ class Webhook:
         headers = {"User-Agent": "wireloom"}
         if self.config.token is not None:
             headers["Authorization"] = f"Bearer {self.config.token}"
-        reader = PublicationReader(self._journal, self._begins_after, self.config.topic, Routing(self._hub), PIECE)
+        reader = PublicationReader(
+            *(self._journal, self._begins_after, self.config.topic),
+            *(Routing(self._hub), PIECE, self._hub.read_disk),
+        )
         reading: Future[tuple[list[Published], Offset | None] | None] | None = None
         failures = READ_AGAIN.delays()
         try:

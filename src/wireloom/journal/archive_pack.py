@@ -50,17 +50,27 @@ def pack(segment: SegmentId, data: bytes, *, level: int = 3, generation: int = 0
     """
     content = _understood(segment, data)
     secrets = tuple((at, data[at : at + size]) for at, size in content.keys)
-    if secrets:
-        changed = bytearray(data)
-        for at, size in content.keys:
-            changed[at : at + size] = blanked(data, at, size)
-        content = content._replace(data=bytes(changed))
+    content = content._replace(data=_without_keys(content))
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
     pieces = list(itertools.pairwise(_borders(content)))
     stored = [compressor.compress(content.data[start:end]) for start, end in pieces]
     sizes = [len(each) for each in stored]
     index = _index(segment, content, pieces, sizes, generation, latest_ns)
     return Packed(index, b"".join(stored), secrets)
+
+
+def archived_form(segment: SegmentId, data: bytes) -> bytes:
+    """What is archived of a sealed segment, uncompressed. Raises JournalError as `pack` does."""
+    return _without_keys(_understood(segment, data))
+
+
+def _without_keys(content: _Content) -> bytes:
+    if not content.keys:
+        return content.data
+    changed = bytearray(content.data)
+    for at, size in content.keys:
+        changed[at : at + size] = blanked(content.data, at, size)
+    return bytes(changed)
 
 
 def index_stored(segment: SegmentId, stored: bytes, *, generation: int = 0, latest_ns: int = 0) -> Index:

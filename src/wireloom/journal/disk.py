@@ -114,6 +114,14 @@ class Disk(abc.ABC):
     def list(self, path: Path) -> list[str]:
         """The names in a folder, in no particular order."""
 
+    def list_after(self, path: Path, name: str) -> Sequence[str]:
+        """Those of them that come behind a name in order."""
+        return [each for each in self.list(path) if each > name]
+
+    def name_since(self, path: Path, time_ns: int) -> str:
+        """The name of a segment in a folder before which all are older than a time; empty if nobody knows."""
+        return ""
+
     @abc.abstractmethod
     def lock(self, path: Path, *, shared: bool = False) -> int:
         """Open a file and lock it; `close` gives the lock back. BlockingIOError while another process has it."""

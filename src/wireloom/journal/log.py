@@ -161,6 +161,8 @@ class SegmentLog:
         self._stated = Statements()
         self._planned = 0
         """Bytes of the segment that blocks go to now, counting what is still in memory; 0: none begun."""
+        self._began_with, self._began_ns = next_packet_id, 0
+        """The first packet id of that segment, and when it was begun."""
         self._file: SegmentFile | None = None
         self._is_storing = False
         """Whether a batch was taken and is not settled yet."""
@@ -174,6 +176,16 @@ class SegmentLog:
     def has_pending(self) -> bool:
         """Whether blocks wait for a `take`."""
         return bool(self._parts)
+
+    def is_older(self, seconds: float) -> bool:
+        """Whether the segment that blocks go to was begun so long ago, and holds more than its first block."""
+        if not self._planned or self.next_packet_id - self._began_with < 2:
+            return False
+        return self._now_ns() - self._began_ns >= seconds * 1e9
+
+    def end_segment(self) -> None:
+        """Let the next block begin another segment; this one is sealed when that block is stored."""
+        self._planned = 0
 
     def packet_id(self, ticket: int) -> int:
         """The packet id of the block that got this ticket.
@@ -310,6 +322,7 @@ class SegmentLog:
 
     def _begin(self) -> None:
         self._stated = Statements()
+        self._began_with, self._began_ns = self.next_packet_id, self._now_ns()
         self._continue(self.next_packet_id)
         self._planned = self._head_size
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from wireloom.journal.state import StateDamaged, load_state
 from wireloom.model import JournalError
 
 CURSORS = "cursors"
+ARCHIVE = "the archive"
+"""What a segment is kept for that is not archived yet."""
 _DAY_NS = 24 * 3600 * 1_000_000_000
 
 
@@ -34,6 +36,8 @@ class Keep:
     """Whether segments go although a pipeline has not read them."""
     most_aged: int | None = None
     """At most so many segments go because of `days`; None: as many as there are."""
+    is_archived: Callable[[Path], bool] | None = None
+    """Asked of a segment before it is removed. If it is not archived, it stays, and those after it stay, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A segment that is past its time, and the cursor it is kept for, if it is."""
+    """A segment that is past its time, and the reader or the archive it is kept for, if it is."""
 
     path: Path
     size: int
@@ -82,6 +86,7 @@ def expired(folder: Path | str, keep: Keep, now_ns: int, disk: Disk = LOCAL) -> 
     total = sum(size for _, size in sizes)
     readers = [] if keep.past_cursors else sorted(cursors(folder, disk), key=lambda each: (each.segment, each.position))
     found: list[Expired] = []
+    is_held = False
     aged = 0
     for (path, size), _ in itertools.pairwise(sizes):
         is_too_much = keep.size and total > keep.size
@@ -93,6 +98,9 @@ def expired(folder: Path | str, keep: Keep, now_ns: int, disk: Disk = LOCAL) -> 
             break
         why = f"more than {keep.size} bytes" if is_too_much else f"older than {keep.days:g} days"
         needed = _needed_by(path.name, size, readers)
+        if needed is None and keep.is_archived is not None:
+            is_held = is_held or not keep.is_archived(path)
+            needed = ARCHIVE if is_held else None
         aged += not is_too_much and needed is None
         total -= size
         found.append(Expired(path, size, why, for_age=not is_too_much, kept_for=needed))

@@ -77,6 +77,16 @@ def segments(folder: Path | str, disk: Disk = LOCAL) -> list[Path]:
     return [path / name for name in found]
 
 
+def following(segment: Path, disk: Disk = LOCAL) -> Path | None:
+    """The segment after one in the same folder; None if that is the last."""
+    try:
+        names = disk.list_after(segment.parent, segment.name)
+    except OSError as error:
+        raise JournalError(f"{segment.parent}: no journal here: {error.strerror}") from None
+    name = min(filter(_NAME.fullmatch, names), default=None)
+    return None if name is None else segment.with_name(name)
+
+
 # --- what may be read -------------------------------------------------------------------------------
 
 

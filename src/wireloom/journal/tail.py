@@ -27,6 +27,7 @@ from wireloom.journal.segment import (
     bytes_after,
     committed_length,
     first_packet_id,
+    following,
     last_id_before,
     segment_time,
     segments,
@@ -153,8 +154,8 @@ class Tail:
             if found:
                 return found
             if found is None:
-                following = self._following()
-                if following is None:
+                later = following(self._opened.path, self._disk)
+                if later is None:
                     return []
                 # The segment may have grown before it was left: only what is still at its end goes on.
                 found = self._read_on(limit)
@@ -162,10 +163,10 @@ class Tail:
                     return found
                 if found is None:
                     try:
-                        self._open(following)
+                        self._open(later)
                     except FileNotFoundError:
                         continue
-                    if self._next_packet_id and self._is_missing(following):
+                    if self._next_packet_id and self._is_missing(later):
                         self.missed += 1
 
     def _read_on(self, limit: int) -> list[Found] | None:
@@ -176,9 +177,9 @@ class Tail:
         found = [each for block in self._blocks(end, limit) for each in self._decoding.take(block)]
         return self._drop_before(found) if self._after is not None or self._from_ns else found
 
-    def _is_missing(self, following: Path) -> bool:
+    def _is_missing(self, later: Path) -> bool:
         """Whether something that counts stood between what was read last and a segment."""
-        last = last_id_before(following, self._disk)
+        last = last_id_before(later, self._disk)
         return last is not None and last >= self._next_packet_id
 
     def _begin(self) -> bool:
@@ -196,7 +197,8 @@ class Tail:
                 # Before the first id there was never anything.
                 self.missed += 1
         else:
-            path = self._segment_at(found, self._from_ns)
+            since = self._disk.name_since(self.folder, self._from_ns) if self._from_ns else ""
+            path = self._segment_at([each for each in found if each.name >= since] or found[-1:], self._from_ns)
             self._open(path)
             if segment_time(path, self._disk) <= self._from_ns:
                 self._hop_to(self._end(), time_ns=self._from_ns)
@@ -204,8 +206,8 @@ class Tail:
 
     def _segment_at(self, found: list[Path], time_ns: int) -> Path:
         """The first segment that may hold blocks of that time or later."""
-        for path, following in itertools.pairwise(found):
-            earlier, later = (segment_time(each, self._disk) for each in (path, following))
+        for path, after in itertools.pairwise(found):
+            earlier, later = (segment_time(each, self._disk) for each in (path, after))
             # Where the clock was set back, nobody knows how late the blocks before are.
             if later > time_ns or later < earlier:
                 return path
@@ -215,11 +217,6 @@ class Tail:
     def _opened(self) -> OpenSegment:
         assert self._segment is not None
         return self._segment
-
-    def _following(self) -> Path | None:
-        """The segment after the current one, if there is one."""
-        name = self._opened.path.name
-        return next((each for each in segments(self.folder, self._disk) if each.name > name), None)
 
     def _end(self) -> int:
         try:

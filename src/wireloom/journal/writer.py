@@ -27,7 +27,14 @@ from wireloom.journal.disk import LOCAL, READ, Disk, make_folders, write_all
 from wireloom.journal.identity import Identity, IdentityFile, LastIds, RandomBits, claim
 from wireloom.journal.keys import Keys
 from wireloom.journal.lines import Line
-from wireloom.journal.log import RECORD_PROTOCOL, PendingWrite, SegmentLog, one_thread
+from wireloom.journal.log import (
+    RECORD_PROTOCOL,
+    RECORD_TAGS,
+    RECORD_TAGS_CRC,
+    PendingWrite,
+    SegmentLog,
+    one_thread,
+)
 from wireloom.journal.recovery import Recovery, recover
 from wireloom.journal.segment import LOCK, REFUSED
 from wireloom.model import ConfigError, Direction, JournalError, local_path, type_of_json
@@ -412,6 +419,27 @@ class Journal:
             destination=destination,
             time_ns=now,
         )
+
+    def end_older(self, seconds: float) -> bool:
+        """End segments that were begun so long ago: a record begins the next ones. Returns whether any ended.
+
+        One that holds no more than the record it began with goes on.
+        """
+        is_older = self._log.is_older(seconds)
+        if is_older:
+            self._log.end_segment()
+            self.record("rotated", {"after_seconds": seconds})
+        if self._refused.is_older(seconds):
+            now = self._now_ns()
+            self._refused.end_segment()
+            self._refused.prepare(None, now)
+            comment = blocks.record_comment("rotated", {"after_seconds": seconds})
+            self._refused.add(now, RECORD_TAGS, RECORD_TAGS_CRC, b"", comment, blocks.INBOUND)
+            if not is_older:
+                # A commit takes refused bytes along with others.
+                self.record("rotated", {"refused": True})
+            is_older = True
+        return is_older
 
     @property
     def syncs(self) -> bool:

@@ -1,0 +1,230 @@
+"""Archives sealed segments while the hub runs, on a thread of its own, and says how that goes.
+
+The thread claims the archive, looks what is in it, and uploads every sealed segment that is not, the oldest first. Then
+it looks again every second. An upload that fails is tried again, after `FIRST_WAIT` seconds and up to `LONGEST_WAIT`.
+Meanwhile the hub goes on: it stays ready, its segments stay on the disk, and the limits of the disk apply.
+
+Two things end it for good, until somebody has looked: other bytes under the name of a segment (`Conflict`), and another
+hub with the same id (`FencedOff`). From then on no segment is removed from the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wireloom.hub.config import ArchiveSettings
+from wireloom.hub.logs import about
+from wireloom.hub.metrics import Metrics
+from wireloom.journal.archive import Archive, Claim, Conflict, FencedOff, not_archived
+from wireloom.journal.archive_disk import ArchiveDisk, remember_archive
+from wireloom.journal.daemon_executor import DaemonThreads
+from wireloom.journal.index import warm
+from wireloom.journal.segment import REFUSED, is_sealed, segments
+from wireloom.model import JournalError, WireloomError, type_of_json
+from wireloom.store import StoreError, open_store
+
+if TYPE_CHECKING:
+    from wireloom.journal.writer import Journal
+
+log = logging.getLogger("wireloom.hub")
+
+INTERVAL = 1.0
+"""Seconds between two looks for segments that were sealed."""
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+"""Seconds before an upload that failed is tried again."""
+
+
+class Archiver:
+    """Archives the segments of one hub."""
+
+    def __init__(self, settings: ArchiveSettings, journal: Journal, metrics: Metrics) -> None:
+        # Compiled on the thread, the kernels would hold the loop.
+        warm()
+        self.settings = settings
+        self.error: str | None = None
+        """What keeps segments from being archived now; None while it works."""
+        self.alarm: str | None = None
+        """What needs somebody's attention: no segment is removed from the disk until the hub was started again."""
+        self.waiting = 0
+        """Sealed segments that are not archived."""
+        self.waiting_bytes = 0
+        self.archived_ns = 0
+        """The time of the last block that is archived."""
+        self._folder = journal.folder
+        self._journal = journal
+        self._metrics = metrics
+        self._archive = Archive(open_store(settings.url), journal.identity)
+        self.disk = ArchiveDisk(journal.folder, self._archive)
+        """The journal's folder, and what is archived of it."""
+        self._claim: Claim | None = None
+        self._left_out: set[str] = set()
+        """Segments that cannot be archived: they are not sound, or the archive has others of their name."""
+        self._wait = 0.0
+        self._wakes = threading.Event()
+        self._stops = threading.Event()
+        self._finishes = threading.Event()
+        """Set when the journal was closed: one more look is enough."""
+        self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
+
+    def start(self) -> None:
+        """Begin, on a thread that does not keep the process from ending."""
+        remember_archive(self._folder, self._archive.store.url)
+        self._thread.start()
+
+    def tick(self) -> None:
+        """Called often, on the loop: a quiet segment is sealed when it is time."""
+        self._journal.end_older(self.settings.every)
+
+    async def finish(self) -> None:
+        """After the journal was closed: archive what is left, if that works at once. Cancelling it gives up."""
+        self._finishes.set()
+        self._wakes.set()
+        if self._thread.is_alive():
+            await asyncio.get_running_loop().run_in_executor(DaemonThreads("archive-end"), self._thread.join)
+
+    def stop(self) -> None:
+        """End soon; an upload that is under way is left to itself."""
+        self._stops.set()
+        self._wakes.set()
+
+    def is_archived(self, path: Path) -> bool:
+        """Whether a segment may be removed from the disk: the archive is asked, and its checksum compared.
+
+        Takes a while; for the thread of retention.
+        """
+        if self.alarm is not None:
+            return False
+        try:
+            self._archive.verify(path)
+        except Conflict as error:
+            self._raise_alarm(str(error), "archive.conflict")
+            return False
+        except (WireloomError, OSError):
+            # Not archived yet, or the archive cannot be asked now.
+            return False
+        return True
+
+    @property
+    def healthy(self) -> bool:
+        """Whether segments can be archived, as far as is known."""
+        return self.error is None and self.alarm is None
+
+    def status(self) -> dict[str, type_of_json]:
+        """For `/status` and the console."""
+        return {
+            "url": self._archive.store.url,
+            "healthy": self.healthy,
+            "why": self.alarm or self.error,
+            "waiting_segments": self.waiting,
+            "waiting_bytes": self.waiting_bytes,
+            "archived_until_ns": self.archived_ns,
+            "generation": None if self._claim is None else self._claim.generation,
+        }
+
+    # On the thread
+
+    def _run(self) -> None:
+        is_last = False
+        while not self._stops.is_set() and not is_last:
+            is_last = self._finishes.is_set()
+            try:
+                self._archive_all()
+                self._tell_recovered()
+                self._wait = 0.0
+            except FencedOff as error:
+                self._raise_alarm(str(error), "archive.fenced")
+                break
+            except Exception as error:
+                self._tell_failed(error)
+            if not is_last:
+                self._wakes.wait(self._wait or INTERVAL)
+                self._wakes.clear()
+
+    def _archive_all(self) -> None:
+        """Archive every sealed segment that is not."""
+        self._count(self._unarchived())
+        if self._claim is None:
+            self._claim = self._archive.claim()
+            self._archive.refresh()
+            log.info(
+                "archive %s: generation %d",
+                self._archive.store.url,
+                self._claim.generation,
+                extra=about("archive.open"),
+            )
+        while not self._stops.is_set():
+            left = self._unarchived()
+            self._count(left)
+            if not left:
+                return
+            self._upload(left[0], self._claim)
+
+    def _upload(self, path: Path, own: Claim) -> None:
+        try:
+            index = self._archive.upload(path, own, level=self.settings.compression, recipient=self.settings.recipient)
+        except FileNotFoundError:
+            # Refused bytes are removed when there are too many of them.
+            return
+        except Conflict as error:
+            self._left_out.add(path.name)
+            self._metrics.archive_failures.add(1, "conflict")
+            self._raise_alarm(str(error), "archive.conflict")
+            return
+        except (FencedOff, StoreError):
+            raise
+        except JournalError as error:
+            self._left_out.add(path.name)
+            self._metrics.archive_failures.add(1, "damaged")
+            self._raise_alarm(str(error), "archive.damaged")
+            return
+        self._metrics.archived_segments.add(1)
+        self._metrics.archived_bytes.add(index.length)
+        self._metrics.archive_stored_bytes.add(index.stored)
+        if not index.refused:
+            self.archived_ns = max(self.archived_ns, index.to_ns)
+        log.debug("archived %s, %d bytes as %d", path.name, index.length, index.stored, extra=about("archive.stored"))
+
+    def _unarchived(self) -> list[Path]:
+        """Sealed segments that are not known to be archived, the oldest first."""
+        found = []
+        for folder in (self._folder, self._folder / REFUSED):
+            with contextlib.suppress(JournalError):
+                found += not_archived(self._archive, segments(folder))
+        return [path for path in found if path.name not in self._left_out and is_sealed(path)]
+
+    def _count(self, left: list[Path]) -> None:
+        self.waiting = len(left)
+        size = 0
+        for path in left:
+            with contextlib.suppress(OSError):
+                size += path.stat().st_size
+        self.waiting_bytes = size
+
+    def _tell_failed(self, error: Exception) -> None:
+        self._wait = min(self._wait * 2, LONGEST_WAIT) or FIRST_WAIT
+        self._metrics.archive_failures.add(1, "store" if isinstance(error, StoreError) else "other")
+        if self.error is None:
+            log.error(
+                "segments cannot be archived: %s; they stay on this disk, and it is tried again",
+                error,
+                exc_info=None if isinstance(error, WireloomError) else error,
+                extra=about("archive.failed"),
+            )
+        self.error = str(error)
+
+    def _tell_recovered(self) -> None:
+        if self.error is not None:
+            log.warning("segments are archived again", extra=about("archive.recovered"))
+            self.error = None
+
+    def _raise_alarm(self, what: str, event: str) -> None:
+        if self.alarm is None:
+            log.error(
+                "%s; no segment is removed from this disk until the hub is started again", what, extra=about(event)
+            )
+            self.alarm = what
