@@ -108,9 +108,7 @@ async def test_a_full_disk_is_in_the_log_and_its_end_too(small_disk: Path, caplo
         writer.close()
 
 
-async def test_a_clock_that_is_days_ahead_takes_a_quarter_of_the_journal_at_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_clock_that_is_days_ahead_takes_a_quarter_of_the_journal_at_most(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     with Journal.open(folder, segment_bytes=1) as journal:
         for number in range(40):
@@ -118,8 +116,7 @@ async def test_a_clock_that_is_days_ahead_takes_a_quarter_of_the_journal_at_most
             journal.commit()
     count = len(segments(folder))
     ahead = time.time_ns() + 8 * 24 * 3600 * 10**9
-    monkeypatch.setattr("wireloom.hub.retention.time.time_ns", lambda: ahead)
-    looking = Retention(JournalSettings(keep_days=7), folder, Metrics(), interval=0.0)
+    looking = Retention(JournalSettings(keep_days=7), folder, Metrics(), interval=0.0, now_ns=lambda: ahead)
     loop = asyncio.get_running_loop()
     for _ in range(20):
         looking.tick(loop)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.journal.simulated_disk import SECTOR, SimulatedDisk
-from tests.journal.simulated_files import Extreme
 from wireloom.journal.disk import CHANGE, CREATE, READ, WRITE_SYNCED, Disk, LocalDisk, make_folders
 from wireloom.journal.state import load_state, save_state
+from wireloom.testing.simulated_disk import SECTOR, SimulatedDisk
+from wireloom.testing.simulated_files import Extreme
 
 ROOT = Path("/data")
 A, B = ROOT / "a", ROOT / "b"

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-from tests.journal.simulated_disk import Call, SimulatedDisk
 from tests.ledger import Ledger, Line, Sent
 from tests.powerloss.lineage import FAULT, FOLDER, STATE, STUCK, Lineage, fail
 from wireloom.journal import Journal, Keep, Tail, prune, segment_file
@@ -32,6 +31,7 @@ from wireloom.journal.keys import Keys
 from wireloom.journal.state import save_state
 from wireloom.model import Direction, JournalError
 from wireloom.protocols.hsp import frames
+from wireloom.testing.simulated_disk import Call, SimulatedDisk
 
 SEGMENT = 3 * 1024
 QUOTA = 16 * 1024

@@ -76,8 +76,10 @@ class Hub:
         await hub.stopped()
     """
 
-    def __init__(self, config: HubConfig) -> None:
+    def __init__(self, config: HubConfig, *, disk: Disk = LOCAL, now_ns: Callable[[], int] = time.time_ns) -> None:
         self.config = config
+        self.disk, self.now_ns = disk, now_ns
+        """Where everything is kept, and the time of the day; tests bring their own."""
         self.metrics = Metrics()
         self.last_values = LastValues(self)
         self.replays = Replays(self)
@@ -147,6 +149,8 @@ class Hub:
             sync=settings.sync,
             refused_quota=settings.refused_quota,
             hub=self.config.id,
+            disk=self.disk,
+            now_ns=self.now_ns,
         )
         if self.journal.new_epoch:
             extra = about("journal.epoch")
@@ -167,6 +171,8 @@ class Hub:
             self.config.journal_folder,
             self.metrics,
             is_archived=None if self.archiver is None else self.archiver.is_archived,
+            disk=self.disk,
+            now_ns=self.now_ns,
         )
         self.last_values.start()
         self._gauges()
@@ -187,13 +193,15 @@ class Hub:
         self._stalls.start(self._loop)
         if self.archiver is not None:
             self.archiver.start()
-        self._recalling = self._loop.create_task(session_restore.recall(self.config.journal_folder, self._sessions))
+        self._recalling = self._loop.create_task(
+            session_restore.recall(self.config.journal_folder, self._sessions, self.disk)
+        )
         await asyncio.wait((self._recalling,), timeout=_SHORTLY)
 
     @property
     def read_disk(self) -> Disk:
         """What the past is read from: the journal's folder, and its archive if there is one."""
-        return LOCAL if self.archiver is None else self.archiver.disk
+        return self.disk if self.archiver is None else self.archiver.disk
 
     def _listener_inside(self, config: HttpConfig | None) -> tuple[ListenerConfig, ...]:
         """The listener in memory to which events that come over HTTP are published, if they are wanted."""

@@ -69,7 +69,7 @@ class LastValues:
     def start(self) -> None:
         """Read in the background what earlier runs of the hub left."""
         folder = self._hub.config.journal_folder
-        self._file = LatestFile(folder / FILE, self._hub.journal.epoch)
+        self._file = LatestFile(folder / FILE, self._hub.journal.epoch, self._hub.disk)
         self._loading = asyncio.get_running_loop().create_task(self._load(folder, self._hub.journal.last_ticket))
 
     async def _load(self, folder: Path, before: int) -> None:

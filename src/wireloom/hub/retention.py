@@ -13,6 +13,7 @@ from wireloom.hub.config import JournalSettings
 from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
 from wireloom.journal.daemon_executor import DaemonThreads
+from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.retention import ARCHIVE, Expired, Keep, prune
 from wireloom.journal.segment import segments
 from wireloom.model import JournalError
@@ -38,8 +39,11 @@ class Retention:
         interval: float = INTERVAL,
         *,
         is_archived: Callable[[Path], bool] | None = None,
+        disk: Disk = LOCAL,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """`is_archived` tells whether a segment may be removed from this disk; without an archive nobody asks."""
+        self._disk, self._now_ns = disk, now_ns
         self.keep = Keep(settings.keep_days, settings.keep_bytes, settings.ignore_cursors, is_archived=is_archived)
         self._left = 0
         """Segments that may still go for their age until `_until`; see `SHARE`."""
@@ -66,8 +70,9 @@ class Retention:
         """On the thread."""
         if now >= self._until:
             self._until = now + self.keep.days * _DAY / 8
-            self._left = max(int(len(segments(self._folder)) * SHARE), 1)
-        found = prune(self._folder, replace(self.keep, most_aged=self._left), time.time_ns())
+            self._left = max(int(len(segments(self._folder, self._disk)) * SHARE), 1)
+        keep = replace(self.keep, most_aged=self._left)
+        found = prune(self._folder, keep, self._now_ns(), disk=self._disk)
         self._left -= sum(each.for_age and each.kept_for is None for each in found)
         return found
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wireloom.hub.logs import about
+from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.reader import read_blocks
 from wireloom.journal.segment import segment_time, segments
 from wireloom.model import JournalError
@@ -42,13 +43,13 @@ def begin(sessions: Sessions) -> None:
         sessions.begin_recall(time.time())
 
 
-async def recall(folder: Path, listeners: Sequence[Sessions]) -> None:
+async def recall(folder: Path, listeners: Sequence[Sessions], disk: Disk = LOCAL) -> None:
     """Tell the sessions of some listeners what came before they were there."""
     wanting = {each.protocol.name: each for each in listeners if each.recalls}
     if not wanting:
         return
     since = time.time() - max(each.recalls for each in wanting.values())
-    runs, loop = _runs(folder, frozenset(wanting), int(since * 1e9)), asyncio.get_running_loop()
+    runs, loop = _runs(folder, frozenset(wanting), int(since * 1e9), disk), asyncio.get_running_loop()
     count = 0
     try:
         while found := await loop.run_in_executor(None, lambda: list(islice(runs, _TOGETHER))):
@@ -65,13 +66,13 @@ async def recall(folder: Path, listeners: Sequence[Sessions]) -> None:
     log.info("what may not be taken twice is known again, from %d runs", count, extra=about("recall.done"))
 
 
-def _runs(folder: Path, protocols: frozenset[str], since_ns: int) -> Iterator[Run]:
+def _runs(folder: Path, protocols: frozenset[str], since_ns: int, disk: Disk) -> Iterator[Run]:
     """What peers sent by some protocols from a time on, as far as it is committed."""
-    found = segments(folder)
-    first = max((at for at, each in enumerate(found) if segment_time(each) <= since_ns), default=0)
+    found = segments(folder, disk)
+    first = max((at for at, each in enumerate(found) if segment_time(each, disk) <= since_ns), default=0)
     for segment in found[first:]:
         pieces: list[bytes] = []
-        for block in read_blocks(segment):
+        for block in read_blocks(segment, disk=disk):
             if block.protocol not in protocols or not block.inbound or block.record or block.time_ns < since_ns:
                 continue
             pieces.append(block.payload)

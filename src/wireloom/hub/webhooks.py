@@ -24,7 +24,7 @@ from wireloom.hub.config_errors import WrongKey
 from wireloom.hub.journal_events import PublicationReader, Published, Routing
 from wireloom.hub.logs import about
 from wireloom.journal.daemon_executor import DaemonThreads
-from wireloom.journal.disk import LOCAL, make_folders
+from wireloom.journal.disk import make_folders
 from wireloom.journal.reader import Offset
 from wireloom.journal.retention import CURSORS
 from wireloom.journal.state import StateDamaged, load_state, save_state
@@ -192,7 +192,7 @@ class Webhook:
         One whose cursor is damaged begins at the oldest: better all events again than some never.
         """
         try:
-            saved = load_state(self._cursor)
+            saved = load_state(self._cursor, self._hub.disk)
             if saved is not None:
                 self._since = int(str(saved["since"]))
                 return self._since if saved["offset"] is None else self._place(saved)
@@ -205,10 +205,10 @@ class Webhook:
             self._since = 0
             self._note(("", 0), None)
             return self._since
-        tail = Tail.at_end(self._journal)
+        tail = Tail.at_end(self._journal, disk=self._hub.disk)
         # A place, no time: a clock may be set back.
         here = Offset(self._hub.journal.next_packet_id - 1, _LAST)
-        self._since = time.time_ns()
+        self._since = self._hub.now_ns()
         self._note(tail.position, here)
         tail.close()
         return here
@@ -248,8 +248,8 @@ class Webhook:
         if state is None:
             return
         try:
-            make_folders(LOCAL, self._cursor.parent)
-            save_state(self._cursor, state)
+            make_folders(self._hub.disk, self._cursor.parent)
+            save_state(self._cursor, state, self._hub.disk)
         except OSError as error:
             log.error("webhook %s: cannot save %s: %s", self.config.name, self._cursor, error)
         else:

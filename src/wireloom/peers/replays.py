@@ -22,6 +22,8 @@ _SUBSCRIBE, _UNSUBSCRIBE = HUB_PREFIX + "subscribe", HUB_PREFIX + "unsubscribe"
 _SINCE = HUB_PREFIX + "since/"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _NUMBERS = count(1)
+TIMEOUT = 30.0
+"""Seconds that asking for the past waits for a connection."""
 
 
 class Replay(Subscription):
@@ -52,6 +54,8 @@ class Replay(Subscription):
         return _operation(_SUBSCRIBE, {"topic": self.pattern, "since": self.offset or self._since, "as": self.name})
 
     async def _open(self) -> bool:
+        # While there is no connection it is not among the replays: a new one would ask for it, too.
+        await self._peer.room(TIMEOUT)
         self._replays.add(self)
         try:
             await self._peer.ask(self.request())

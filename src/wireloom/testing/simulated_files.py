@@ -49,10 +49,12 @@ class File:
 
     @property
     def size(self) -> int:
+        """Bytes, as programs see it."""
         return self.sizes[-1][1] if self.sizes else len(self.durable)
 
     @property
     def content(self) -> bytearray:
+        """What programs read."""
         if self.now is None:
             now = bytearray(self.durable)
             resize(now, self.size)
@@ -64,6 +66,7 @@ class File:
         return self.now
 
     def clone(self, owner: object) -> File:
+        """The same, for another disk to change."""
         other = File(self.number, owner, self.durable)
         other.links, other.step, other.unreadable = self.links, self.step, self.unreadable
         other.history, other.clean = dict(self.history), self.clean
@@ -73,6 +76,7 @@ class File:
         return other
 
     def write(self, data: bytes, at: int) -> None:
+        """Change bytes; nothing is certain yet."""
         if not data:
             return
         content = self.content
@@ -100,6 +104,7 @@ class File:
         return self.durable[start : start + SECTOR].ljust(SECTOR, b"\0") if start < len(self.durable) else None
 
     def truncate(self, length: int) -> None:
+        """Cut a file, or lengthen it."""
         content = self.content
         before = len(content)
         if length == before:
@@ -112,6 +117,7 @@ class File:
             self._note(length, before)
 
     def sync(self) -> None:
+        """Make the content certain."""
         durable = bytes(self.content)
         if self.clean:
             kept = {sector: self.history[sector] for sector in self.clean if sector * SECTOR < len(durable)}
@@ -157,9 +163,10 @@ class File:
                 continue
             # Blocks behind a cut are free only once the disk has the cut.
             last = min((step for step, length in self.cuts if step > size_step and start >= length), default=None)
+            left = versions
             if last is not None:
-                versions = tuple(each for each in versions if each[0] < last) or versions[:1]
-            image = pick.sector(versions)
+                left = tuple(each for each in versions if each[0] < last) or versions[:1]
+            image = pick.sector(left)
             if image is None:
                 image = choose.garbage(sector)
             content[start : start + SECTOR] = image[: size - start]
@@ -169,6 +176,8 @@ class File:
 
 
 class Folder:
+    """A folder: the names that programs see, and those that are certain."""
+
     __slots__ = ("durable", "names", "number", "owner")
 
     def __init__(self, number: int, owner: object, names: dict[str, int], durable: dict[str, int]) -> None:
@@ -178,10 +187,13 @@ class Folder:
         self.durable = durable
 
     def clone(self, owner: object) -> Folder:
+        """The same, for another disk to change."""
         return Folder(self.number, owner, dict(self.names), dict(self.durable))
 
 
 class Link:
+    """A symbolic link."""
+
     __slots__ = ("number", "owner", "target")
 
     def __init__(self, number: int, owner: object, target: Path) -> None:
@@ -190,6 +202,7 @@ class Link:
         self.target = target
 
     def clone(self, owner: object) -> Link:
+        """The same, for another disk to change."""
         return Link(self.number, owner, self.target)
 
 
@@ -203,6 +216,7 @@ class Change(NamedTuple):
 
     @property
     def names(self) -> set[tuple[int, str]]:
+        """What changes."""
         return {(folder, name) for folder, name, _ in self.entries}
 
 
@@ -218,6 +232,7 @@ class Pick:
         self.size_until = until if size_until is None else size_until
 
     def size(self) -> tuple[int, int]:
+        """The step in which it became so, and the size."""
         sizes = ((0, len(self.file.durable)), *self.file.sizes)
         if self.size_until is None:
             assert self.random is not None
@@ -225,6 +240,7 @@ class Pick:
         return [each for each in sizes if each[0] <= self.size_until][-1]
 
     def sector(self, versions: tuple[Version, ...]) -> bytes | None:
+        """One of the versions of a sector."""
         if self.until is None:
             assert self.random is not None
             return self.random.choice((versions[0], versions[-1], self.random.choice(versions)))[1]
@@ -240,6 +256,7 @@ class Choices:
         self._garbage = random.choice(("zeros", "zeros", "noise", "old"))
 
     def of_file(self, file: File) -> Pick:
+        """What is left of a file."""
         random, last = self.random, file.step
         match random.choice(("nothing", "all", "prefix", "any", "any", "size only", "data only")):
             case "nothing":
@@ -296,13 +313,16 @@ class Extreme(Choices):
         self._data, self._names, self._size = data, names, data if size is None else size
 
     def of_file(self, file: File) -> Pick:
+        """What is left of a file."""
         return Pick(file, file.step if self._data else 0, None, file.step if self._size else 0)
 
     def of_names(self, changes: Sequence[Change]) -> list[bool]:
+        """Which changes of names are left."""
         return [self._names(at, len(changes)) for at in range(len(changes))]
 
 
 def apply(change: Change, folders: dict[int, dict[str, int]]) -> None:
+    """Change names as a change says."""
     for folder, name, number in change.entries:
         if number is None:
             folders[folder].pop(name, None)
@@ -311,6 +331,7 @@ def apply(change: Change, folders: dict[int, dict[str, int]]) -> None:
 
 
 def resize(content: bytearray, size: int) -> None:
+    """Cut content, or lengthen it with zeros."""
     if size < len(content):
         del content[size:]
     else:

@@ -3,8 +3,8 @@
 Theory of operation. A file has three things: what programs read (`content`), what the disk has for certain (`durable`),
 and for each 512-byte sector that was changed since the last sync every version that it has had (`history`). The kernel
 may write any version of any sector at any time, so after a power cut each sector has one of its versions, whatever
-the others have. The same holds for the size, which may have grown without the data: then there are zeros or old garbage.
-A sector is the smallest unit: a version holds all bytes that stood in the sector then.
+the others have. The same holds for the size, which may have grown without the data: then there are zeros or old
+garbage. A sector is the smallest unit: a version holds all bytes that stood in the sector then.
 
 A folder has the names that programs see and the names that the disk has for certain. Changes of names are kept in one
 list. After a power cut any of them are there, with one rule: a change of a name comes after all earlier changes of that
@@ -30,7 +30,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from tests.journal.simulated_files import (
+from wireloom.journal.disk import WRITE_SYNCED, Buffer, Disk, Status
+from wireloom.testing.simulated_files import (
     NOTHING,
     SECTOR,
     Change,
@@ -42,7 +43,6 @@ from tests.journal.simulated_files import (
     Link,
     apply,
 )
-from wireloom.journal.disk import WRITE_SYNCED, Buffer, Disk, Status
 
 MUTATIONS = frozenset(
     ("open", "pwritev", "sync", "truncate", "unlink", "rename", "make_folder", "sync_folder", "lock"),
@@ -79,7 +79,7 @@ class Fault:
     times: int | None = 1
     """None: for ever."""
     short: int | None = None
-    """Of a write, with `error` 0: only so many bytes are written, and the call says so. An error comes without bytes."""
+    """Of a write, with `error` 0: so many bytes are written, and the call says so. An error comes without bytes."""
     hits: int = 0
 
     def strikes(self, call: Call) -> bool:
@@ -126,7 +126,7 @@ EXTREMES: tuple[tuple[str, Choices], ...] = (
 
 
 class SimulatedDisk(Disk):
-    """See above. `before` and `after` are called around each operation, `after` only around those that change something."""
+    """See above. `before` is called before each operation, `after` behind each that changes something."""
 
     def __init__(self) -> None:
         self.before: Callable[[Call], None] | None = None
@@ -262,6 +262,7 @@ class SimulatedDisk(Disk):
     # The interface
 
     def open(self, path: Path, flags: int) -> int:
+        """Open a file."""
         return self._open("open", path, flags)
 
     def _open(self, operation: str, path: Path, flags: int) -> int:
@@ -296,6 +297,7 @@ class SimulatedDisk(Disk):
         return file
 
     def close(self, file: int) -> None:
+        """Close it."""
         self._begin("close", self._path_of(file))
         with self._mutex:
             self._close(file)
@@ -305,6 +307,7 @@ class SimulatedDisk(Disk):
         del self._handles[file]
 
     def pwritev(self, file: int, buffers: Sequence[Buffer], at: int, flags: int = 0) -> int:
+        """Write; the sectors that change are not certain until a sync."""
         data = b"".join(buffers)
         call, fault = self._ask("pwritev", self._path_of(file), at=at, size=len(data), flags=flags)
         with self._mutex:
@@ -330,6 +333,7 @@ class SimulatedDisk(Disk):
         return len(data)
 
     def pread(self, file: int, size: int, at: int) -> bytes:
+        """Read."""
         self._begin("pread", self._path_of(file), at=at, size=size)
         with self._mutex:
             handle = self._handle(file)
@@ -349,6 +353,7 @@ class SimulatedDisk(Disk):
             return data
 
     def sync(self, file: int) -> None:
+        """Make the content certain."""
         path = self._path_of(file)
         call, fault = self._ask("sync", path)
         with self._mutex:
@@ -364,6 +369,7 @@ class SimulatedDisk(Disk):
             raise _error(fault.error, path)
 
     def truncate(self, file: int, length: int) -> None:
+        """Cut a file, or lengthen it."""
         path = self._path_of(file)
         call = self._begin("truncate", path, size=length)
         with self._mutex:
@@ -374,16 +380,19 @@ class SimulatedDisk(Disk):
         self._done(call)
 
     def status(self, file: int) -> Status:
+        """What an open file is."""
         self._begin("status", self._path_of(file))
         with self._mutex:
             return _status(self._inodes[self._handle(file).number])
 
     def look(self, path: Path) -> Status:
+        """What stands under a name."""
         self._begin("look", path)
         with self._mutex:
             return _status(self._find(path))
 
     def unlink(self, path: Path) -> None:
+        """Remove a name."""
         call = self._begin("unlink", path)
         with self._mutex:
             folder, name = self._place(path)
@@ -397,6 +406,7 @@ class SimulatedDisk(Disk):
         self._done(call)
 
     def rename(self, old: Path, new: Path) -> None:
+        """Give a file another name."""
         call = self._begin("rename", old)
         with self._mutex:
             source, old_name = self._place(old)
@@ -425,6 +435,7 @@ class SimulatedDisk(Disk):
         self._done(call)
 
     def make_folder(self, path: Path) -> None:
+        """Create a folder."""
         call = self._begin("make_folder", path)
         with self._mutex:
             if not path.name:
@@ -438,6 +449,7 @@ class SimulatedDisk(Disk):
         self._done(call)
 
     def sync_folder(self, path: Path) -> None:
+        """Make the names in a folder certain."""
         call = self._begin("sync_folder", path)
         with self._mutex:
             number = self._folder(path).number
@@ -458,11 +470,13 @@ class SimulatedDisk(Disk):
         self._done(call)
 
     def list(self, path: Path) -> list[str]:
+        """The names in a folder."""
         self._begin("list", path)
         with self._mutex:
             return list(self._folder(path).names)
 
     def lock(self, path: Path, *, shared: bool = False) -> int:
+        """Open a file and lock it."""
         file = self._open("lock", path, os.O_RDONLY if shared else os.O_CREAT | os.O_RDWR)
         with self._mutex:
             handle = self._handles[file]
