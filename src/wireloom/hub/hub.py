@@ -333,6 +333,7 @@ class Hub:
             "wildcard_shapes": self.router.shapes,
             "last_values_bytes": self.last_values.latest.memory,
             "replays": len(self.replays),
+            "replay_bytes": self.replays.backlogs.held_bytes,
             "requests": len(self.router.exchanges),
             "http_connections": len(self._http or ()),
             "http_body_bytes": self.posted_bytes,

@@ -99,6 +99,9 @@ class Limits(Settings):
     """Subscriptions that read the journal (`since`, `retained`) at a time."""
     replays_per_principal: int = 64
     """Of one principal; of one address, for peers that have proved nothing."""
+    replay_bytes: int = 64 * 1024 * 1024
+    """Of messages that were read from the journal for them and are not sent yet. Beyond, what those wait for who do not
+    read is dropped from memory, and read again when they do."""
     requests: int = 100_000
     """Requests that wait for a provider's answer, of all connections together."""
     pending_bytes: int = 64 * 1024 * 1024

@@ -58,6 +58,7 @@ class Outbox(abc.ABC):
         "peer",
         "session",
         "unsent",
+        "unsent_past",
     )
 
     session: Session
@@ -83,6 +84,8 @@ class Outbox(abc.ABC):
         self.lost = 0
         self.unsent = 0
         """Bytes of requests and answers that were sent since the peer stopped reading; 0 while it reads."""
+        self.unsent_past = 0
+        """Bytes of events read from the journal, likewise: no other peer shares them."""
         self._sent_seen = 0
         """Messages sent that need not be counted again when they are recorded."""
 
@@ -110,7 +113,7 @@ class Outbox(abc.ABC):
 
     def writing_resumed(self) -> None:
         """There is room again: first what waited."""
-        self.unsent = 0
+        self.unsent = self.unsent_past = 0
         self.driver.writing_resumed()
         self._write_queued()
 
@@ -206,6 +209,8 @@ class Outbox(abc.ABC):
         work = self.session.packing(event)
         packed = None if work is None else await asyncio.get_running_loop().run_in_executor(None, work)
         self._write_event(event, packed)
+        if self.driver.writing_is_paused:
+            self.unsent_past += len(event.body)
 
     def _send(self, event: Message) -> None:
         """Write an event whose turn it is: here, or once another thread has packed it."""

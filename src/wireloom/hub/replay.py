@@ -2,7 +2,8 @@
 
 So there is no seam: a subscriber gets what is committed, in the order of the journal, each message with its offset.
 The journal is its queue: a subscriber that reads slowly loses nothing, and costs no memory, until retention takes what
-it has not read. Reading and decoding is done on threads, a piece at a time, and only when there is room to send.
+it has not read. Reading and decoding is done on threads, a piece at a time, and only when there is room to send. What
+is left of a piece when the subscriber stops reading is in the budget of `backlogs.py`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from wireloom.hub.backlogs import Backlog, Backlogs
 from wireloom.hub.journal_events import PublicationReader, Published, Routing
 from wireloom.hub.limits import LimitReached
 from wireloom.hub.logs import about
@@ -58,6 +60,8 @@ class Replays:
         self._count = 0
         self._by_payer: Counter[str] = Counter()
         self._threads = DaemonThreads("replay", _THREADS)
+        self.backlogs = Backlogs(lambda: hub.config.limits.replay_bytes, lambda: hub.reached("replay_bytes"))
+        """What was read and is not sent yet."""
         self._turns = asyncio.Lock()
         """Whose turn it is to send. Waiters are served in order, each in its own iteration of the event loop: however
         many there are, others wait for one slice."""
@@ -146,12 +150,23 @@ class Replays:
 
     async def _run(self, connection: Connection, pattern: str, since: Since, name: str) -> None:
         hub = self._hub
-        reader = PublicationReader(hub.config.journal_folder, since, pattern, Routing(hub), _PIECE, hub.read_disk)
         head = f"{SINCE}{name}/{hub.journal.epoch}:"
+        reader: PublicationReader | None = None
         reading: Future[tuple[list[Published], Offset | None] | None] | None = None
+
+        def let_go() -> None:
+            nonlocal reader
+            if reader is not None:
+                reader.close_after(reading)
+                reader = None
+
+        backlog: Backlog[Offset] = Backlog(self.backlogs, let_go)
         try:
             while True:
                 await connection.room()
+                await self.backlogs.room()
+                if reader is None:
+                    reader = PublicationReader(hub.config.journal_folder, since, pattern, Routing(hub), _PIECE, hub.read_disk)
                 commits = hub.commit.commits
                 reading = self._threads.submit(reader.read)
                 found = await asyncio.wrap_future(reading)
@@ -160,7 +175,11 @@ class Replays:
                 if found is None:
                     await hub.commit.after(commits)
                     continue
-                await self._send(connection, head, deque(found[0]))
+                backlog.fill(found[0])
+                end = found[1]
+                found = reading = None  # the backlog may be dropped
+                last = await self._send(connection, head, backlog)
+                since = (last if backlog.was_dropped else end) or since
         except PeerClosed:
             pass
         except JournalError as error:
@@ -168,24 +187,26 @@ class Replays:
             log.error("%r: cannot go on reading the journal: %s", connection, error, extra=about("journal.unreadable"))
             connection.driver.close("the journal cannot be read")
         finally:
-            reader.close_after(reading)
+            backlog.drop()
 
-    async def _send(self, connection: Connection, head: str, events: deque[Published]) -> None:
-        """Send what was read, a slice at a time, as the peer takes it."""
-        hub = self._hub
-        while events:
-            await connection.room()
+    async def _send(self, connection: Connection, head: str, backlog: Backlog[Offset]) -> Offset | None:
+        """Send what was read, a slice at a time, as the peer takes it; returns the offset of the last one sent."""
+        hub, last = self._hub, None
+        while backlog:
+            with backlog.blocked():
+                await connection.room()
             async with self._turns:
                 # Not the loop's clock: it may stand still until the next iteration.
                 until = time.monotonic() + _SLICE
-                while events and connection.has_room and time.monotonic() < until:
-                    offset, message = events.popleft()
-                    event = Message(
-                        Kind.EVENT, f"{head}{offset}/{message.topic}", message.body, content_type=message.content_type
-                    )
-                    await hub.router.deliver_now(connection, event)
+                while backlog and connection.has_room and time.monotonic() < until:
+                    last, message = backlog.pop()
+                    topic = f"{head}{last}/{message.topic}"
+                    message = Message(Kind.EVENT, topic, message.body, content_type=message.content_type)
+                    await hub.router.deliver_now(connection, message)
+                    del message  # it may be large, and the peer may not read for long
                     hub.metrics.replayed.add(1, connection.name)
             await asyncio.sleep(0)
+        return last
 
     def _tell_missed(self, connection: Connection) -> None:
         log.warning("%r: retention has removed what it had not read yet", connection)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wireloom.hub.backlogs import Backlog, weight
 from wireloom.hub.journal_events import Publications, Routing
 from wireloom.hub.last_value_index import FILE, LatestFile, LatestTickets
 from wireloom.hub.logs import about
@@ -39,6 +40,8 @@ SAVE_EVERY = 30.0
 _READ_BACK = 16
 """Segments that are read at most where no file says what is in them."""
 _AT_A_TIME = 512
+_PIECE = 256 * 1024
+"""Bytes of values that are read at a time, and the run that ends with."""
 
 
 class LastValues:
@@ -116,13 +119,18 @@ class LastValues:
                 task.cancel()
 
     async def _send(self, connection: Connection, pattern: str, now: int) -> None:
+        backlogs = self._hub.replays.backlogs
+        backlog: Backlog[int] = Backlog(backlogs)
         try:
             await self._known.wait()
             wanted = await self._find_matching(pattern, now)
             await self._hub.commit.wait(now)
-            for at in range(0, len(wanted), _AT_A_TIME):
+            at = 0
+            while at < len(wanted):
+                await connection.writable()
+                await backlogs.room()
                 part = [(self._hub.journal.packet_id(ticket), topic) for ticket, topic in wanted[at : at + _AT_A_TIME]]
-                values, errors = await asyncio.get_running_loop().run_in_executor(
+                values, upto, errors = await asyncio.get_running_loop().run_in_executor(
                     self._threads,
                     _values,
                     self._hub.config.journal_folder,
@@ -132,13 +140,23 @@ class LastValues:
                 )
                 for error in errors:
                     self._tell_unreadable(f"{connection!r}: some last values cannot be read", error)
-                for value in values:
-                    await connection.writable()
-                    await self._hub.router.deliver_now(connection, value)
+                backlog.fill(values)
+                del values  # the backlog may be dropped
+                sent = -1
+                while backlog:
+                    with backlog.blocked():
+                        await connection.writable()
+                    if backlog:
+                        sent, value = backlog.pop()
+                        await self._hub.router.deliver_now(connection, value)
+                        del value
+                at += sent + 1 if backlog.was_dropped else upto
         except PeerClosed:
             pass
         except JournalError as error:
             self._tell_unreadable(f"{connection!r}: last values cannot be read", error)
+        finally:
+            backlog.drop()
 
     async def _find_matching(self, pattern: str, now: int) -> list[tuple[int, str]]:
         """Ticket and topic of all that match, in the order they were published.
@@ -246,17 +264,29 @@ def _matching(known: Iterable[tuple[str, int]], pattern: str, now: int) -> list[
 
 def _values(
     folder: Path, wanted: Sequence[tuple[int, str]], routing: Routing, disk: Disk
-) -> tuple[list[Message], list[JournalError]]:
-    """On a thread: the last values of these topics, where the journal still has them, and why some cannot be read."""
+) -> tuple[list[tuple[int, Message]], int, list[JournalError]]:
+    """On a thread: the last values of these topics, where the journal still has them, each with its index in `wanted`.
+
+    `wanted` has packet id and topic, by ascending packet id. Also returns how many of it were looked for, which are
+    fewer where the values are large, and why some cannot be read.
+    """
     errors: list[JournalError] = []
-    packet_ids = [packet_id for packet_id, _ in wanted]
-    runs: dict[int, list[Entry]] = dict(read_runs(folder, packet_ids, disk=disk, on_error=errors.append))
-    values = []
-    for packet_id, topic in wanted:
-        last = _last_of(folder, runs.get(packet_id, ()), topic, routing, disk)
-        if last is not None:
-            values.append(Message(Kind.EVENT, topic, last.body, content_type=last.content_type))
-    return values, errors
+    topics: dict[int, list[int]] = {}
+    for index, (packet_id, _) in enumerate(wanted):
+        topics.setdefault(packet_id, []).append(index)
+    values: list[tuple[int, Message]] = []
+    size = 0
+    for packet_id, run in read_runs(folder, list(topics), disk=disk, on_error=errors.append):
+        for index in topics[packet_id]:
+            topic = wanted[index][1]
+            last = _last_of(folder, run, topic, routing, disk)
+            if last is not None:
+                value = Message(Kind.EVENT, topic, last.body, content_type=last.content_type)
+                values.append((index, value))
+                size += weight(value)
+        if size >= _PIECE:
+            return values, topics[packet_id][-1] + 1, errors
+    return values, len(wanted), errors
 
 
 def _last_of(folder: Path, run: Sequence[Entry], topic: str, routing: Routing, disk: Disk) -> Message | None:

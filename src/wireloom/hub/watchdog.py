@@ -62,12 +62,13 @@ class Watch:
     # Memory
 
     def memory(self) -> int:
-        """Bytes in queues, before the sync, of what is not taken yet, posted bodies, patterns and last values."""
+        """Bytes in queues, before the sync, not taken yet, read from the journal, posted, patterns, last values."""
         hub = self._hub
-        held = sum(connection.held_bytes + connection.unsent for connection in hub.connections.values())
+        held = sum(each.held_bytes + each.unsent + each.unsent_past for each in hub.connections.values())
         router = hub.router
         known = router.subscriptions.memory + router.providers.memory + hub.last_values.latest.memory
-        return hub.queued_bytes + hub.journal.pending_bytes + hub.posted_bytes + held + known
+        read = hub.replays.backlogs.held_bytes
+        return hub.queued_bytes + hub.journal.pending_bytes + hub.posted_bytes + held + known + read
 
     def shed(self) -> None:
         """Shorten the longest queue until all together are well below the limit."""
@@ -87,14 +88,15 @@ class Watch:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Drop those who make us keep most of messages that do not end."""
+        """Drop those who make us keep most: of messages that do not end, and of the past that they asked for."""
         hub = self._hub
         self._received = 0
         excess = self.memory() - hub.config.limits.memory_bytes
         if excess <= 0:
             return
-        for connection in sorted(hub.connections.values(), key=lambda each: each.held_bytes, reverse=True):
-            if excess <= 0 or not connection.held_bytes:
+        sizes = ((each.held_bytes + each.unsent_past, each) for each in hub.connections.values())
+        for size, connection in sorted(sizes, key=lambda each: each[0], reverse=True):
+            if excess <= 0 or not size:
                 return
-            excess -= connection.held_bytes
+            excess -= size
             connection.cut_off("memory")

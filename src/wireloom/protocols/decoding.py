@@ -53,10 +53,14 @@ class Decoder(abc.ABC):
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Add bytes in the order of the stream."""
+        self._cut()
+        self._buffer += data
+
+    def _cut(self) -> None:
+        """Let go of what is decoded: a reader may keep thousands of decoders."""
         if self._taken:
             del self._buffer[: self._taken]
             self._taken = 0
-        self._buffer += data
 
     def unlock(self, secrets: Sequence[Mapping[str, str]]) -> None:
         """Keys that may open what is encrypted (see `Session.secrets`); ignored where nothing is."""
@@ -91,6 +95,7 @@ class Decoder(abc.ABC):
             try:
                 found = self.decode_one(self._buffer, self._taken)
                 if found is None:
+                    self._cut()
                     raise StopIteration
                 frame, end = found
                 size = end - self._taken
