@@ -166,7 +166,9 @@ class Replays:
                 await connection.room()
                 await self.backlogs.room()
                 if reader is None:
-                    reader = PublicationReader(hub.config.journal_folder, since, pattern, Routing(hub), _PIECE, hub.read_disk)
+                    reader = PublicationReader(
+                        hub.config.journal_folder, since, pattern, Routing(hub), _PIECE, hub.read_disk
+                    )
                 commits = hub.commit.commits
                 reading = self._threads.submit(reader.read)
                 found = await asyncio.wrap_future(reading)
