@@ -26,6 +26,7 @@ from wireloom.peers.handlers import Handler
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.peer_core import PROVIDE, QUEUE, TIMEOUT, WITHDRAW, Channel, operation
 from wireloom.peers.pending_calls import Call
+from wireloom.peers.publish_many import PublishMany
 from wireloom.peers.replays import Replay
 from wireloom.peers.request_many import IN_FLIGHT, Many
 from wireloom.peers.streams import MessageStream, Progress, Subscription
@@ -42,6 +43,7 @@ _PLAIN = object()
 """In place of a type: values as the body has them."""
 T = TypeVar("T")
 S = TypeVar("S")
+Body = TypeVar("Body")
 
 
 class Peer(Channel):
@@ -230,6 +232,48 @@ class Peer(Channel):
             timeout=timeout,
             return_errors=return_errors,
         )
+
+    def publish_many(
+        self,
+        topic: str | Callable[[Body], str],
+        bodies: Iterable[Body] | AsyncIterable[Body],
+        *,
+        in_flight: int = IN_FLIGHT,
+        timeout: float | None = TIMEOUT,
+        attributes: Mapping[str, str] | None = None,
+        return_errors: bool = False,
+    ) -> PublishMany:
+        """Publish each body with an acknowledgement, `in_flight` of them at a time, in their order.
+
+        Await it for the number that was acknowledged, or iterate over that number as it grows. `topic` may be a
+        function that names the topic of each body. The first publish that fails ends it with its error, whose note says
+        which one it was; with `return_errors` errors are items, and it goes on.
+
+        >>> import asyncio, wireloom.testing
+        >>> async def main():
+        ...     async with wireloom.testing.peer_pair("emp", lambda message, peer: None) as (client, server):
+        ...         return await client.publish_many("readings/kitchen", range(1000), in_flight=100)
+        >>> asyncio.run(main())
+        1000
+        """
+        if attributes:
+            self.protocol.check_attributes(attributes)
+        given = attributes or NO_ATTRIBUTES
+        fixed = None if callable(topic) else _named(topic)
+
+        def message(body: Body) -> Message:
+            return self._request_for(PUBLISH + (fixed or _named(topic(body))), given, body)  # type: ignore[operator]
+
+        many: Many[Any, Message] = Many(
+            self,
+            bodies,
+            message,
+            lambda answer: answer,
+            in_flight=in_flight,
+            timeout=timeout,
+            return_errors=return_errors,
+        )
+        return PublishMany(many)
 
     def ask_many(
         self,
@@ -432,6 +476,12 @@ class Peer(Channel):
         return message_of(
             (kind, topic, data, None, None, None, content_type, attributes, "", None, None, None, _NOBODY)
         )
+
+
+def _named(topic: str) -> str:
+    if not topic:
+        raise ConfigError("a topic must not be empty")
+    return topic
 
 
 def _given(kind: object) -> tuple[object, ...]:
