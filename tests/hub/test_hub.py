@@ -79,6 +79,22 @@ async def test_acknowledgements_come_for_every_message_of_a_read_whatever_its_si
     assert {e.message.topic for e in entries} == {"sensors/kitchen"}
 
 
+@pytest.mark.parametrize(("count", "peers"), [(1, 1), (60, 1), (1, 30), (60, 4)])
+async def test_who_closes_its_half_gets_the_acknowledgements_it_waits_for(
+    tmp_path: Path, count: int, peers: int
+) -> None:
+    async with hub_on(tmp_path) as hub:
+        streams = [await stream_to(hub) for _ in range(peers)]
+        for _, writer in streams:
+            writer.write(b"".join(data_ack(n, b"x" * 64) for n in range(count)))
+            writer.write_eof()
+        async with asyncio.timeout(30):
+            answers = [await reader.read() for reader, _ in streams]
+        assert answers == [b"".join(ack(n) for n in range(count))] * peers
+        for _, writer in streams:
+            writer.close()
+
+
 async def test_large_reads_are_forwarded_in_order_with_their_topics(tmp_path: Path) -> None:
     async with hub_on(tmp_path) as hub, wireloom.connect(url_of(hub), settings={"profile": True}) as other:
         reader, writer = await stream_to(hub)

@@ -120,6 +120,20 @@ async def test_a_block_nobody_waits_for_is_committed_by_itself(commit):
             await asyncio.sleep(0.001)
 
 
+async def test_a_block_that_is_overdue_shares_the_commit_of_what_is_ready_to_be_read(commit):
+    durable = asyncio.get_running_loop().create_future()
+
+    def read() -> None:
+        commit.on_commit = None
+        commit.when_durable(append(commit, 1), lambda: durable.set_result(None))
+
+    before, ticket = commit.commits, append(commit, 0)
+    commit.on_commit = read
+    async with asyncio.timeout(30):
+        await durable
+    assert (commit.commits - before, commit.journal.durable) == (1, ticket + 1)
+
+
 async def test_a_large_batch_is_synced_on_the_thread_and_the_loop_goes_on(commit, monkeypatch):
     loop_thread = threading.get_ident()
     inside, go_on = threading.Event(), threading.Event()

@@ -109,9 +109,11 @@ def answer(session: Session, batches: Sequence[Batch]) -> None:
     """Acknowledge everything that is asked for, in order."""
     for batch in batches:
         if isinstance(batch, Publishes):
-            for _, frames, count in batch.acknowledgements():
+            frames, _, counts = batch.acknowledgements()
+            if counts:
                 with contextlib.suppress(PeerClosed):
-                    session.send_frames(frames, count)
+                    session.send_frames(frames, *counts)
+                batch.settle(0)
             continue
         for message in messages_in(batch):
             if message.kind is Kind.REQUEST:
@@ -260,8 +262,11 @@ def test_reads_of_several_sessions_taken_together_are_what_each_takes_alone(
             assert starts[read] <= batch.columns[OFFSET, row] < taken.ends[read]
             found[read].append(batch.message(row))
         assert batch.counts().tolist() == [len(each) for each in found]
-        for read, frames, number in batch.acknowledgements():
-            together[read].send_frames(frames, number)
+        frames, until, numbers = batch.acknowledgements()
+        for read, (begin, end, number) in enumerate(zip([0, *until], until, numbers, strict=False)):
+            if number:
+                together[read].send_frames(frames[begin:end], number)
+                batch.settle(read)
     for index, read in enumerate(reads):
         rest = together[index].receive(read[taken.ends[index] - starts[index] :], 1.0)
         found[index] += [message for part in rest for message in messages_in(part)]
@@ -327,8 +332,11 @@ def test_a_half_closed_peer_gets_its_acknowledgements(name: str) -> None:
     batch = taken(session, publishes(name, 30))
     session.end_of_input(1.0)
     assert session.state is SessionState.CLOSING
-    ((_, frames, count),) = batch.acknowledgements()
-    assert (count, len(said(name, frames)), session.state) == (30, 30, SessionState.CLOSED)
+    frames, ends, counts = batch.acknowledgements()
+    assert (ends, counts, len(said(name, frames))) == ([len(frames)], [30], 30)
+    session.send_frames(frames, 30)
+    batch.settle(0)
+    assert (session.outgoing(), session.state) == (frames, SessionState.CLOSED)
 
 
 @pytest.mark.parametrize("how", [MAP_TYPE, ENVELOPE])
@@ -344,7 +352,7 @@ def test_frames_after_a_map_in_the_same_read_have_its_topics(how: int) -> None:
 
 def test_large_ids_are_acknowledged_with_all_their_bytes() -> None:
     sent = [hsp_frames.DataAck(number, 7, bytes(600)) for number in (0xFFFFFFFF, 0x01020304)]
-    ((_, frames, _),) = taken(in_columns("hsp"), b"".join(map(hsp_frames.encode, sent))).acknowledgements()
+    frames, _, _ = taken(in_columns("hsp"), b"".join(map(hsp_frames.encode, sent))).acknowledgements()
     assert frames == b"".join(hsp_frames.encode(hsp_frames.Ack(each.message_id)) for each in sent)
 
 

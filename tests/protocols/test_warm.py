@@ -50,7 +50,7 @@ for messages in (mixed, [("a", False)] * 20, [("b", True)] * 20):
             for reader in ("hsp", "emp", "yamp"):
                 for chosen in ([*range(len(events.topics))], [0]):
                     events.of(chosen).frames(talking(reader), 1.0)
-            list(batch.acknowledgements())
+            batch.acknowledgements()
         elif isinstance(batch, Calls):
             found += 1
             provider = talking(name)
@@ -58,7 +58,7 @@ for messages in (mixed, [("a", False)] * 20, [("b", True)] * 20):
 reads = [sent(*mixed) for _ in servers[1:]]
 ends = [len(reads[0]), len(reads[0]) + len(reads[1])]
 taken = servers[1].columns.take(servers[1:], b"".join(reads), [0, ends[0]], ends)
-list(taken.batch.acknowledgements())
+taken.batch.acknowledgements()
 assert found >= 2
 for key, value in kernels.items():
     if len(value.signatures) > before[key]:

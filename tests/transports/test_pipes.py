@@ -12,6 +12,7 @@ import pytest
 from tests.certificates import Authority
 from tests.transports.recorder import Recorder
 from wireloom.transports import TLS, Address, Options, Pipe, transport
+from wireloom.transports.many_writes import write_each
 
 NAMES = ["tcp", "tls", "memory", "unix", "ws", "wss"]
 SECURE = ("tls", "wss")
@@ -85,6 +86,30 @@ async def test_bytes_arrive_in_order(name: str, options: tuple[Options, Options]
             client.pipe.write(sent[start : start + 7777])
         await client.until_size(len(sent))
         assert bytes(client.data) == sent
+
+
+async def test_bytes_written_to_many_pipes_at_once_keep_their_place_among_others(
+    name: str, options: tuple[Options, Options]
+) -> None:
+    async with joined(name, options) as (client, server):
+        expected = b""
+        for number in range(40):
+            text = f"{number}:".encode()
+            server.pipe.write(text)
+            write_each([server.pipe], b"skipped" + text * 2, [7], [7 + 2 * len(text)])
+            server.pipe.write(text)
+            expected += text * 4
+            if number % 3 == 0:
+                await client.until_size(len(expected))
+        await client.until_size(len(expected))
+        assert bytes(client.data) == expected
+
+
+async def test_only_pipes_that_send_bytes_as_they_are_give_their_socket(
+    name: str, options: tuple[Options, Options]
+) -> None:
+    async with joined(name, options) as (client, server):
+        assert [each.pipe.descriptor() >= 0 for each in (client, server)] == [name in ("tcp", "unix")] * 2
 
 
 async def test_opened_comes_first_and_ended_last(name: str, options: tuple[Options, Options]) -> None:

@@ -31,11 +31,13 @@ def run(arguments: argparse.Namespace) -> int:
     from wireloom.journal import encoding
     from wireloom.protocols.contract import Role
     from wireloom.protocols.registry import protocol, protocols
+    from wireloom.transports import many_writes
 
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logging.getLogger("wireloom.kernels").setLevel(logging.INFO)
     begun = time.monotonic()
     encoding.warm()
+    many_writes.warm()
     for each in map(protocol, protocols()):
         each.sessions(each.lenient(), None).new(Role.SERVER).enable_columns()
     done = ["hub"]

@@ -11,7 +11,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from wireloom.hub.access import ANONYMOUS, EVERYTHING, Grants, Right
 from wireloom.hub.config import ListenerConfig
@@ -81,7 +81,6 @@ class Connection(Outbox):
         "_bucket",
         "_context",
         "_denied",
-        "_guarded",
         "_inbound",
         "_is_open_book",
         "_keys",
@@ -100,6 +99,7 @@ class Connection(Outbox):
         "contacted",
         "grants",
         "identities",
+        "is_guarded",
         "listener",
         "local",
         "over",
@@ -157,8 +157,8 @@ class Connection(Outbox):
         self._pays_until = 0.0
         """When it has paid for what it sent, and is read from again; 0 if nothing is owed."""
         self._violation_told = False
-        self._guarded = False
-        """Whether a read need be looked at for what it may and how much it is."""
+        self.is_guarded = False
+        """Whether rules or rates hold for what it publishes."""
         self._denied: set[int] | None = None
         """Hashes of what was refused and told in the log."""
         self.taken: frozenset[str | None] = _NOTHING
@@ -177,8 +177,8 @@ class Connection(Outbox):
 
     def received(self, data: bytes) -> None:
         """Bytes arrived: where there is a kernel, they are taken with those of others, see `Turn`."""
-        self.hub.watch.took(len(data))
         if self.session.columns is None:
+            self.hub.watch.took(len(data))
             self.driver.received(data)
         else:
             self.hub.turn.add(self, data)
@@ -260,7 +260,7 @@ class Connection(Outbox):
         self._bucket = None
         if not self.listener.internal:  # who posts events over HTTP has paid there
             self._bucket = hub.doorkeeper.bucket(self.payer, self.address, stranger=self.is_stranger)
-        self._guarded = not self.grants.everything or self._bucket is not None
+        self.is_guarded = not self.grants.everything or self._bucket is not None
         self._denied = None
         hub.router.revoke(self)
         if self.driver.is_open:
@@ -339,7 +339,7 @@ class Connection(Outbox):
         if isinstance(batch, Calls) and not self._passes(batch):
             batch = batch.as_messages()
         has_fault = not hub.topic_limits.allow(batch)
-        if self._guarded or has_fault:
+        if self.is_guarded or has_fault:
             batch, denied = self._guard(batch, has_fault)
         if self.session.refuses and not isinstance(batch, Publishes):
             batch, meant = self._refuse_unmeant(batch)
@@ -453,26 +453,18 @@ class Connection(Outbox):
 
     def turn_key(self, now: float) -> Hashable | None:
         """Connections with equal keys may have their next reads decoded together; None for one that has to be alone."""
-        driver, bucket = self.driver, self._bucket
+        # Only sessions with a kernel take part in turns. One whose connection has failed has no key.
+        session, bucket = cast(ColumnSession, self.session), self._bucket
         if (
-            driver.failure is not None
-            or driver.has_rest
-            or driver.holds
-            or self.session.identities is not self._proved
+            self.driver.holds  # so does one of which a part of a read waits
+            or session.identities is not self._proved
             or not self._is_open_book
             or self._denied
-            or self.hub.router.routes
+            or (bucket is not None and bucket.is_empty(now))
         ):
             return None
-        if bucket is not None and bucket.is_empty(now):
-            return None
-        key = self.session.batch_key(now) if isinstance(self.session, ColumnSession) else None
+        key = session.batch_key(now)
         return None if key is None else (id(self.listener), key)
-
-    @property
-    def is_guarded(self) -> bool:
-        """Whether rules or rates hold for what it publishes."""
-        return self._guarded
 
     def may_publish_topics(self, topics: Iterable[str]) -> bool:
         """Whether the peer may publish to all of these."""
@@ -492,12 +484,18 @@ class Connection(Outbox):
                 self.hub.call_later(delay, self._paid)
             self._pays_until = max(self._pays_until, now + delay)
 
-    def line(self, side: int) -> int:
-        """The slot of one of its lines in the journal: 0 for what it says, 1 for what the hub says to it."""
-        line, context = self._lines[side], self._topics()
+    def count_run(self, side: int, count: int, context: Context | None) -> tuple[int, int]:
+        """Count the messages of a run that is recorded: by the peer (`side` is 0), or by the hub (1).
+
+        Returns the slot of its line in the journal, and how many messages there were before.
+        """
+        line = self._lines[side]
         if line is None or line.context is not context or line.principal is not self._principal:
             line = self._line(side, context)
-        return line.slot
+        which = self._sends_as if side else 0
+        before = self._recorded[which]
+        self._recorded[which] = before + count
+        return line.slot, before
 
     def _line(self, side: int, context: Context | None) -> Line:
         journal, line = self.hub.journal, self._lines[side]
@@ -509,28 +507,24 @@ class Connection(Outbox):
         journal.describe(line, context, self._principal)
         return line
 
-    def count_recorded(self, side: int, count: int) -> int:
-        """Count messages that are recorded; returns how many there were before."""
-        which = self._sends_as if side else 0
-        before = self._recorded[which]
-        self._recorded[which] = before + count
-        return before
+    def count_answers(self, count: int) -> tuple[int, int]:
+        """The same for a run of acknowledgements: they name no topics, so any context of the connection will do."""
+        line = self._lines[1]
+        return self.count_run(1, count, self.context() if line is None else line.context)
 
-    def write_answers(self, frames: bytes, count: int) -> bool:
-        """Write answers at once, past the session's queue; False where they have to go through it.
+    def pipe_for_answers(self, count: int) -> Pipe | None:
+        """Where so many answers are to be written now, past the session's queue; None if they must go through it.
 
-        Whoever calls records them.
+        They count as sent. Whoever writes them records them.
         """
-        driver, session, pipe = self.driver, self.session, self._pipe
-        if pipe is None or driver.failure is not None or not driver.is_open or pipe.carries_messages:
-            return False
-        if session.offloads or self in self.hub.unwritten:
-            return False
-        pipe.write(frames)
+        session, pipe = self.session, self._pipe
+        if pipe is None or not self.driver.is_open or session.offloads or pipe.carries_messages:
+            return None
+        if self in self.hub.unwritten:
+            return None
         session.sent += count
         self._sent_seen += count
-        self.hub.metrics.sent.add(count, self.name)
-        return True
+        return pipe
 
     # Records of it
 
@@ -557,7 +551,7 @@ class Connection(Outbox):
         """Append what the peer said to the journal; returns the ticket. `said` are records about it."""
         before = self._recorded[0]
         self._recorded[0] += batch.count
-        context = self._topics() if batch.numbers is None else _context(batch.numbers, self.session.agreed())
+        context = self.context() if batch.numbers is None else _context(batch.numbers, self.session.agreed())
         return self.hub.journal.append(
             self.name,
             self.id,
@@ -572,7 +566,7 @@ class Connection(Outbox):
             said=said,
         )
 
-    def _topics(self) -> Context | None:
+    def context(self) -> Context | None:
         """The numbers in force and what was agreed on, as the journal writes them; made once for each change."""
         numbers, agreed = self.session.topic_numbers(), self.session.agreed()
         if numbers is not self._numbers or agreed is not self._agreed:
@@ -746,7 +740,7 @@ class Connection(Outbox):
             source=self.local or None,
             destination=self.peer or None,
             inbound=False,
-            topics=self._topics(),
+            topics=self.context(),
             keys=None if self._is_open_book else self._keys_in_force(),
             principal=self._principal,
         )

@@ -18,7 +18,6 @@ from wireloom.hub.exchanges import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, 
 from wireloom.hub.limits import LimitReached
 from wireloom.hub.logs import about
 from wireloom.hub.routes import Routes
-from wireloom.hub.turn import acknowledge
 from wireloom.model import BodyError, ConfigError, Kind, LimitExceeded, Message, NotSupported, PeerClosed, type_of_json
 from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Batch, Calls, EventList, Events, Publishes
 from wireloom.protocols.publish_rules import validate_publish
@@ -60,7 +59,7 @@ class Router:
         if isinstance(batch, Publishes):
             self._publish(sources[0], batch.events(), ticket)
             if batch.unanswered:
-                self._hub.commit.when_durable(ticket, lambda: acknowledge(self._hub, sources, batch))
+                self._hub.commit.when_durable(ticket, lambda: self._hub.turn.acknowledge(sources, batch))
         elif isinstance(batch, Calls):
             self._route_calls(sources[0], batch, ticket)
         else:

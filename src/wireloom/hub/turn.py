@@ -20,7 +20,8 @@ reads in portions (`peers/chunked_driver.py`). So a turn takes long only where m
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from itertools import accumulate
+from typing import TYPE_CHECKING, cast
 
 from wireloom.protocols.column_session import KERNEL_FROM, ColumnSession
 
@@ -34,12 +35,18 @@ if TYPE_CHECKING:
     from wireloom.hub.hub import Hub
     from wireloom.protocols.contract import Publishes
     from wireloom.protocols.publish_columns import PublishColumns
+    from wireloom.transports.base import Pipe
 
 
 class Turn:
     """The reads of the present iteration of the event loop."""
 
     def __init__(self, hub: Hub) -> None:
+        # Not above: it needs numba, which takes a while to import.
+        from wireloom.transports.many_writes import warm, write_each
+
+        warm()
+        self._write_each = write_each
         self._hub = hub
         self._reads: dict[Connection, list[bytes]] = {}
 
@@ -69,16 +76,19 @@ class Turn:
         reads, self._reads = self._reads, {}
         if not reads:
             return
-        if len(reads) == 1:
-            connection, pieces = reads.popitem()
-            connection.driver.received(b"".join(pieces))
+        hub, received = self._hub, {connection: b"".join(pieces) for connection, pieces in reads.items()}
+        hub.watch.took(sum(map(len, received.values())))
+        if len(received) == 1:
+            connection, data = received.popitem()
+            connection.driver.received(data)
             return
-        now = self._hub.now()
+        now = hub.now()
         groups: dict[Hashable, dict[Connection, bytes]] = {}
         alone: list[tuple[Connection, bytes]] = []
-        for connection, pieces in reads.items():
-            data = b"".join(pieces)
-            key = connection.turn_key(now) if len(data) <= LONGEST else None
+        # Routes look at each message.
+        longest = 0 if hub.router.routes else LONGEST
+        for connection, data in received.items():
+            key = connection.turn_key(now) if len(data) <= longest else None
             if key is None:
                 alone.append((connection, data))
             elif key in groups:
@@ -93,15 +103,12 @@ class Turn:
                     alone += part.items()
         for connection, data in alone:
             connection.driver.received(data)
-        self._hub.after_read()
+        hub.after_read()
 
     def _take_together(self, connections: list[Connection], reads: list[bytes]) -> list[tuple[Connection, bytes]]:
         """Decode, record and route the reads of several connections; returns what their own drivers have to take."""
-        starts, ends, at = [], [], 0
-        for data in reads:
-            starts.append(at)
-            at += len(data)
-            ends.append(at)
+        ends = list(accumulate(map(len, reads)))
+        starts = [0, *ends[:-1]]
         # Only they have a `turn_key`.
         sessions = [cast(ColumnSession, connection.session) for connection in connections]
         columns = sessions[0].columns
@@ -112,6 +119,8 @@ class Turn:
             # In reads of several connections the kernel looks for publishes only.
             self._route(connections, cast("PublishColumns", taken.batch))
         left: list[tuple[Connection, bytes]] = []
+        if taken.ends == ends:
+            return left
         for connection, session, stopped, end, is_odd in zip(
             connections, sessions, taken.ends, ends, taken.odd, strict=True
         ):
@@ -135,26 +144,22 @@ class Turn:
                 if part.data:
                     connection.on_batch(part)
             return
-        lines, sequences, counts = [], [], batch.counts().tolist()
-        for connection, count in zip(connections, counts, strict=True):
-            lines.append(connection.line(0))
-            sequences.append(connection.count_recorded(0, count))
-        # A read of which the kernel took nothing has an empty run: no block.
-        present = [index for index, count in enumerate(counts) if count]
-        if len(present) == len(counts):
-            runs = batch.starts, batch.ends, lines, sequences
-        else:
-            every: tuple[Sequence[int], ...] = (batch.starts, batch.ends, lines, sequences)
-            runs = cast(Any, tuple([each[index] for index in present] for each in every))
-        tickets = hub.journal.append_runs(batch.buffer, *runs)
+        # Those with the same key have the same context.
+        context = source.context()
+        runs: list[tuple[int, int, int, int]] = []
+        indexes: list[int] = []
+        for connection, count, start, end in zip(
+            connections, batch.counts().tolist(), batch.starts, batch.ends, strict=True
+        ):
+            indexes.append(len(runs))
+            if count:  # else the kernel took nothing of a read: no block
+                runs.append((start, end, *connection.count_run(0, count, context)))
+        tickets = hub.journal.append_runs(batch.buffer, *zip(*runs, strict=True))
         hub.metrics.received.add(batch.count, source.name)
         hub.metrics.received_bytes.add(sum(batch.ends) - sum(batch.starts), source.name)
-        last = int(tickets[-1])
-        router.route(connections, batch, last)
-        found = tickets.tolist()
-        own = dict(zip(present, found, strict=True))
+        router.route(connections, batch, int(tickets[-1]))
         for topic, read in zip(batch.events().topics, batch.last_reads(), strict=True):
-            hub.last_values.note(topic, own[read])
+            hub.last_values.note(topic, int(tickets[indexes[read]]))
 
     def _are_allowed(self, connections: list[Connection], batch: PublishColumns) -> bool:
         """Whether each connection may publish what it has in a batch; charges it for that, if so."""
@@ -165,6 +170,31 @@ class Turn:
         for read, connection in guarded:
             connection.charge(int(batch.bounds[read + 1] - batch.bounds[read]))
         return True
+
+    def acknowledge(self, sources: Sequence[Connection], batch: Publishes) -> None:
+        """Answer the publishes of a batch, now that they are durable: one write for each connection."""
+        hub = self._hub
+        hub.metrics.acknowledged.add(batch.unanswered, sources[0].name)
+        frames, ends, counts = batch.acknowledgements()
+        pipes: list[Pipe] = []
+        runs: list[tuple[int, int, int, int]] = []
+        start = answered = 0
+        for read, (connection, end, count) in enumerate(zip(sources, ends, counts, strict=True)):
+            if count:
+                pipe = connection.pipe_for_answers(count) if len(sources) > 1 else None
+                if pipe is None:
+                    connection.send_frames(frames[start:end], count)
+                else:
+                    pipes.append(pipe)
+                    runs.append((start, end, *connection.count_answers(count)))
+                    answered += count
+                batch.settle(read)
+            start = end
+        if runs:
+            hub.metrics.sent.add(answered, sources[0].name)
+            starts, ends, lines, sequences = zip(*runs, strict=True)
+            self._write_each(pipes, frames, starts, ends)
+            hub.journal.append_runs(frames, starts, ends, lines, sequences)
 
 
 def _in_parts(group: dict[Connection, bytes]) -> Iterator[dict[Connection, bytes]]:
@@ -181,24 +211,3 @@ def _in_parts(group: dict[Connection, bytes]) -> Iterator[dict[Connection, bytes
         part[connection] = data
         size += len(data)
     yield part
-
-
-def acknowledge(hub: Hub, sources: Sequence[Connection], batch: Publishes) -> None:
-    """Answer the publishes of a batch, now that they are durable: one write for each connection."""
-    name, count = sources[0].name, batch.unanswered
-    hub.metrics.acknowledged.add(count, name)
-    starts, ends, lines, sequences, at = [], [], [], [], 0
-    written: list[bytes] = []
-    for read, frames, answers in batch.acknowledgements():
-        connection = sources[read]
-        if len(sources) == 1 or not connection.write_answers(frames, answers):
-            connection.send_frames(frames, answers)
-            continue
-        lines.append(connection.line(1))
-        sequences.append(connection.count_recorded(1, answers))
-        written.append(frames)
-        starts.append(at)
-        at += len(frames)
-        ends.append(at)
-    if written:
-        hub.journal.append_runs(b"".join(written), starts, ends, lines, sequences)

@@ -243,9 +243,20 @@ class GroupCommit:
         self._later = None
         # The timer stays when a commit comes before it, for many do; what waits then has come later.
         left = self._since + LATEST - self._loop.time()
-        if left > LATEST / 10 and self.healthy and self.journal.has_pending:
+        if not self.journal.has_pending:
+            self._begin()
+        elif left > LATEST / 10 and self.healthy:
             self._arm(left)
         else:
+            # What is ready to be read may have a commit of its own, which takes this along: look for it first. The
+            # second of two callbacks comes behind a poll, on any loop.
+            self._loop.call_soon(self._loop.call_soon, self._begin_late, self.commits)
+
+    def _begin_late(self, commits: int) -> None:
+        """Commit what was overdue after so many commits, unless there was one since, or is about to be one."""
+        if self.on_commit is not None:
+            self.on_commit()
+        if self._soon is None and self.commits == commits:
             self._begin()
 
     def flush(self) -> None:

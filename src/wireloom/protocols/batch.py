@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from wireloom.model import Message
 from wireloom.protocols.decoding import Rejected
@@ -170,6 +170,17 @@ class Calls(Batch, abc.ABC):
         return Batch(self.data, [self.message(row) for row in range(self.count)])
 
 
+class Acknowledgements(NamedTuple):
+    """The answers to the publishes of a batch, in the order of the sessions that read them."""
+
+    frames: bytes
+    """All of them."""
+    ends: Sequence[int]
+    """Of each session: where its answers end in `frames`. They begin where those of the one before end."""
+    counts: Sequence[int]
+    """Of each session: how many publishes are answered."""
+
+
 class Publishes(Batch, abc.ABC):
     """Nothing but events and acknowledged publishes, of one connection or of several: no object is made for each.
 
@@ -190,9 +201,12 @@ class Publishes(Batch, abc.ABC):
         """Each topic, and who wrote to it, as `Session.written_by` names them."""
         return [(topic, None) for topic in dict.fromkeys(self.events().topics)]
 
-    def acknowledgements(self) -> Iterable[tuple[int, bytes, int]]:
-        """The answers to all acknowledged publishes: index of the session, frames, and how many. They count as sent."""
-        return ()
+    def acknowledgements(self) -> Acknowledgements:
+        """The answers to all acknowledged publishes. Whoever sends those of a read calls `settle` afterwards."""
+        return Acknowledgements(b"", (), ())
+
+    def settle(self, read: int) -> None:
+        """The publishes of one session's read are answered."""
 
     def split(self, allowed: Callable[[str, str | None], bool]) -> tuple[Batch, Sequence[tuple[str, bytes]]] | None:
         """The events that are allowed, given topic and author, and of each other one the topic and the frame.

@@ -29,8 +29,8 @@ class Owed(NamedTuple):
     high: int
     size: int
     """How many there are."""
-    ascending: bool
-    """Whether each id is larger than the one before, so that none stands twice."""
+    ascending: int
+    """1 if each id is larger than the one before, so that none stands twice; else 0."""
 
 
 class OwedBatches(list[Owed]):
@@ -70,7 +70,7 @@ class OwedBatches(list[Owed]):
 
     def settle(self, batch: Keyed, read: int) -> None:
         """The publishes of a read are answered, or answered one by one from now on."""
-        for index, each in enumerate(self):
-            if each.batch is batch and each.read == read:
+        for index, (owed, of_read, *_) in enumerate(self):
+            if owed is batch and of_read == read:
                 del self[index]
                 return

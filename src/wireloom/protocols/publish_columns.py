@@ -26,7 +26,7 @@ subscriber of any protocol. Where the frames already are what the subscriber wan
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.model import ConfigError, Kind, LimitExceeded, Message, NotSupported
-from wireloom.protocols.batch import PUBLISH, Batch, Events, Publishes
+from wireloom.protocols.batch import PUBLISH, Acknowledgements, Batch, Events, Publishes
 from wireloom.protocols.column_session import CallSession, ColumnSession
 from wireloom.protocols.kernel_bytes import same, u32
 from wireloom.protocols.pending_acks import Owed
@@ -331,7 +331,7 @@ class PublishColumns(Publishes):
             batch._end_before(columns[:, batch.count : count], odd)
         strange = [code for code, meaning in enumerate(batch.meanings) if meaning is None]
         wrong = np.flatnonzero(np.isin(batch.codes, strange)).tolist() if strange else []
-        refused = [read for read in range(len(starts)) if not batch._owe(read)]
+        refused = batch._owe()
         if not wrong and not refused:
             return Taken(batch, batch.ends, odd.tolist())
         return batch._without(wrong, refused, odd)
@@ -361,10 +361,17 @@ class PublishColumns(Publishes):
         if len(ends) == 1:
             self.data = memoryview(self.buffer)[self.starts[0] : ends[0]]
 
-    def _owe(self, read: int) -> bool:
-        """Let the session remember the ids of one read; False if one of them is in use."""
-        low, high, count, ascending = self.owed[:, read].tolist()
-        return not count or self.sessions[read].owe(Owed(self, read, low, high, count, bool(ascending)))
+    def _owe(self) -> list[int]:
+        """Let sessions remember the ids of their reads; returns the reads of which an id is in use."""
+        if not self.unanswered:
+            return []
+        refused = []
+        for read, (session, low, high, count, ascending) in enumerate(
+            zip(self.sessions, *self.owed.tolist(), strict=True)
+        ):
+            if count and not session.owe(Owed(self, read, low, high, count, ascending)):
+                refused.append(read)
+        return refused
 
     def _without(self, wrong: Sequence[int], refused: Sequence[int], odd: NDArray[np.bool_]) -> Taken:
         """The same up to the first wrong row of each read, and without the reads whose ids were refused."""
@@ -384,9 +391,8 @@ class PublishColumns(Publishes):
         if len(ends) == 1:
             self.data = memoryview(self.buffer)[self.starts[0] : ends[0]]
         self._set(_those(self.columns, kept))
-        for read in range(len(self.sessions)):
-            if read not in refused:
-                self._owe(read)
+        # Fewer ids than before, and nothing of the reads that were refused: none is in use.
+        self._owe()
         return Taken(self, ends, odd.tolist())
 
     # What the hub asks
@@ -400,21 +406,19 @@ class PublishColumns(Publishes):
         """Each topic; whoever wrote to it is the peer."""
         return [(meaning.topic, None) for meaning in self.meanings if meaning is not None]
 
-    def acknowledgements(self) -> Iterator[tuple[int, bytes, int]]:
-        """The answers of each read."""
+    def acknowledgements(self) -> Acknowledgements:
+        """The answers to all acknowledged publishes."""
         if not self.unanswered:
-            return
+            return super().acknowledgements()
         asks = _those(self.columns, self.columns[KIND] > 0) if self.unanswered < self.count else self.columns
-        frames, ends = self.answers(asks)
         self.unanswered = 0
-        at = row = 0
-        for read, count in enumerate(self.owed[2].tolist()):
-            if count:
-                row += count
-                end = ends(row)
-                self.sessions[read].settled(self, read)
-                yield read, frames[at:end], count
-                at = end
+        counts = self.owed[2]
+        frames, ends = self.answers(asks, counts.cumsum())
+        return Acknowledgements(frames, ends.tolist(), counts.tolist())
+
+    def settle(self, read: int) -> None:
+        """The publishes of one read are answered."""
+        self.sessions[read].settled(self, read)
 
     def as_messages(self) -> Sequence[Batch]:
         """Each read as messages; its requests are owed one by one from now on."""
@@ -456,7 +460,7 @@ class PublishColumns(Publishes):
 
     def counts(self) -> Columns:
         """How many messages each read has."""
-        return np.diff(self.bounds)
+        return self.bounds[1:] - self.bounds[:-1]
 
     # What a protocol brings
 
@@ -491,8 +495,8 @@ class PublishColumns(Publishes):
         """Rows as the events they publish."""
 
     @abc.abstractmethod
-    def answers(self, asks: Columns) -> tuple[bytes, Callable[[int], int]]:
-        """The answers to these rows, and a function that says where the answers to the first so many end."""
+    def answers(self, asks: Columns, rows: Columns) -> tuple[bytes, Columns]:
+        """The answers to these rows, and where the answers to the first so many end, for each number in `rows`."""
 
 
 class PublishedRows(Events):

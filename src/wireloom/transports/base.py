@@ -74,6 +74,14 @@ class Pipe(abc.ABC):
     def write(self, data: bytes) -> None:
         """Send bytes in order; never blocks. Past the high-water mark the owner is told to pause."""
 
+    def descriptor(self) -> int:
+        """The socket's, if bytes may be sent to it beside `write` now: nothing waits there, and nothing changes bytes.
+
+        Else -1. It holds until the caller gives way to the event loop: then the socket may close, and another one get
+        the same number.
+        """
+        return -1
+
     @abc.abstractmethod
     def finish(self) -> None:
         """Say that no more will be written; what the peer still sends arrives.

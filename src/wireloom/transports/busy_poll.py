@@ -32,12 +32,12 @@ _now = time.monotonic
 class Vigil:
     """Keeps one event loop awake."""
 
-    __slots__ = ("_in_vain", "_is_kept", "_loop", "_patience", "_rest", "_rested_at", "_skipped", "_turned", "_until")
+    __slots__ = ("_in_vain", "_is_kept", "_loop", "_rest", "_rested_at", "_skipped", "_turned", "_until", "patience")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._until = 0.0
-        self._patience = 0.0
+        self.patience = 0.0
         """How long the last read is to be waited after, if nothing was waited yet: handling it may take longer."""
         self._is_kept = False
         """Whether the loop is kept awake; or nothing is to be done about it, while others need the core."""
@@ -52,20 +52,20 @@ class Vigil:
     def stir(self, patience: float) -> None:
         """Something was read: stay awake for so many seconds once it is handled, if that is likely to pay."""
         if self._is_kept:
-            self._patience = max(self._patience, patience)
+            self.patience = max(self.patience, patience)
             if self._turned:
                 self._turned, self._in_vain = False, 0
         elif self._skipped:
             self._skipped -= 1
         else:
-            self._patience, self._is_kept, self._turned = patience, True, False
+            self.patience, self._is_kept, self._turned = patience, True, False
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         began = _now()
-        if self._patience:
-            self._until = max(self._until, began + self._patience)
-            self._patience = 0.0
+        if self.patience:
+            self._until = max(self._until, began + self.patience)
+            self.patience = 0.0
         elif began > self._until:
             self._is_kept = False
             # Once is nothing: every conversation pauses.
@@ -112,4 +112,5 @@ def awake(received: Callable[[bytes], None], patience: float) -> Callable[[bytes
 
 def _take(received: Callable[[bytes], None], vigil: Vigil, patience: float, data: bytes) -> None:
     received(data)
-    vigil.stir(patience)
+    if vigil.patience < patience:  # else the loop stays awake already, after a read that came together with this one
+        vigil.stir(patience)

@@ -44,6 +44,8 @@ class TCPPipe(Pipe, asyncio.Protocol):
         self._high_water = options.high_water
         self._name_kinds = (options.certificates or _PLAIN_TLS).names
         self._transport: asyncio.Transport | None = None
+        self._descriptor = -1
+        """Of the socket, where it takes bytes as they are."""
         self._reading = True
         # One call less on the busiest path; loops look this up before `connection_made`.
         self.data_received = awake(owner.received, options.busy_poll)  # type: ignore[method-assign, assignment]
@@ -60,6 +62,9 @@ class TCPPipe(Pipe, asyncio.Protocol):
         if secured is not None:
             self.tls = tls_info(secured, self._name_kinds)
             self.identities = tuple(f"certificate:{name}" for name in self.tls.peer_names)
+        elif not self.carries_messages:
+            sock = transport.get_extra_info("socket")
+            self._descriptor = -1 if sock is None else sock.fileno()
         self.greet()
         if not self._reading and not transport.is_closing():
             self._pause_from_start(self._transport)
@@ -151,6 +156,13 @@ class TCPPipe(Pipe, asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Send bytes."""
         self._open.write(data)
+
+    def descriptor(self) -> int:
+        """The socket's, while nothing waits in the transport, and TLS does not change bytes; else -1."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+            return -1
+        return self._descriptor
 
     def finish(self) -> None:
         """Close our half; TLS has no halves and closes both."""

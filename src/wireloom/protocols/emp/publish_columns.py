@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar, cast
 
@@ -227,8 +227,8 @@ class EmpPublishes(PublishColumns):
             )))  # fmt: skip
         return found
 
-    def answers(self, asks: Columns) -> tuple[bytes, Callable[[int], int]]:
+    def answers(self, asks: Columns, rows: Columns) -> tuple[bytes, Columns]:
         """Responses with nothing but their id."""
         out = np.zeros(_ANSWER * asks.shape[1], np.uint8)
         _write_answers(asks[ID], out)
-        return out.tobytes(), lambda count: _ANSWER * count
+        return out.tobytes(), _ANSWER * rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar, cast
 
@@ -192,8 +192,8 @@ class HspPublishes(PublishColumns):
             )))  # fmt: skip
         return found
 
-    def answers(self, asks: Columns) -> tuple[bytes, Callable[[int], int]]:
+    def answers(self, asks: Columns, rows: Columns) -> tuple[bytes, Columns]:
         """An `ACK` for each."""
         out = np.empty(_ACK_SIZE * asks.shape[1], np.uint8)
         _write_acks(asks[ID], out)
-        return out.tobytes(), lambda count: _ACK_SIZE * count
+        return out.tobytes(), _ACK_SIZE * rows

@@ -255,8 +255,8 @@ class HspSession(ColumnSession):
         self._close_when_settled()
 
     def _close_when_settled(self) -> None:
-        if self.state is SessionState.CLOSING and not self._owed and not self._owed_batches:
-            self.state = SessionState.CLOSED
+        if self.state is _CLOSING and not self._owed and not self._owed_batches:
+            self.state = _CLOSED
 
     def outgoing(self) -> bytes:
         """Bytes to write now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar, cast
 
@@ -107,7 +107,10 @@ def _write_answers(
     out: NDArray[np.uint8],
     ends: Columns,
 ) -> np.int64:
-    """Responses that are done, all with this body; their uids count up from the one given."""
+    """Responses that are done, all with this body; their uids count up from the one given.
+
+    `ends[i]` gets where the first `i` of them end; the first is there already.
+    """
     at = np.int64(0)
     for row in range(offsets.shape[0]):
         start = offsets[row]
@@ -127,7 +130,7 @@ def _write_answers(
         put_u32(out, at + 1, body.shape[0])
         copy(body, np.int64(0), np.int64(body.shape[0]), out, at + 5)
         at += 5 + body.shape[0]
-        ends[row] = at
+        ends[row + 1] = at
     return at
 
 
@@ -203,12 +206,12 @@ class YampPublishes(PublishColumns):
             )))  # fmt: skip
         return found
 
-    def answers(self, asks: Columns) -> tuple[bytes, Callable[[int], int]]:
+    def answers(self, asks: Columns, rows: Columns) -> tuple[bytes, Columns]:
         """`response` frames of type done, without a value."""
         count = asks.shape[1]
         session = cast(YampSession, self.sessions[0])
         uid = np.frombuffer(session.draw_uids(session.heard_at), ">u8").astype(np.uint64)
-        out, ends = np.empty(count * (_ANSWER + 255), np.uint8), np.empty(count, np.int64)
+        out, ends = np.empty(count * (_ANSWER + 255), np.uint8), np.zeros(count + 1, np.int64)
         body = _body_of(body_formats.nothing(session.content_type))
         size = _write_answers(self.view, asks[OFFSET], uid[0], uid[1], body, out, ends)
-        return out[:size].tobytes(), lambda rows: int(ends[rows - 1])
+        return out[:size].tobytes(), ends[rows]
