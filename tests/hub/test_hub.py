@@ -368,3 +368,16 @@ async def test_stopping_acknowledges_what_was_accepted_and_closes_politely(tmp_p
         await stopping
     assert [b.details["reason"] for b in records(tmp_path, "closed")] == ["close"]
     assert records(tmp_path, "stopped")
+
+
+async def test_a_peer_that_breaks_the_protocol_costs_nobody_else_an_acknowledgement(tmp_path: Path) -> None:
+    async with hub_on(tmp_path) as hub:
+        streams = [await stream_to(hub) for _ in range(8)]
+        for number, (_, writer) in enumerate(streams):
+            # All arrive before the hub reads any of them.
+            writer.write(data_ack(number, b"x" * 100) + (b"\xff" if number % 2 == 0 else b""))
+        async with asyncio.timeout(30):
+            for number, (reader, writer) in enumerate(streams):
+                if number % 2:
+                    assert await reader.readexactly(5) == ack(number)
+                writer.close()

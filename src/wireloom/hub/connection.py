@@ -29,7 +29,7 @@ from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.send_queue import fresh
 from wireloom.protocols.column_session import CallSession, ColumnSession
-from wireloom.protocols.contract import CUT, LOGIN, Batch, Calls, Publishes, Role, Session, Sessions
+from wireloom.protocols.contract import CUT, LOGIN, Batch, Calls, Publishes, Role, Session, Sessions, SessionState
 from wireloom.protocols.publish_rules import published
 from wireloom.transports.base import EndedPipe, Pipe
 
@@ -41,6 +41,7 @@ log = logging.getLogger("wireloom.hub")
 _NO_PIECES = (b"", b"")
 _NO_LINES = (None, None)
 _NOTHING: frozenset[str | None] = frozenset()
+_OPEN = SessionState.OPEN
 _DENIED_TOLD = 64
 """Refusals of one connection that are logged; all are counted."""
 _TOPIC_TOLD = 200
@@ -484,18 +485,36 @@ class Connection(Outbox):
                 self.hub.call_later(delay, self._paid)
             self._pays_until = max(self._pays_until, now + delay)
 
-    def count_run(self, side: int, count: int, context: Context | None) -> tuple[int, int]:
-        """Count the messages of a run that is recorded: by the peer (`side` is 0), or by the hub (1).
-
-        Returns the slot of its line in the journal, and how many messages there were before.
-        """
-        line = self._lines[side]
+    def count_read(self, count: int, context: Context | None) -> tuple[int, int]:
+        """Count messages that it said: the slot of its line in the journal, and how many there were before."""
+        line = self._lines[0]
         if line is None or line.context is not context or line.principal is not self._principal:
-            line = self._line(side, context)
-        which = self._sends_as if side else 0
-        before = self._recorded[which]
-        self._recorded[which] = before + count
+            line = self._line(0, context)
+        before = self._recorded[0]
+        self._recorded[0] = before + count
         return line.slot, before
+
+    def count_answers(self, count: int) -> tuple[Pipe, int, int] | None:
+        """Count acknowledgements that are to be written now, past the session's queue.
+
+        Returns where to write them, the slot of their line in the journal, and how many messages were said to the peer
+        before. None where they have to go through the session's queue.
+        """
+        session, pipe = self.session, self._pipe
+        if session.state is not _OPEN or session.offloads or pipe is None or pipe.carries_messages:
+            return None
+        if self in self.hub.unwritten:
+            return None
+        line = self._lines[1]
+        if line is None or line.principal is not self._principal:
+            # They name no topics, so the context may change without them.
+            line = self._line(1, self.context())
+        session.sent += count
+        self._sent_seen += count
+        recorded, which = self._recorded, self._sends_as
+        before = recorded[which]
+        recorded[which] = before + count
+        return pipe, line.slot, before
 
     def _line(self, side: int, context: Context | None) -> Line:
         journal, line = self.hub.journal, self._lines[side]
@@ -506,25 +525,6 @@ class Connection(Outbox):
             self._lines = (self._lines[0], line) if side else (line, self._lines[1])
         journal.describe(line, context, self._principal)
         return line
-
-    def count_answers(self, count: int) -> tuple[int, int]:
-        """The same for a run of acknowledgements: they name no topics, so any context of the connection will do."""
-        line = self._lines[1]
-        return self.count_run(1, count, self.context() if line is None else line.context)
-
-    def pipe_for_answers(self, count: int) -> Pipe | None:
-        """Where so many answers are to be written now, past the session's queue; None if they must go through it.
-
-        They count as sent. Whoever writes them records them.
-        """
-        session, pipe = self.session, self._pipe
-        if pipe is None or not self.driver.is_open or session.offloads or pipe.carries_messages:
-            return None
-        if self in self.hub.unwritten:
-            return None
-        session.sent += count
-        self._sent_seen += count
-        return pipe
 
     # Records of it
 

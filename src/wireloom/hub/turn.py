@@ -19,10 +19,12 @@ reads in portions (`peers/chunked_driver.py`). So a turn takes long only where m
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, cast
 
+from wireloom.model import PeerClosed
 from wireloom.protocols.column_session import KERNEL_FROM, ColumnSession
 
 LONGEST = 16 * 1024
@@ -48,7 +50,7 @@ class Turn:
         warm()
         self._write_each = write_each
         self._hub = hub
-        self._reads: dict[Connection, list[bytes]] = {}
+        self._reads: dict[Connection, bytes] = {}
 
     def add(self, connection: Connection, data: bytes) -> None:
         """A read arrived: it is taken at the end of this iteration."""
@@ -56,15 +58,14 @@ class Turn:
         if not reads:
             self._hub.call_soon(self.run)
         if connection in reads:
-            reads[connection].append(data)
-        else:
-            reads[connection] = [data]
+            self.take_now(connection)  # an earlier one: this is rare, and bytes are not to be copied for it
+        reads[connection] = data
 
     def take_now(self, connection: Connection) -> None:
         """Take the read of one connection now: something else happens to it."""
-        pieces = self._reads.pop(connection, None)
-        if pieces is not None:
-            connection.driver.received(b"".join(pieces))
+        data = self._reads.pop(connection, None)
+        if data is not None:
+            connection.driver.received(data)
 
     def run(self) -> None:
         """Take all reads, then commit."""
@@ -76,10 +77,10 @@ class Turn:
         reads, self._reads = self._reads, {}
         if not reads:
             return
-        hub, received = self._hub, {connection: b"".join(pieces) for connection, pieces in reads.items()}
-        hub.watch.took(sum(map(len, received.values())))
-        if len(received) == 1:
-            connection, data = received.popitem()
+        hub = self._hub
+        hub.watch.took(sum(map(len, reads.values())))
+        if len(reads) == 1:
+            connection, data = reads.popitem()
             connection.driver.received(data)
             return
         now = hub.now()
@@ -87,7 +88,7 @@ class Turn:
         alone: list[tuple[Connection, bytes]] = []
         # Routes look at each message.
         longest = 0 if hub.router.routes else LONGEST
-        for connection, data in received.items():
+        for connection, data in reads.items():
             key = connection.turn_key(now) if len(data) <= longest else None
             if key is None:
                 alone.append((connection, data))
@@ -153,7 +154,7 @@ class Turn:
         ):
             indexes.append(len(runs))
             if count:  # else the kernel took nothing of a read: no block
-                runs.append((start, end, *connection.count_run(0, count, context)))
+                runs.append((start, end, *connection.count_read(count, context)))
         tickets = hub.journal.append_runs(batch.buffer, *zip(*runs, strict=True))
         hub.metrics.received.add(batch.count, source.name)
         hub.metrics.received_bytes.add(sum(batch.ends) - sum(batch.starts), source.name)
@@ -176,25 +177,24 @@ class Turn:
         hub = self._hub
         hub.metrics.acknowledged.add(batch.unanswered, sources[0].name)
         frames, ends, counts = batch.acknowledgements()
-        pipes: list[Pipe] = []
-        runs: list[tuple[int, int, int, int]] = []
+        runs: list[tuple[int, int, Pipe, int, int]] = []
         start = answered = 0
         for read, (connection, end, count) in enumerate(zip(sources, ends, counts, strict=True)):
             if count:
-                pipe = connection.pipe_for_answers(count) if len(sources) > 1 else None
-                if pipe is None:
-                    connection.send_frames(frames[start:end], count)
-                else:
-                    pipes.append(pipe)
-                    runs.append((start, end, *connection.count_answers(count)))
+                place = connection.count_answers(count) if len(sources) > 1 else None
+                if place is not None:
+                    runs.append((start, end, *place))
                     answered += count
+                else:
+                    with contextlib.suppress(PeerClosed):
+                        connection.send_frames(frames[start:end], count)
                 batch.settle(read)
             start = end
         if runs:
             hub.metrics.sent.add(answered, sources[0].name)
-            starts, ends, lines, sequences = zip(*runs, strict=True)
-            self._write_each(pipes, frames, starts, ends)
-            hub.journal.append_runs(frames, starts, ends, lines, sequences)
+            begin, end_of, pipes, lines, sequences = zip(*runs, strict=True)
+            self._write_each(pipes, frames, begin, end_of)
+            hub.journal.append_runs(frames, begin, end_of, lines, sequences)
 
 
 def _in_parts(group: dict[Connection, bytes]) -> Iterator[dict[Connection, bytes]]:

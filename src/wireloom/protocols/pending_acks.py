@@ -70,7 +70,7 @@ class OwedBatches(list[Owed]):
 
     def settle(self, batch: Keyed, read: int) -> None:
         """The publishes of a read are answered, or answered one by one from now on."""
-        for index, (owed, of_read, *_) in enumerate(self):
-            if owed is batch and of_read == read:
+        for index, each in enumerate(self):
+            if each[0] is batch and each[1] == read:
                 del self[index]
                 return

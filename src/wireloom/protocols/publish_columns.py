@@ -28,6 +28,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from functools import cache
+from itertools import repeat
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -365,13 +366,13 @@ class PublishColumns(Publishes):
         """Let sessions remember the ids of their reads; returns the reads of which an id is in use."""
         if not self.unanswered:
             return []
-        refused = []
-        for read, (session, low, high, count, ascending) in enumerate(
-            zip(self.sessions, *self.owed.tolist(), strict=True)
-        ):
-            if count and not session.owe(Owed(self, read, low, high, count, ascending)):
-                refused.append(read)
-        return refused
+        reads = range(len(self.sessions))
+        fields = zip(repeat(self), reads, *self.owed.tolist(), strict=False)
+        # The same as `Owed(*each)` in a third of the time.
+        owed = map(tuple.__new__, repeat(Owed), fields)
+        return [
+            each.read for session, each in zip(self.sessions, owed, strict=True) if each.size and not session.owe(each)
+        ]
 
     def _without(self, wrong: Sequence[int], refused: Sequence[int], odd: NDArray[np.bool_]) -> Taken:
         """The same up to the first wrong row of each read, and without the reads whose ids were refused."""

@@ -215,7 +215,8 @@ class HspSession(ColumnSession):
     def settled(self, batch: PublishColumns, read: int) -> None:
         """The publishes of a read are answered."""
         self._owed_batches.settle(batch, read)
-        self._close_when_settled()
+        if self.state is not _OPEN:
+            self._close_when_settled()
 
     def _pong(self) -> None:
         if self._ping_sent is None:
