@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.protocols.reading import data_of, messages_of
 from tests.protocols.talking import STREAMS, TOPICS, talking
 from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed
+from wireloom.protocols.column_session import CallSession
 from wireloom.protocols.contract import Batch, Calls, Publishes, Role, Session, SessionState, decode_stream, is_control
 from wireloom.protocols.decoding import Decoded
 from wireloom.protocols.hsp import frames as hsp_frames
@@ -163,6 +164,69 @@ def test_a_session_with_columns_behaves_like_one_without(
         session.end_of_input(2.0)
     assert said(name, quick.outgoing()) == said(name, usual.outgoing())
     assert state_of(quick) == state_of(usual)
+
+
+@st.composite
+def answered(draw: st.DrawFn, name: str, requests: bytes) -> bytes:
+    """What a peer says that was asked all this: mostly answers that are done, in any order, some to nothing."""
+    peer = talking(name, Role.CLIENT)
+    asked = [each.id for batch in peer.receive(requests, 0.0) for each in batch.messages if each.kind is Kind.REQUEST]
+    form, parts = FORMATS[name][-1], list[bytes]()
+    for number in draw(st.permutations(asked)):
+        kind = draw(st.sampled_from([Kind.RESPONSE] * 30 + [Kind.ERROR, Kind.PROGRESS]))
+        body = b'"%b"' % (b"x" * draw(st.integers(0, 40)))
+        with contextlib.suppress(NotSupported):
+            peer.send(Message(kind, "a/b", body, None, number, "404" if kind is Kind.ERROR else "done", form), 0.0)
+        parts.append(peer.outgoing())
+    if parts and draw(st.integers(0, 4)) == 0:
+        parts.insert(draw(st.integers(0, len(parts))), draw(st.sampled_from(parts)))
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data(), cuts=cuts)
+@settings(max_examples=150, deadline=None)
+def test_answers_in_columns_are_those_that_frames_give(name: str, data: st.DataObject, cuts: list[int]) -> None:
+    """The same messages, counters and refusals, whoever waits for them, sent one by one or together."""
+    sessions, form = (frame_by_frame(name), in_columns(name)), FORMATS[name][-1]
+    bodies, together = [b"%d" % number for number in range(data.draw(several))], data.draw(st.booleans())
+    asked = []
+    for session in sessions:
+        assert isinstance(session, CallSession)
+        if together:
+            assert session.ask_all("a/b", form, bodies, 1.0) is not None
+        else:
+            for body in bodies:
+                session.send(Message(Kind.REQUEST, "a/b", body, content_type=form), 1.0)
+        asked.append(session.outgoing())
+    assert asked[0] == asked[1]
+    usual, quick = sessions
+    for read in pieces(data.draw(answered(name, asked[0])), cuts):
+        expected, found = usual.receive(read, 1.0), quick.receive(read, 1.0)
+        assert [each for batch in found for each in messages_in(batch)] == messages_of(expected)
+        assert data_of(found) == data_of(expected)
+        assert state_of(quick) == state_of(usual)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_requests_sent_together_are_those_sent_one_by_one_and_so_are_their_answers(name: str) -> None:
+    form, bodies = FORMATS[name][-1], [b'"%d"' % number for number in range(40)]
+    alone, together = talking(name, Role.CLIENT), talking(name, Role.CLIENT)
+    assert isinstance(together, CallSession)
+    ids = together.ask_all("a/b", form, bodies, 1.0)
+    sent = [alone.send(Message(Kind.REQUEST, "a/b", body, content_type=form), 1.0) for body in bodies]
+    requests = together.outgoing()
+    assert (ids, requests, together.sent) == ([each.id for each in sent], alone.outgoing(), alone.sent)
+    servers = talking(name), talking(name)
+    for server in servers:
+        server.receive(requests, 1.0)
+    one, many = servers
+    assert isinstance(many, CallSession)
+    for number, body in zip(ids or (), bodies, strict=True):
+        one.send(Message(Kind.RESPONSE, "a/b", body, None, number, "done", form), 1.0)
+    assert many.answer_all("a/b", form, ids or (), bodies, 1.0)
+    assert (many.outgoing(), many.sent, many.counters) == (one.outgoing(), one.sent, one.counters)
+    assert not many.answer_all("a/b", form, (ids or ())[:3], bodies[:3], 1.0), "answered twice"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -349,8 +349,11 @@ class Connection(Outbox):
             self.taken = _NOTHING
             if hub.router.providers or hub.router.routes:
                 if isinstance(batch, Publishes) and hub.router.may_call(self, batch):
-                    batch = batch.as_messages()[0]
-                self.taken = frozenset(hub.router.calls_among(self, batch.messages))
+                    batch = self._as_calls(batch) or batch.as_messages()[0]
+                if isinstance(batch, Calls):
+                    self.taken = _NOTHING if batch.is_answers else frozenset(batch.ids)
+                else:
+                    self.taken = frozenset(hub.router.calls_among(self, batch.messages))
         ticket, data = 0, batch.data
         if data:
             said = self._say(denied) if denied or self.taken else ()
@@ -361,14 +364,24 @@ class Connection(Outbox):
         for refused in batch.refused:
             self._record_refused(refused.clause, refused.detail, refused.data)
 
+    def _as_calls(self, batch: Publishes) -> Calls | None:
+        """Requests that all go to providers, where they can be passed on together; None if not so."""
+        providers = self.hub.router.providers
+        if not self._may_pass or not all(providers.lookup(topic) for topic, _ in batch.topics()):
+            return None
+        return batch.as_calls()
+
     def _passes(self, calls: Calls) -> bool:
-        """Whether requests or answers can be passed on together: no rule, rate or route concerns one of them."""
-        hub = self.hub
-        if not self.grants.everything or hub.router.routes:
+        """Whether requests or answers can be passed on together."""
+        fault = self.hub.topic_limits.fault
+        return self._may_pass and (calls.is_answers or all(fault(topic) is None for topic in calls.topics))
+
+    @property
+    def _may_pass(self) -> bool:
+        """Whether no rule, rate or route concerns what it asks and answers."""
+        if not self.grants.everything or self.hub.router.routes:
             return False
-        if self._bucket is not None and hub.config.limits.over_rate is OverRate.REFUSE:
-            return False
-        return calls.is_answers or all(hub.topic_limits.fault(topic) is None for topic in calls.topics)
+        return self._bucket is None or self.hub.config.limits.over_rate is not OverRate.REFUSE
 
     def _after_read(self) -> None:
         """All batches of a read are routed: write what came of it."""

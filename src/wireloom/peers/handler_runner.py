@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextvars import copy_context
+from itertools import groupby
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -65,6 +66,8 @@ class Answers:
         self._waiting: dict[Key, tuple[Message, Driver]] = {}
         self._standby: Standby | None = None
         self._over = False
+        self._ready: list[tuple[Message, bytes]] = []
+        """Requests of the read at hand whose answers are here, and their bodies."""
         self._usual = ""
         """The last topic that was found to be for the handler."""
         self._events: Inbox[Message] = Inbox(queue, lambda: peer.hold("events"), lambda: peer.release("events"))
@@ -323,7 +326,24 @@ class Answers:
 
     # What goes back
 
+    def send_ready(self, driver: Driver) -> None:
+        """Send the answers to requests of the read at hand: those for one topic together, or else one by one."""
+        while self._ready:
+            ready, self._ready = self._ready, []
+            for topic, group in groupby(ready, _topic_of):
+                answers = list(group)
+                ids = [request.id or "" for request, _ in answers]
+                if len(ids) == 1 or not driver.send_answers(topic, ids, [body for _, body in answers]):
+                    for request, body in answers:
+                        self._respond_now(driver, request, body)
+
     def _respond(self, driver: Driver, request: Message, result: object) -> None:
+        if result.__class__ is bytes and driver.is_busy:
+            self._ready.append((request, result))
+        else:
+            self._respond_now(driver, request, result)
+
+    def _respond_now(self, driver: Driver, request: Message, result: object) -> None:
         try:
             if isinstance(result, Message):
                 kind = _ERROR if result.kind is _ERROR else _RESPONSE
@@ -365,6 +385,10 @@ class Answers:
         except WireloomError as error:
             level = logging.WARNING if isinstance(error, NotSupported) else logging.DEBUG
             LOG.log(level, "an answer could not be sent: %s", error)
+
+
+def _topic_of(answer: tuple[Message, bytes]) -> str | None:
+    return answer[0].topic
 
 
 def _is_stopped(error: BaseException) -> bool:

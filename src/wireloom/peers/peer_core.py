@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -196,7 +196,9 @@ class Channel:
             elif not wanted:
                 self._unhandled += 1
             if place % PIECE == 0:
+                self._answers.send_ready(driver)
                 driver.write_pending()
+        self._answers.send_ready(driver)
 
     def _take_event(self, message: Message) -> bool:
         if self.replays and self.replays.take(message):
@@ -358,6 +360,22 @@ class Channel:
         if sent.id is None:
             raise NotSupported(f"{self.protocol.name} has no requests")
         self._calls.add(call, sent.id)
+
+    def dispatch_all(self, calls: Sequence[Waiting], driver: Driver, *, followed: bool) -> None:
+        """Send requests: together, or else one by one. What is wrong with one is its outcome."""
+        for start in range(0, len(calls), PIECE):
+            piece = calls[start : start + PIECE]
+            ids = None
+            if len(piece) > 1:
+                ids = driver.send_requests([call.request for call in piece], followed=followed)
+            if ids is not None:
+                self._calls.add_all(piece, ids)
+                continue
+            for call in piece:
+                try:
+                    self.dispatch(call, driver, followed=followed)
+                except WireloomError as error:
+                    call.fail(error)
 
     def _withdraw(self, call: Waiting) -> None:
         if call.id and self._calls.remove(call.id) is not None:

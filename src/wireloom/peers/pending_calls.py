@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from wireloom.model import Kind, Message, RequestFailed, RequestTimeout, WireloomError
 from wireloom.peers.inbox import Inbox
@@ -98,6 +98,14 @@ class PendingCalls:
         deadline = call.deadline
         if (self._timer is None or deadline < self._timer_at) and deadline != NEVER:
             self._watch(deadline)
+
+    def add_all(self, calls: Sequence[Waiting], ids: Sequence[str]) -> None:
+        """The requests were sent together, under these ids; all have one deadline."""
+        for call, request_id in zip(calls, ids, strict=True):
+            call.id = request_id
+            self.waiting[request_id] = call
+        if calls[0].deadline != NEVER:
+            self._watch(calls[0].deadline)
 
     def settle(self, answer: Message) -> bool:
         """Hand an answer to whoever waits for it; False when nobody does."""

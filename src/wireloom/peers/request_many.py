@@ -91,14 +91,17 @@ class _Row(Generic[Body]):
     def send(self, bodies: Iterable[Body], driver: Driver) -> None:
         """Send a request for each body; what is wrong with one is its outcome."""
         deadline = NEVER if self.timeout is None else self.loop.time() + self.timeout
+        ready: list[_Place] = []
         for body in bodies:
             place = _Place(self, deadline)
             self.places.append(place)
             try:
                 place.request = self.message(body)
-                self.peer.dispatch(place, driver, followed=self.in_flight > 1)
             except WireloomError as error:
                 place.fail(error)
+            else:
+                ready.append(place)
+        self.peer.dispatch_all(ready, driver, followed=self.in_flight > 1)
 
     def fill(self, bodies: Iterator[Body]) -> None:
         """Send requests as long as there are bodies, places, and room on the connection."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from wireloom.model import Message, WireloomError
+from wireloom.protocols.column_session import CallSession
 from wireloom.protocols.contract import Session, SessionState
 from wireloom.transports.base import Pipe
 
@@ -86,6 +87,11 @@ class Outlet:
         """What follows every step of the session: write, look at its state, set the timer."""
         raise NotImplementedError
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether messages are being handed on, at the end of which all is written that was sent meanwhile."""
+        return self._busy
+
     # Whether something can be sent
 
     @property
@@ -126,20 +132,49 @@ class Outlet:
         if self.failure is not None:
             raise fresh(self.failure)
         sent = self.session.send(message, self._now())
-        self._burst += 1
+        self._queued(1, followed=followed)
+        return sent
+
+    def send_requests(self, requests: Sequence[Message], *, followed: bool = False) -> Sequence[str] | None:
+        """Send requests together; their ids. None, and nothing sent, where they have to be sent one by one."""
+        session, first = self.session, requests[0]
+        topic, content_type = first.topic, first.content_type
+        if not topic or self.failure is not None or not isinstance(session, CallSession):
+            return None
+        for request in requests:
+            if request.topic != topic or request.content_type != content_type or request.attributes:
+                return None
+        ids = session.ask_all(topic, content_type, [request.body for request in requests], self._now())
+        if ids is not None:
+            self._queued(len(ids), followed=followed)
+        return ids
+
+    def send_answers(self, topic: str | None, ids: Sequence[str], bodies: Sequence[bytes]) -> bool:
+        """Send responses together, to requests for one topic; False, and nothing sent, likewise."""
+        session = self.session
+        if self.failure is not None or not isinstance(session, CallSession):
+            return False
+        if not session.answer_all(topic, session.content_type, ids, bodies, self._now()):
+            return False
+        self._queued(len(ids), followed=False)
+        return True
+
+    def _queued(self, count: int, *, followed: bool) -> None:
+        """The session has so many messages more to say: write them now or later, see `send`."""
+        pieces = self._burst // PIECE
+        self._burst += count
         if self._busy:
             self._more = True
         elif self._flush_due:
-            if self._by_message or self._burst % PIECE == 0:
+            if self._by_message or self._burst // PIECE > pieces:
                 self._after()
             else:
                 self._more = True
-        elif followed:
+        elif followed and count < PIECE:
             self._flush_due = self._more = True
             self._loop.call_soon(self._flush_rest)
         else:
             self.flush()
-        return sent
 
     # Writing
 

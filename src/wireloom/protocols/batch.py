@@ -215,6 +215,13 @@ class Publishes(Batch, abc.ABC):
         """
         return None
 
+    def as_calls(self) -> Calls | None:
+        """The same as requests for providers, each of which is answered by itself.
+
+        None, and nothing done, where it is more than requests of one connection.
+        """
+        return None
+
     @abc.abstractmethod
     def as_messages(self) -> Sequence[Batch]:
         """The same as batches of messages, one for each session; acknowledged publishes are requests there.

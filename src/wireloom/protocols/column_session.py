@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.model import Message
-from wireloom.protocols.batch import Batch
+from wireloom.protocols.batch import Batch, Calls
 from wireloom.protocols.session import Session, SessionState
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ BY_FRAME = 64
 owner looks at the clock."""
 LOOK_AHEAD = 4096, 1 << 20
 """Bytes that the kernel looks at, at least and at most: few where it did not get far the last time. Its rows take up to
-ten times as much memory as it looks at."""
+fifteen times as much memory as it looks at."""
 
 
 class ColumnSession(Session):
@@ -41,7 +41,7 @@ class ColumnSession(Session):
         ahead = LOOK_AHEAD[1]
         """How far the kernel looks. What it finds behind an odd frame is found again, so then it looks less far."""
         while at < end:
-            if self.columns is not None and end - at >= KERNEL_FROM and self.state is SessionState.OPEN:
+            if self.columns is not None and self.state is SessionState.OPEN and end - at >= self.kernel_from(data[at]):
                 limit = min(at + ahead, at + self.look_ahead, end)
                 taken = self.columns.take((self,), data, (at,), (limit,))
                 got = taken.ends[0] - at
@@ -54,6 +54,10 @@ class ColumnSession(Session):
             batch, at = by_frame(data, at, BY_FRAME)
             if batch is not None:
                 yield batch
+
+    def kernel_from(self, first: int) -> int:
+        """How many bytes are worth a call of the kernel, where the first frame begins with this byte."""
+        return KERNEL_FROM
 
     @abc.abstractmethod
     def batch_key(self, now: float) -> Hashable | None:
@@ -84,8 +88,8 @@ class CallSession(ColumnSession):
     """A session whose kernel finds requests and answers, too, and that sends many of them together."""
 
     @abc.abstractmethod
-    def take_calls(self, ids: Sequence[str], *, are_answers: bool) -> bool:
-        """Requests with these ids came, or answers to ours; False, and nothing done, if that may break a rule."""
+    def take_calls(self, calls: Calls) -> bool:
+        """Requests came, or answers to ours; False, and nothing done, if that may break a rule."""
 
     @abc.abstractmethod
     def ask_all(

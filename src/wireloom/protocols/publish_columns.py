@@ -347,7 +347,7 @@ class PublishColumns(Publishes):
         if columns.shape[1] > MOST_CALLS:
             stop, is_odd, columns = int(columns[OFFSET, MOST_CALLS]), False, columns[:, :MOST_CALLS]
         batch = cls.calls(session, buffer, columns, start, stop, is_answers=bool(columns[KIND, 0] == ANSWER))
-        if session.take_calls(batch.ids, are_answers=batch.is_answers):
+        if session.take_calls(batch):
             return Taken(batch, (stop,), (is_odd,))
         return Taken(None, (start,), (True,))
 

@@ -39,7 +39,7 @@ from wireloom.protocols.contract import (
     Role,
     is_control,
 )
-from wireloom.protocols.emp import frames
+from wireloom.protocols.emp import frames, remembered_heads
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import DONE, HUB_EXTENSIONS, ID_AT, encode, is_reserved, plain_frame, to_message
 from wireloom.protocols.emp.offload import Offload, is_slow_to_read, is_slow_to_write
@@ -193,6 +193,14 @@ class EmpSession(CallSession):
                     break
                 if self.state is CLOSED:
                     raise ProtocolViolation("emp.flow.after-end", f"{size - position} bytes more")
+                if size_mode is _INCLUSIVE and self.hears_topics and self.state is OPEN:
+                    known = remembered_heads.read(data, position, max_message, self._receives)
+                    if known is not None:
+                        message, end = known
+                        self._take_call(message)
+                        messages.append(message)
+                        position = end
+                        continue
                 found = frames.decode(data, position, max_message, size_mode)
                 if found is None:
                     self.keep(data[position:])
@@ -205,6 +213,8 @@ class EmpSession(CallSession):
                     break
                 message = self._accept(frame, now)
                 messages.append(message)
+                if size_mode is _INCLUSIVE:
+                    remembered_heads.remember(data, position, frame, message)
                 if is_control(message):
                     login = (position, message) if message.topic == LOGIN else None
                     position = end
@@ -264,10 +274,7 @@ class EmpSession(CallSession):
         if frame.blocks and not self.hears_topics and any(each.extension in HUB_EXTENSIONS for each in frame.blocks):
             self._see_hub()
         if type_ >= _DATA:
-            if message.id is not None:
-                self._pending.owe(message.id)
-            elif message.correlation_id is not None:
-                self._pending.settle(message.correlation_id)
+            self._take_call(message)
         elif type_ == Type.PING:
             self._answer_ping()
         elif type_ == Type.PONG:
@@ -281,6 +288,13 @@ class EmpSession(CallSession):
             self._leave("error")
         self.state = then
         return message
+
+    def _take_call(self, message: Message) -> None:
+        """Check the id of a request or a response."""
+        if message.id is not None:
+            self._pending.owe(message.id)
+        elif message.correlation_id is not None:
+            self._pending.settle(message.correlation_id)
 
     def _greet(self, message: Message, now: float) -> None:
         """The peer's `hello` ends the handshake."""
@@ -548,9 +562,9 @@ class EmpSession(CallSession):
         """The publishes of a read are answered."""
         self._pending.owed_batches.settle(batch, read)
 
-    def take_calls(self, ids: Sequence[str], *, are_answers: bool) -> bool:
+    def take_calls(self, calls: Calls) -> bool:
         """Requests or answers came."""
-        return (self._pending.settle_all if are_answers else self._pending.owe_all)(ids)
+        return (self._pending.settle_all if calls.is_answers else self._pending.owe_all)(calls.ids)
 
     def ask_all(
         self, topic: str, content_type: str | None, bodies: Sequence[bytes], now: float

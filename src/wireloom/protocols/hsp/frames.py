@@ -7,6 +7,7 @@ Implements the sections "Data Types" and "Commands" of the hsp specification. On
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -119,6 +120,27 @@ def encode(frame: Frame) -> bytes:
             return bytes((_PING,))
         case Pong():
             return bytes((_PONG,))
+
+
+def encode_requests(ids: Sequence[int], type_: int, head: bytes, bodies: Sequence[bytes]) -> bytes:
+    """A `DATA_ACK` for each body, all of one type; payloads begin with `head`.
+
+    >>> encode_requests([1, 2], 7, b"", [b"a", b"b"]).hex()
+    '010000000100070000000161010000000200070000000162'
+    """
+    size, parts = len(head), list[bytes]()
+    for number, body in zip(ids, bodies, strict=True):
+        parts += (_HEAD_DATA_ACK.pack(_DATA_ACK, number, type_, size + len(body)), head, body)
+    return b"".join(parts)
+
+
+def encode_acks(ids: Iterable[int]) -> bytes:
+    """An `ACK` for each id.
+
+    >>> encode_acks([1, 2]).hex()
+    '02000000010200000002'
+    """
+    return b"".join([_HEAD_ID.pack(_ACK, number) for number in ids])
 
 
 def header_size(command: int) -> int:

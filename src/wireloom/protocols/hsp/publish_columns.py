@@ -1,4 +1,4 @@
-"""`DATA` and `DATA_ACK` frames of many reads in columns."""
+"""`DATA` and `DATA_ACK` frames of many reads in columns, and `ACK` frames of one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 from wireloom.kernels import kernel
 from wireloom.model import Authenticity, Kind, Message, message_of
 from wireloom.protocols import publish_columns
-from wireloom.protocols.batch import HUB_PREFIX
+from wireloom.protocols.batch import HUB_PREFIX, Calls
+from wireloom.protocols.call_columns import CallColumns
 from wireloom.protocols.column_session import ColumnSession
 from wireloom.protocols.hsp import frames
-from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERVED, attributes_of
+from wireloom.protocols.hsp.profile import ENVELOPE, FIRST_RESERVED, LAST_RESERVED, Names, attributes_of
 from wireloom.protocols.hsp.protocol import to_message
 from wireloom.protocols.hsp.session import HspSession
 from wireloom.protocols.kernel_bytes import u32
 from wireloom.protocols.publish_columns import (
+    ANSWER,
     BODY,
     BODY_SIZE,
     FIELDS,
@@ -54,15 +56,29 @@ def _scan(
     stops: Columns,
     odd: NDArray[np.bool_],
 ) -> int:
-    """Rows of `DATA` and `DATA_ACK`. The type decides the topic, or the beginning of an envelope does."""
+    """Rows of `DATA` and `DATA_ACK`. The type decides the topic, or the beginning of an envelope does.
+
+    Of one read alone, the rows are those of `ACK` if it begins with one.
+    """
     row = 0
+    are_answers = starts.shape[0] == 1 and ends[0] > starts[0] and data[starts[0]] == _ACK
     for read in range(starts.shape[0]):
         at, end = starts[read], ends[read]
         while at < end:
             command = data[np.uint64(at)]
-            if command > _DATA_ACK:
-                odd[read] = True
-                break
+            if command > _DATA_ACK or are_answers:
+                if command != _ACK or not are_answers:
+                    odd[read] = True
+                    break
+                if end - at < _ACK_SIZE:
+                    break
+                columns[READ, row], columns[OFFSET, row], columns[SIZE, row] = read, at, _ACK_SIZE
+                columns[KIND, row], columns[ID, row] = ANSWER, u32(data, at + 1)
+                columns[TOPIC, row], columns[TOPIC_SIZE, row] = at, 0
+                columns[BODY, row], columns[BODY_SIZE, row] = at + _ACK_SIZE, 0
+                row += 1
+                at += _ACK_SIZE
+                continue
             asks = command == _DATA_ACK
             head = np.int64(11) if asks else np.int64(7)
             if end - at < head:
@@ -121,12 +137,50 @@ def warm() -> None:
     _write_acks(sample_rows()[ID], np.empty(2 * _ACK_SIZE, np.uint8))
 
 
+class HspCalls(CallColumns):
+    """A read of `ACK`, or of `DATA_ACK` that go to providers."""
+
+    __slots__ = ()
+
+    def read_ids(self) -> Sequence[str]:
+        """Numbers."""
+        return list(map(str, self.columns[ID].tolist()))
+
+    def meaning(self, key: bytes) -> Meaning:
+        """The topic of a request; an answer has none."""
+        return (_meaning(cast(HspSession, self.session).names, key) if key else None) or Meaning("", None)
+
+    def message(self, row: int) -> Message:
+        """A row as the message it is."""
+        session = cast(HspSession, self.session)
+        return _message(session.names, session, self._buffer, int(self.columns[OFFSET, row]))
+
+
+def _meaning(names: Names, key: bytes) -> Meaning | None:
+    """The topic that a type stands for, or what an envelope says; None for operations of the hub."""
+    if len(key) == 2:
+        topic, content_type = names.topic(int.from_bytes(key)), None
+    else:
+        topic, rest, content_type = names.read(ENVELOPE, key)
+        if rest:
+            return None  # it is no envelope
+    return None if topic.startswith(HUB_PREFIX) else Meaning(topic, content_type)
+
+
+def _message(names: Names, session: ColumnSession, buffer: bytes, start: int) -> Message:
+    """The message that stands at a place, by the reference decoder."""
+    found = frames.decode(buffer, start, cast(HspSession, session).settings.max_payload)
+    assert found is not None, "kernel and decoder disagree"
+    return to_message(found[0], names, session.inbound)
+
+
 class HspPublishes(PublishColumns):
     """Frames of sessions that give types the same names."""
 
-    __slots__ = ("_max_payload", "_names")
+    __slots__ = ("_names",)
 
-    smallest: ClassVar[int] = 7
+    calls = HspCalls
+    smallest: ClassVar[int] = _ACK_SIZE
 
     def __init__(
         self,
@@ -136,9 +190,8 @@ class HspPublishes(PublishColumns):
         starts: Sequence[int],
         ends: Sequence[int],
     ) -> None:
-        reader = cast(HspSession, sessions[0])
         # A later message of the same read may change the session's own.
-        self._names, self._max_payload = reader.names, reader.settings.max_payload
+        self._names = cast(HspSession, sessions[0]).names
         super().__init__(sessions, buffer, columns, starts, ends)
 
     @classmethod
@@ -158,21 +211,23 @@ class HspPublishes(PublishColumns):
         return count
 
     def meaning(self, key: bytes) -> Meaning | None:
-        """The topic that a type stands for, or what an envelope says; None for operations of the hub."""
-        names = self._names
-        if len(key) == 2:
-            topic, content_type = names.topic(int.from_bytes(key)), None
-        else:
-            topic, rest, content_type = names.read(ENVELOPE, key)
-            if rest:
-                return None  # it is no envelope
-        return None if topic.startswith(HUB_PREFIX) else Meaning(topic, content_type)
+        """The topic and the content type."""
+        return _meaning(self._names, key)
+
+    def as_calls(self) -> Calls | None:
+        """Each `DATA_ACK` waits for an answer of its own."""
+        if len(self.sessions) > 1 or self.unanswered < self.count:
+            return None
+        session = cast(HspSession, self.sessions[0])
+        calls = HspCalls(session, self.buffer, self.columns, self.starts[0], self.ends[0], is_answers=False)
+        session.take_calls(calls)
+        session.settled(self, 0)
+        self.unanswered = 0
+        return calls
 
     def message(self, row: int) -> Message:
         """A row as the message it is."""
-        found = frames.decode(self.buffer, int(self.columns[OFFSET, row]), self._max_payload)
-        assert found is not None, "kernel and decoder disagree"
-        return to_message(found[0], self._names, self.sessions[0].inbound)
+        return _message(self._names, self.sessions[0], self.buffer, int(self.columns[OFFSET, row]))
 
     def event_messages(self, rows: Columns, codes: Sequence[int]) -> list[Message]:
         """Rows as the events they publish."""

@@ -12,13 +12,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation, message_of, without_traces
-from wireloom.protocols.column_session import ColumnSession
+from wireloom.protocols.column_session import KERNEL_FROM, CallSession
 from wireloom.protocols.contract import (
     HUB_PREFIX,
     LOGIN,
     NOTHING,
     NOTHING_AGREED,
+    PUBLISH,
     Batch,
+    Calls,
     EventHead,
     Role,
     SessionState,
@@ -46,12 +48,13 @@ MAX_IDS = 1 << 32
 
 _OPEN, _CLOSING, _CLOSED = SessionState.OPEN, SessionState.CLOSING, SessionState.CLOSED
 _REQUEST = Kind.REQUEST
+_ACK = int(frames.Command.ACK)
 _NO_PROFILE: Mapping[str, str | bool] = MappingProxyType({"profile": False})
 ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR))
 _ANSWER_FRAMES = (frames.Ack, frames.Error, frames.ErrorUndef)
 
 
-class HspSession(ColumnSession):
+class HspSession(CallSession):
     """Client and server are alike in hsp; the role only names the direction."""
 
     steady = True
@@ -109,6 +112,10 @@ class HspSession(ColumnSession):
                 return NOTHING
             data = kept.joined(data)
         return self._decode(data, self._read_frames)
+
+    def kernel_from(self, first: int) -> int:
+        """An `ACK` is short: so many bytes hold eight of them, or a few frames with a payload."""
+        return 40 if first == _ACK else KERNEL_FROM
 
     def batch_key(self, now: float) -> Hashable | None:
         """Names are shared by the sessions of a listener until a peer brings its own."""
@@ -333,6 +340,52 @@ class HspSession(ColumnSession):
         if self.state is SessionState.CLOSED:
             raise PeerClosed("the hsp connection is closed")
         self._queue(encoded, count)
+
+    # Requests and answers, many at a time
+
+    def take_calls(self, calls: Calls) -> bool:
+        """Answers came, each to a request that waits; or requests that a batch of publishes has turned out to be."""
+        numbers = list(map(int, calls.ids))
+        if not calls.is_answers:
+            self._owed.update(dict.fromkeys(numbers))
+            return True
+        answered = set(numbers)
+        if len(answered) < len(numbers) or not answered <= self._waiting:
+            return False
+        self._waiting -= answered
+        return True
+
+    def ask_all(
+        self, topic: str, content_type: str | None, bodies: Sequence[bytes], now: float
+    ) -> Sequence[str] | None:
+        """A `DATA_ACK` each."""
+        if self.state is not _OPEN or (topic.startswith(HUB_PREFIX) and not topic.startswith(PUBLISH)):
+            return None
+        try:
+            type_, head = self._own_names.head(topic, content_type)
+        except NotSupported:
+            return None
+        if max(map(len, bodies)) + len(head) > self.settings.max_payload:
+            return None
+        numbers = [self._draw_id() for _ in bodies]
+        self._waiting.update(numbers)
+        self._queue(frames.encode_requests(numbers, type_, head, bodies), len(bodies))
+        return list(map(str, numbers))
+
+    def answer_all(
+        self, topic: str | None, content_type: str | None, ids: Sequence[str], bodies: Sequence[bytes], now: float
+    ) -> bool:
+        """An `ACK` each; hsp has no place for a body."""
+        numbers = list(map(int, ids))
+        answered = set(numbers)
+        if self.state is not _OPEN or len(answered) < len(numbers) or not self._owed.keys() >= answered:
+            return False
+        for number in numbers:
+            del self._owed[number]
+        self._queue(frames.encode_acks(numbers), len(numbers))
+        for _ in filter(None, bodies):
+            self.count("hsp.response.body-dropped")
+        return True
 
     @property
     def event_style(self) -> object:

@@ -12,6 +12,7 @@ dataclass. No two of them have the same types of fields, so frames of different 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -210,6 +211,22 @@ def encode(frame: Frame) -> bytes:
             return b"\x04" + _long(url.encode())
 
 
+def encode_requests(uids: Sequence[bytes], uri: str, bodies: Sequence[bytes]) -> bytes:
+    """A request for each body, none of them progressive."""
+    field, parts = _uri_field(uri), list[bytes]()
+    for uid, body in zip(uids, bodies, strict=True):
+        parts += (b"\x06", uid, field, _BYTE_U32.pack(0, len(body)), body)
+    return b"".join(parts)
+
+
+def encode_responses(uids: Sequence[bytes], uri: str, request_uids: Sequence[bytes], bodies: Sequence[bytes]) -> bytes:
+    """A response of type done for each body."""
+    field, parts = _uri_field(uri), list[bytes]()
+    for uid, request_uid, body in zip(uids, request_uids, bodies, strict=True):
+        parts += (b"\x08", uid, field, request_uid, _BYTE_U32.pack(ResponseType.DONE, len(body)), body)
+    return b"".join(parts)
+
+
 @lru_cache(maxsize=1024)
 def _uri_field(uri: str) -> bytes:
     """A uri after its size: most messages have one that was written before."""
@@ -337,8 +354,12 @@ def _text(data: bytes | bytearray, name: str) -> str:
         raise violation("yamp.string.utf8", f"{name} is not UTF-8: {error.reason}") from None
 
 
+_BEFORE_BODY = {int(FrameType.EVENT): 4, int(FrameType.REQUEST): 5, int(FrameType.RESPONSE): 21}
+"""Bytes between the uri and the body."""
+
+
 def split(encoded: bytes) -> list[bytes]:
-    """Events and responses in a row, one by one.
+    """Events, requests and responses in a row, one by one.
 
     >>> event = encode(Event(bytes(16), "a", b"!"))
     >>> split(event + event) == [event, event]
@@ -346,7 +367,7 @@ def split(encoded: bytes) -> list[bytes]:
     """
     found, start = [], 0
     while start < len(encoded):
-        body = start + 18 + encoded[start + 17] + (21 if encoded[start] == _RESPONSE else 4)
+        body = start + 18 + encoded[start + 17] + _BEFORE_BODY[encoded[start]]
         end = body + int.from_bytes(encoded[body - 4 : body], "big")
         found.append(encoded[start:end])
         start = end

@@ -1,4 +1,4 @@
-"""Events and acknowledged publishes of many reads in columns."""
+"""Events and acknowledged publishes of many reads in columns, requests and responses of one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from wireloom.formats import body_formats
 from wireloom.kernels import kernel
 from wireloom.model import NO_ATTRIBUTES, Authenticity, Kind, Message, message_of
 from wireloom.protocols import publish_columns
+from wireloom.protocols.call_columns import CallColumns
+from wireloom.protocols.column_session import ColumnSession
 from wireloom.protocols.kernel_bytes import u32
 from wireloom.protocols.publish_columns import (
+    ANSWER,
     BODY,
     BODY_SIZE,
     FIELDS,
@@ -22,6 +25,7 @@ from wireloom.protocols.publish_columns import (
     KIND,
     OFFSET,
     READ,
+    REQUEST,
     SIZE,
     TOPIC,
     TOPIC_SIZE,
@@ -59,22 +63,25 @@ def _scan(
     stops: Columns,
     odd: NDArray[np.bool_],
 ) -> int:
-    """Rows of `event`, and of `request` for `$hub/publish/`. Ids are the first half of uids, which tell the time."""
-    row = 0
+    """Rows of `event`, and of `request` for `$hub/publish/`. Ids are the first half of uids, which tell the time.
+
+    Of one read alone, the rows may be other requests, or responses that are done, if it begins with one.
+    """
+    row, first = 0, np.int64(-1)
     for read in range(starts.shape[0]):
         at, end = starts[read], ends[read]
         while end - at >= 18:
             odd[read] = True
-            asks = 1 if data[at] == _REQUEST else 0
-            if not asks and data[at] != _EVENT:
+            type_ = data[at]
+            if type_ not in (_EVENT, _REQUEST, _RESPONSE):
                 break
             uri, uri_size = at + 18, np.int64(data[at + 17])
-            after = uri + uri_size
-            body = after + (5 if asks else 4)
+            body = uri + uri_size + (4 if type_ == _EVENT else 5 if type_ == _REQUEST else 21)
             if body > end:
                 odd[read] = False
                 break
-            if asks and data[after]:
+            # Requests that ask for progress, and responses that are not done, take a closer look.
+            if type_ != _EVENT and data[body - 5] != (_DONE if type_ == _RESPONSE else 0):
                 break
             size = u32(data, body - 4)
             if size > max_body:
@@ -82,13 +89,19 @@ def _scan(
             if body + size > end:
                 odd[read] = False
                 break
-            skipped = topic_after_prefix(data, uri, uri_size, asks > 0)
-            if skipped < 0:
+            kind = 1 if type_ == _REQUEST else 0 if type_ == _EVENT else ANSWER
+            skipped = topic_after_prefix(data, uri, uri_size, kind == 1)
+            if skipped < 0 and kind == 1:
+                kind = REQUEST
+                skipped = topic_after_prefix(data, uri, uri_size, False)
+            if first < 0:
+                first = np.int64(kind if starts.shape[0] == 1 else 0)
+            if skipped < 0 or ((kind > 1 or first > 1) and kind != first):
                 break
             odd[read] = False
             columns[READ, row], columns[OFFSET, row], columns[SIZE, row] = read, at, body + size - at
-            columns[KIND, row] = asks
-            columns[ID, row] = (u32(data, at + 1) << 31) | (u32(data, at + 5) >> 1) if asks else np.int64(-1)
+            columns[KIND, row] = kind
+            columns[ID, row] = (u32(data, at + 1) << 31) | (u32(data, at + 5) >> 1) if kind else np.int64(-1)
             columns[TOPIC, row], columns[TOPIC_SIZE, row] = uri + skipped, uri_size - skipped
             columns[BODY, row], columns[BODY_SIZE, row] = body, size
             row += 1
@@ -151,11 +164,38 @@ def warm() -> None:
     _write_answers(data, offsets, np.uint64(1), np.uint64(1), _body_of(b""), out, ends)
 
 
+def _message(session: ColumnSession, buffer: bytes, start: int) -> Message:
+    """The message that stands at a place, by the reference decoder."""
+    found = frames.decode(buffer, start, cast(YampSession, session).settings.max_body)
+    assert found is not None, "kernel and decoder disagree"
+    return to_message(found[0], session.inbound, session.content_type)
+
+
+class YampCalls(CallColumns):
+    """Requests that ask for no progress, or responses that are done."""
+
+    __slots__ = ()
+
+    def read_ids(self) -> Sequence[str]:
+        """The uid of a request; that of its request in a response, before type, size and body."""
+        places = (self.columns[BODY] - 21 if self.is_answers else self.columns[OFFSET] + 1).tolist()
+        return [uid_text(self._buffer[at : at + 16]) for at in places]
+
+    def meaning(self, key: bytes) -> Meaning:
+        """The uri; the content type is that of the connection."""
+        return Meaning(key.decode(), self.session.content_type)
+
+    def message(self, row: int) -> Message:
+        """A row as the message it is."""
+        return _message(self.session, self._buffer, int(self.columns[OFFSET, row]))
+
+
 class YampPublishes(PublishColumns):
     """Frames of sessions with the same serializer."""
 
     __slots__ = ()
 
+    calls = YampCalls
     smallest: ClassVar[int] = _LEAST
     uid_from: ClassVar[int] = 1
 
@@ -187,10 +227,7 @@ class YampPublishes(PublishColumns):
 
     def message(self, row: int) -> Message:
         """A row as the message it is."""
-        session = cast(YampSession, self.sessions[0])
-        found = frames.decode(self.buffer, int(self.columns[OFFSET, row]), session.settings.max_body)
-        assert found is not None, "kernel and decoder disagree"
-        return to_message(found[0], session.inbound, session.content_type)
+        return _message(self.sessions[0], self.buffer, int(self.columns[OFFSET, row]))
 
     def event_messages(self, rows: Columns, codes: Sequence[int]) -> list[Message]:
         """Rows as the events they publish."""

@@ -6,6 +6,7 @@ text of the uid, and hold at most `limit` requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from wireloom.model import LimitExceeded
@@ -46,6 +47,22 @@ class Sent(dict[str, Unanswered]):
         if not self._cancelled:
             raise LimitExceeded(f"{len(self)} requests wait for a response; max_requests allows no more")
         self._settle(next(iter(self._cancelled)))
+
+    def ask_all(self, ids: Sequence[str], uri: str) -> bool:
+        """So many requests go out for one uri; False, and nothing done, if those are too many."""
+        if len(self) + len(ids) > self._limit:
+            return False
+        self.update(dict.fromkeys(ids, Unanswered(uri, progressive=False)))
+        return True
+
+    def settle_all(self, ids: Sequence[str]) -> bool:
+        """Responses arrived, each to a request that waits; False, and nothing done, if one did not."""
+        answered = set(ids)
+        if len(answered) < len(ids) or not self.keys() >= answered:
+            return False
+        for request_id in ids:
+            self._settle(request_id)
+        return True
 
     def why_ignored(self, response: frames.Response) -> str | None:
         """Take a response; returns the clause to count if nobody waits for it."""
@@ -90,6 +107,25 @@ class Received(dict[str, Unanswered]):
             )
         self.killed.pop(request_id, None)
         self[request_id] = Unanswered(request.uri, request.progressive)
+
+    def add_all(self, ids: Sequence[str], uris: Sequence[str]) -> bool:
+        """Take requests; False, and nothing done, if one may break a rule."""
+        asked = dict(zip(ids, [Unanswered(uri, progressive=False) for uri in uris], strict=True))
+        if self.killed or len(asked) < len(ids) or not self.keys().isdisjoint(asked):
+            return False
+        if len(self) + len(ids) > self._limit:
+            return False
+        self.update(asked)
+        return True
+
+    def answer_all(self, ids: Sequence[str]) -> str | None:
+        """Requests are answered, each of which waits, all for one uri: that one. None, and nothing done, if not so."""
+        uris = {self[request_id].uri for request_id in ids if request_id in self}
+        if len(uris) != 1 or len(set(ids)) < len(ids) or not self.keys() >= set(ids):
+            return None
+        for request_id in ids:
+            del self[request_id]
+        return uris.pop()
 
     def kill(self, request_id: str) -> None:
         """The peer has killed a request: no response may follow."""

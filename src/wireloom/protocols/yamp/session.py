@@ -33,7 +33,7 @@ from wireloom.model import (
     message_of,
     without_traces,
 )
-from wireloom.protocols.column_session import ColumnSession
+from wireloom.protocols.column_session import CallSession
 from wireloom.protocols.contract import (
     HUB_PREFIX,
     LOGIN,
@@ -41,6 +41,7 @@ from wireloom.protocols.contract import (
     NOTHING_AGREED,
     PUBLISH,
     Batch,
+    Calls,
     EventHead,
     Role,
     SessionState,
@@ -54,7 +55,7 @@ from wireloom.protocols.yamp.frames import FrameType, ResponseType
 from wireloom.protocols.yamp.protocol import YampSettings, fits, parse_uid, split_url, to_frame, to_message
 from wireloom.protocols.yamp.requests import Received, Sent, Unanswered
 from wireloom.protocols.yamp.states import ANSWERS, RECEIVES
-from wireloom.protocols.yamp.uids import Uids, uid_text
+from wireloom.protocols.yamp.uids import Uids, uid_bytes, uid_text
 
 if TYPE_CHECKING:
     from wireloom.protocols.publish_columns import PublishColumns
@@ -67,7 +68,7 @@ _AGREED: Mapping[str, Mapping[str, str | bool]] = {
 }
 
 
-class YampSession(ColumnSession):
+class YampSession(CallSession):
     """Client or server of one yamp connection.
 
     Uids are UUIDs of version 7: their time is `now` plus `epoch`, their random part comes from a generator
@@ -568,11 +569,10 @@ class YampSession(ColumnSession):
 
     def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
         """An `event` frame up to its body; None where the body has to be converted."""
-        writes_null = bool(body_formats.nothing(self.content_type))
-        if content_type != self.content_type and (content_type is not None or writes_null):
+        if not self._is_plain(content_type):
             return None
-        head = _event_head(topic)
-        return EventHead(head, len(head) - 4, 0, self.settings.max_body, smallest=1 if writes_null else 0)
+        head, smallest = _event_head(topic), 1 if body_formats.nothing(self.content_type) else 0
+        return EventHead(head, len(head) - 4, 0, self.settings.max_body, smallest=smallest)
 
     def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
         """Events as frames, their bodies converted; None if that is slow for one of them."""
@@ -624,6 +624,52 @@ class YampSession(ColumnSession):
         """The publishes of a read are answered."""
         self._owed_batches.settle(batch, read)
         self._close_when_settled()
+
+    def take_calls(self, calls: Calls) -> bool:
+        """Answers came, or requests that ask for no progress."""
+        if calls.is_answers:
+            return self._waiting.settle_all(calls.ids)
+        return not self._owed_batches and self._owed.add_all(calls.ids, [calls.topics[code] for code in calls.codes])
+
+    def ask_all(
+        self, topic: str, content_type: str | None, bodies: Sequence[bytes], now: float
+    ) -> Sequence[str] | None:
+        """Requests that ask for no progress."""
+        if not topic or not self._fit(topic, content_type, bodies):
+            return None
+        uids = [self._uid(now) for _ in bodies]
+        ids = list(map(uid_text, uids))
+        if not self._waiting.ask_all(ids, topic):
+            return None
+        self.send_frames(frames.encode_requests(uids, topic, bodies), len(ids))
+        return ids
+
+    def answer_all(
+        self, topic: str | None, content_type: str | None, ids: Sequence[str], bodies: Sequence[bytes], now: float
+    ) -> bool:
+        """Responses with the uri of their requests."""
+        if not self._fit("", content_type, bodies) or (uri := self._owed.answer_all(ids)) is None:
+            return False
+        uids, request_uids = [self._uid(now) for _ in bodies], list(map(uid_bytes, ids))
+        self.send_frames(frames.encode_responses(uids, uri, request_uids, bodies), len(ids))
+        return True
+
+    def _fit(self, uri: str, content_type: str | None, bodies: Sequence[bytes]) -> bool:
+        """Whether all of these can be written now, without converting a body."""
+        if self.state is not _OPEN or self._slow.behind or not self._is_plain(content_type):
+            return False
+        try:
+            fits(uri, "topic", frames.MAX_URI)
+        except (NotSupported, LimitExceeded):
+            return False
+        if max(map(len, bodies)) > self.settings.max_body:
+            return False
+        return all(bodies) or not body_formats.nothing(self.content_type)
+
+    def _is_plain(self, content_type: str | None) -> bool:
+        """Whether bodies of this type go out as they are, unless they are empty."""
+        agreed = self.content_type
+        return content_type == agreed or (content_type is None and not body_formats.nothing(agreed))
 
     def send_frames(self, encoded: bytes, count: int) -> None:
         """Queue frames that are encoded already."""

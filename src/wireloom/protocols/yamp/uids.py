@@ -22,6 +22,15 @@ def uid_text(uid: bytes) -> str:
     return f"{digits[:13]}-{digits[13:17]}-{digits[17:]}"
 
 
+def uid_bytes(text: str) -> bytes:
+    """The inverse of `uid_text`, for a text that it gave.
+
+    >>> uid_bytes(uid_text(bytes(range(16)))) == bytes(range(16))
+    True
+    """
+    return bytes.fromhex(text.replace("-", ""))
+
+
 class Uids:
     """Draws uids that ascend, also within one millisecond and when the clock steps back.
 
