@@ -39,7 +39,7 @@ DRAIN = 5.0
 
 # Looking up a member of an enum costs as much as a call, and these are needed for every message.
 _EVENT, _REQUEST, _NOBODY = Kind.EVENT, Kind.REQUEST, Authenticity.NONE
-_PLAIN = object()
+PLAIN = object()
 """In place of a type: values as the body has them."""
 T = TypeVar("T")
 S = TypeVar("S")
@@ -134,7 +134,7 @@ class Peer(Channel):
         topic: str,
         body: object = None,
         *,
-        returns: object = _PLAIN,
+        returns: object = PLAIN,
         timeout: float | None = TIMEOUT,  # noqa: ASYNC109
         attributes: Mapping[str, str] | None = None,
     ) -> object:
@@ -153,7 +153,7 @@ class Peer(Channel):
         else:
             message = await self._elsewhere(lambda: self._message(_REQUEST, topic, body, attributes))
         answer = await self.ask(message, timeout=timeout)
-        if returns is not _PLAIN:
+        if returns is not PLAIN:
             return await self.value(answer, returns)
         return answer.body if answer.content_type is None else await self.value(answer)
 
@@ -197,7 +197,7 @@ class Peer(Channel):
         topic: str,
         bodies: Iterable[object] | AsyncIterable[object],
         *,
-        returns: object = _PLAIN,
+        returns: object = PLAIN,
         in_flight: int = IN_FLIGHT,
         timeout: float | None = TIMEOUT,
         attributes: Mapping[str, str] | None = None,
@@ -227,7 +227,7 @@ class Peer(Channel):
             self,
             bodies,
             functools.partial(self._request_for, topic, attributes or NO_ATTRIBUTES),
-            self.decode if returns is _PLAIN else lambda answer: self.decode(answer, returns),
+            self.decode if returns is PLAIN else lambda answer: self.decode(answer, returns),
             in_flight=in_flight,
             timeout=timeout,
             return_errors=return_errors,
@@ -344,8 +344,8 @@ class Peer(Channel):
         topic: str,
         body: object = None,
         *,
-        returns: object = _PLAIN,
-        steps: object = _PLAIN,
+        returns: object = PLAIN,
+        steps: object = PLAIN,
         timeout: float | None = TIMEOUT,
         attributes: Mapping[str, str] | None = None,
     ) -> Progress[Any, Any]:
@@ -486,7 +486,7 @@ def _named(topic: str) -> str:
 
 def _given(kind: object) -> tuple[object, ...]:
     """A type that was given; nothing where none was."""
-    return () if kind is _PLAIN else (kind,)
+    return () if kind is PLAIN else (kind,)
 
 
 @functools.cache
