@@ -71,3 +71,35 @@ def test_no_kernel_is_compiled_after_the_columns_are_enabled(name: str) -> None:
     importlib.import_module("numba")
     done = subprocess.run([sys.executable, "-c", PROGRAM, name], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+DATAGRAMS = """
+from numba.core.dispatcher import Dispatcher
+from wireloom.model import Kind, Message
+from wireloom.protocols.contract import Role
+from wireloom.protocols.mesh import scan
+from wireloom.protocols.mesh.author import Author
+from wireloom.protocols.mesh.security import Identity
+from wireloom.protocols.mesh.settings import MeshSettings
+from wireloom.protocols.registry import protocol
+
+mesh = protocol("mesh")
+server = mesh.sessions(mesh.lenient()).new(Role.SERVER)
+server.connected(0.0)
+assert server.enable_columns()
+kernels = {key: value for key, value in vars(scan).items() if isinstance(value, Dispatcher)}
+before = {key: len(value.signatures) for key, value in kernels.items()}
+author = Author(MeshSettings(), Identity(b"n" * 16))
+packets = [author.write(Message(Kind.EVENT, "a", b"x"), 0.0)[0] for _ in range(40)]
+ends = [sum(map(len, packets[: at + 1])) for at in range(len(packets))]
+assert list(server.receive_datagrams(b"".join(packets), ends, 0.0))
+for key, value in kernels.items():
+    if len(value.signatures) > before[key]:
+        print(key, value.signatures[before[key]:])
+"""
+
+
+def test_no_kernel_is_compiled_at_the_first_datagrams() -> None:
+    importlib.import_module("numba")
+    done = subprocess.run([sys.executable, "-c", DATAGRAMS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr

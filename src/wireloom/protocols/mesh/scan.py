@@ -221,4 +221,6 @@ def warm() -> None:
     """Compile or load the kernels, so that the first packets do not wait for it."""
     data = np.zeros(HEADER_SIZE, np.uint8)
     found = scan_packets(data, np.zeros(1, np.int64), np.full(1, HEADER_SIZE, np.int64), Limits())
-    read_packets(data, found.offset, found.size, Limits())
+    # Datagrams are bytes, which are read-only: for these it is compiled once more.
+    for each in (data, np.frombuffer(bytes(HEADER_SIZE), np.uint8)):
+        read_packets(each, found.offset, found.size, Limits())
