@@ -12,6 +12,7 @@ import hmac
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -66,8 +68,20 @@ class S3Server:
 
     def make_bucket(self, name: str) -> str:
         """Create a bucket; returns its URL."""
-        _signed_put(self.endpoint, f"/{name}")
+        _signed(self.endpoint, "PUT", f"/{name}", b"", "s3")
         return f"s3://{name}"
+
+    def add_user(self, name: str, policy: str) -> dict[str, str]:
+        """Create a user with an IAM policy; returns the variables with which clients are that user."""
+        self._iam(Action="CreateUser", UserName=name)
+        made = self._iam(Action="CreateAccessKey", UserName=name)
+        self._iam(Action="PutUserPolicy", UserName=name, PolicyName="test", PolicyDocument=policy)
+        key, secret = (re.findall(f"<{tag}>(.*?)</{tag}>", made)[0] for tag in ("AccessKeyId", "SecretAccessKey"))
+        return {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
+
+    def _iam(self, **asked: str) -> str:
+        body = urllib.parse.urlencode(sorted({**asked, "Version": "2010-05-08"}.items())).encode()
+        return _signed(self.endpoint, "POST", "/", body, "iam")
 
     def stop(self) -> None:
         """Kill it: it outlives SIGTERM by ten seconds."""
@@ -75,30 +89,31 @@ class S3Server:
         self.process.wait()
 
 
-def _signed_put(endpoint: str, path: str) -> None:
-    """A signed PUT without a body, by signature version 4: what creates a bucket."""
+def _signed(endpoint: str, method: str, path: str, body: bytes, service: str) -> str:
+    """A request signed by signature version 4, for what the store package has no call for; returns the answer."""
     host = endpoint.partition("://")[2]
     now = datetime.datetime.now(datetime.UTC)
     stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
-    empty = hashlib.sha256(b"").hexdigest()
-    headers = {"host": host, "x-amz-content-sha256": empty, "x-amz-date": stamp}
+    digest = hashlib.sha256(body).hexdigest()
+    kind = {"content-type": "application/x-www-form-urlencoded"} if body else {}
+    headers = {**kind, "host": host, "x-amz-content-sha256": digest, "x-amz-date": stamp}
     names = ";".join(headers)
-    canonical = "\n".join(["PUT", path, "", *(f"{k}:{v}" for k, v in headers.items()), "", names, empty])
-    scope = f"{day}/us-east-1/s3/aws4_request"
+    canonical = "\n".join([method, path, "", *(f"{k}:{v}" for k, v in headers.items()), "", names, digest])
+    scope = f"{day}/us-east-1/{service}/aws4_request"
     to_sign = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(canonical.encode()).hexdigest()])
     key = f"AWS4{SECRET}".encode()
-    for part in (day, "us-east-1", "s3", "aws4_request"):
+    for part in (day, "us-east-1", service, "aws4_request"):
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
     signature = hmac.new(key, to_sign.encode(), hashlib.sha256).hexdigest()
-    request = urllib.request.Request(f"{endpoint}{path}", method="PUT", data=b"")
+    request = urllib.request.Request(f"{endpoint}{path}", method=method, data=body)
     for name, value in headers.items():
         if name != "host":
             request.add_header(name, value)
     request.add_header(
         "authorization", f"AWS4-HMAC-SHA256 Credential={KEY}/{scope}, SignedHeaders={names}, Signature={signature}"
     )
-    with urllib.request.urlopen(request, timeout=30):
-        pass
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(answer.read().decode())
 
 
 def start_server(folder: Path, *, port: int | None = None, identities: list[object] | None = None) -> S3Server:
@@ -120,7 +135,7 @@ def start_server(folder: Path, *, port: int | None = None, identities: list[obje
         str(Path(sys.executable).with_name("weed")), f"-logdir={folder}", "server", f"-dir={data}",
         "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         "-s3", f"-s3.config={config}", f"-s3.port={s3}", *(f"-{name}={each}" for name, each in zip(names, ports[1:7], strict=True)),
-        f"-filer.port.grpc={ports[7]}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false", "-volume.max=5000", "-master.volumeSizeLimitMB=64", "-master.telemetry=false",
+        f"-filer.port.grpc={ports[7]}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam.readOnly=false", "-s3.autoCreateBucket=false", "-volume.max=5000", "-master.volumeSizeLimitMB=64", "-master.telemetry=false",
     ]  # fmt: skip
     log = (folder / "server.log").open("wb")
     # Every bucket gets volumes of its own: one at a time, not seven.

@@ -1,4 +1,4 @@
-"""`wireloom journal ls|cat|follow|verify|prune`: look into a journal, and keep it small, without a hub."""
+"""`wireloom journal ls|cat|follow|verify|prune`: look into a journal or an archive, and keep it small."""
 
 from __future__ import annotations
 
@@ -8,21 +8,30 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from wireloom.cli import journal_archive
 from wireloom.cli.jsonlines import json_line, message_to_json
 from wireloom.escaping import visible
+from wireloom.journal.archive_disk import ArchiveDisk, disk_for
 from wireloom.journal.blocks import Block
+from wireloom.journal.disk import Disk
 from wireloom.journal.identity import load_identity
 from wireloom.journal.reader import Entry, Record, Unreadable, read_all, read_blocks
+from wireloom.journal.restore import find_archive
 from wireloom.journal.retention import ARCHIVE, Keep, prune
 from wireloom.journal.segment import committed_length, is_sealed, segments
 from wireloom.journal.tail import Found, Since, Tail, parse_since
 from wireloom.journal.verify import Verified, verify
 from wireloom.model import ConfigError, iso_time, parse_size, type_of_json
 from wireloom.protocols.contract import PUBLISH
+from wireloom.store import is_url
 from wireloom.topics import matches, validate_pattern
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
 """Seconds between two looks at a journal in which nothing happens."""
+
+
+_LOOK_AGAIN = 5.0
+"""Seconds between two looks at an archive."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,8 +63,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="remove old segments that every pipeline has read",
         epilog="example: wireloom journal prune data/journal --keep-days 30 --dry-run",
     )
-    for command in (ls, cat, check, follow, prune):
-        command.add_argument("folder", metavar="DIR", type=Path, help="the journal's folder, or one segment")
+    for command in (ls, cat, check, follow):
+        command.add_argument(
+            "folder",
+            metavar="DIR",
+            help="the journal's folder, one segment, or the URL of an archive or of a hub in it",
+        )
+    prune.add_argument("folder", metavar="DIR", type=Path, help="the journal's folder")
+    journal_archive.add_commands(commands)
     for command in (cat, follow):
         command.add_argument(
             "--json", action="store_true", help="one JSON object a message, as `wireloom decode` gives"
@@ -83,7 +98,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run_ls(arguments: argparse.Namespace) -> int:
     """List segments: size, whether sealed, first and last time, number of blocks."""
     rows = [("segment", "bytes", "state", "first", "last", "blocks")]
-    for path in segments(arguments.folder):
+    folder, disk = _place(arguments.folder)
+    for path in segments(folder, disk):
+        index = disk.index_of(path) if isinstance(disk, ArchiveDisk) else None
+        if index is not None:
+            times = iso_time(index.from_ns), iso_time(index.to_ns)
+            rows.append((path.name, str(index.length), "archived", *times, str(index.blocks)))
+            continue
         first: Block | None = None
         last: Block | None = None
         count = 0
@@ -110,15 +131,26 @@ def run_ls(arguments: argparse.Namespace) -> int:
 def run_cat(arguments: argparse.Namespace) -> int:
     """Show every message; with `--json` exactly one object a line. Exit 1 if some bytes do not decode."""
     wanted = _Shown(arguments)
-    since = None if arguments.since is None else _since(arguments)
-    found = read_all(arguments.folder) if since is None else _until_end(Tail(arguments.folder, since))
+    folder, disk = _place(arguments.folder)
+    since = None if arguments.since is None else _since(arguments.since, folder, disk)
+    found = read_all(folder, disk=disk) if since is None else _until_end(Tail(folder, since, disk=disk))
     for each in found:
         wanted.show(each)
     return int(wanted.unreadable)
 
 
-def _since(arguments: argparse.Namespace) -> Since:
-    return parse_since(arguments.since, identity=load_identity(arguments.folder))
+def _place(given: str) -> tuple[Path, Disk]:
+    """The folder to read and the disk it is on: with its archive, if it has one, or the archive alone."""
+    if not is_url(given):
+        return Path(given), disk_for(Path(given))
+    archive = find_archive(given)
+    folder = Path(archive.store.url) / archive.identity.hub
+    return folder, ArchiveDisk(folder, archive, archive_only=True)
+
+
+def _since(text: str, folder: Path, disk: Disk) -> Since:
+    identity = disk.archive.identity if isinstance(disk, ArchiveDisk) else load_identity(folder)
+    return parse_since(text, identity=identity)
 
 
 def _until_end(tail: Tail) -> Iterator[Found]:
@@ -129,8 +161,11 @@ def _until_end(tail: Tail) -> Iterator[Found]:
 def run_follow(arguments: argparse.Namespace) -> int:
     """Show messages as they are committed, until there were enough or somebody interrupts."""
     wanted = _Shown(arguments)
-    tail = Tail.at_end(arguments.folder) if arguments.since is None else Tail(arguments.folder, _since(arguments))
+    folder, disk = _place(arguments.folder)
+    since = None if arguments.since is None else _since(arguments.since, folder, disk)
+    tail = Tail.at_end(folder, disk=disk) if since is None else Tail(folder, since, disk=disk)
     pause = _SHORTEST_PAUSE
+    looked = time.monotonic()
     while arguments.count is None or wanted.messages < arguments.count:
         found = tail.read()
         if tail.missed:
@@ -146,6 +181,9 @@ def run_follow(arguments: argparse.Namespace) -> int:
         else:
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
+            if is_url(arguments.folder) and isinstance(disk, ArchiveDisk) and time.monotonic() - looked > _LOOK_AGAIN:
+                disk.archive.refresh()
+                looked = time.monotonic()
     return int(wanted.unreadable)
 
 
@@ -181,7 +219,9 @@ def _is_about(found: Found, pattern: str) -> bool:
 def run_prune(arguments: argparse.Namespace) -> int:
     """Remove segments, or say which would be; a line each."""
     size = 0 if arguments.keep_bytes is None else parse_size("--keep-bytes", arguments.keep_bytes)
-    keep = Keep(arguments.keep_days, size, arguments.ignore_cursors)
+    disk = disk_for(arguments.folder)
+    is_archived = disk.archive.holds if isinstance(disk, ArchiveDisk) else None
+    keep = Keep(arguments.keep_days, size, arguments.ignore_cursors, is_archived=is_archived)
     if not keep.days and not keep.size:
         raise ConfigError("say how much to keep: --keep-days, --keep-bytes, or both")
     found = prune(arguments.folder, keep, time.time_ns(), dry_run=arguments.dry_run)
@@ -248,7 +288,8 @@ def run_verify(arguments: argparse.Namespace) -> int:
     """Check everything; one line a fault on standard error."""
     seen = Verified()
     faults = 0
-    for fault in verify(arguments.folder, seen):
+    folder, disk = _place(arguments.folder)
+    for fault in verify(folder, seen, disk):
         print(visible(str(fault)), file=sys.stderr)
         faults += 1
     verdict = "no fault" if not faults else f"{faults} fault{'s' if faults > 1 else ''}"

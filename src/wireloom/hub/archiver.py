@@ -100,14 +100,10 @@ class Archiver:
         if self.alarm is not None:
             return False
         try:
-            self._archive.verify(path)
+            return self._archive.holds(path)
         except Conflict as error:
             self._raise_alarm(str(error), "archive.conflict")
             return False
-        except (WireloomError, OSError):
-            # Not archived yet, or the archive cannot be asked now.
-            return False
-        return True
 
     @property
     def healthy(self) -> bool:

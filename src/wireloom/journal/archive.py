@@ -40,7 +40,7 @@ from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.identity import Ancestor, Identity
 from wireloom.journal.segment import OpenSegment
 from wireloom.journal.state import StateDamaged, decode_state, encode_state
-from wireloom.model import JournalError, type_of_json
+from wireloom.model import JournalError, WireloomError, type_of_json
 from wireloom.store import ObjectChanged, ObjectMissing, Store
 
 _MOST_INDEXES = 4096
@@ -294,6 +294,16 @@ class Archive:
             raise Conflict(f"{self.store.url}/{segment.object_key}: is not as long as its index says")
         self._remember(index)
         self.add(segment)
+
+    def holds(self, path: Path) -> bool:
+        """Whether a local segment may be removed; in doubt, no. Conflict, if the archive has other bytes."""
+        try:
+            self.verify(path)
+        except Conflict:
+            raise
+        except (WireloomError, OSError):
+            return False
+        return True
 
 
 def _listed_name(segment: SegmentId) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wireloom.journal.archive import Archive
-from wireloom.journal.archive_format import ArchivedSegment
+from wireloom.journal.archive_format import ArchivedSegment, Index
 from wireloom.journal.disk import LOCAL, READ, Buffer, Disk, Status
 from wireloom.journal.identity import load_identity
 from wireloom.journal.segment import REFUSED, first_packet_id, is_segment, segment_name
@@ -41,8 +41,10 @@ _UNKNOWN = 0
 class ArchiveDisk(Disk):
     """A disk on which the folder of one journal also holds what is archived of it."""
 
-    def __init__(self, folder: Path, archive: Archive, local: Disk = LOCAL) -> None:
+    def __init__(self, folder: Path, archive: Archive, local: Disk = LOCAL, *, archive_only: bool = False) -> None:
+        """`archive_only`: there is no such folder, only the archive."""
         self.archive = archive
+        self._archive_only = archive_only
         self._folder = folder.absolute()
         self._local = local
         self._numbers = itertools.count(_FIRST_FILE)
@@ -87,7 +89,7 @@ class ArchiveDisk(Disk):
     def list_after(self, path: Path, name: str) -> Sequence[str]:
         """The names in a folder behind one; in the journal's also those of archived segments."""
         part = self._part(path)
-        found = self._local.list_after(path, name)
+        found = () if self._archive_only else self._local.list_after(path, name)
         if part is None:
             return found
         local = {each[:20] for each in found if is_segment(Path(each))}
@@ -106,6 +108,14 @@ class ArchiveDisk(Disk):
         with contextlib.suppress(StoreError):
             return self.archive.name_since(time_ns)
         return ""
+
+    def index_of(self, path: Path) -> Index | None:
+        """The index of a segment that is not on the local disk; None for one that is."""
+        try:
+            self._local.look(path)
+        except FileNotFoundError:
+            return self._found(path).index
+        return None
 
     # Files
 

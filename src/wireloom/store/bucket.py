@@ -203,7 +203,7 @@ class BucketStore(Store):
                 missing = "object" if verb == "read" else "bucket"
                 raise ObjectMissing(f"{self._shown(key)}: there is no such {missing}") from None
             except BaseError as error:
-                if isinstance(error, PermissionDeniedError | UnauthenticatedError) or _status(error) in (401, 403):
+                if isinstance(error, PermissionDeniedError | UnauthenticatedError) or _is_refusal(error):
                     raise AccessRefused(
                         f"{self._shown(key)}: the store does not let us {verb} it: {_reason(error)}; "
                         "check the credentials in the environment and the rights they have"
@@ -285,6 +285,11 @@ def _may_pass(error: Exception) -> bool:
     if status is None:
         return _KIND.search(str(error)) is not None
     return status >= 500 or status in (408, 409, 425, 429)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a list or a removal was refused: the package has no class for that."""
+    return _status(error) in (401, 403) or "AccessDenied" in str(error)
 
 
 def _status(error: Exception) -> int | None:
