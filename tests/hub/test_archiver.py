@@ -210,6 +210,28 @@ async def test_a_store_that_is_away_stops_nothing_but_the_archive(
     assert published(tmp_path, bucket) == list(range(50))
 
 
+async def test_who_reads_the_present_does_not_wait_for_those_who_read_the_archive(
+    tmp_path: Path, bucket: str, proxy: FaultProxy
+) -> None:
+    async with hub_on(tmp_path, settings(bucket, journal="keep_bytes = 12000")) as hub:
+        await publish(hub, range(60))
+        await eventually(lambda: hub.metrics.removed_segments.value() > 3, 30)
+        async with wireloom.connect(url_of(hub, "emp")) as slow, wireloom.connect(url_of(hub, "emp")) as peer:
+            async with peer.subscribe("sensors/#", since="0s") as events:
+                await publish(hub, range(60, 61))
+                assert number((await take(events, 1))[0]) == 60
+                # From now on the store takes requests and does not answer.
+                proxy.hold, proxy.applies = 60, lambda method, path: "pcapng" in path
+                proxy.seed(1, 1.0, ("timeout",))
+                async with slow.subscribe("sensors/#", since="start"):
+                    await eventually(lambda: proxy.made["timeout"] > 0)
+                    began = time.monotonic()
+                    await publish(hub, range(61, 71))
+                    assert [number(event) for event in await take(events, 10)] == list(range(61, 71))
+                    assert time.monotonic() - began < 1.5
+                    proxy.rate = 0.0
+
+
 async def test_faults_of_the_store_leave_every_segment_archived_once(
     tmp_path: Path, bucket: str, proxy: FaultProxy
 ) -> None:

@@ -15,11 +15,14 @@ from pathlib import Path
 
 from wireloom.escaping import visible
 from wireloom.journal import Block, Entry, Record, Tail
+from wireloom.journal.archive_disk import ArchiveDisk, disk_for
+from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.exclusions import TAKEN, Exclusions
 from wireloom.journal.segment import REFUSED
 from wireloom.model import Kind, Message, WireloomError, iso_time, type_of_json
 from wireloom.protocols.publish_rules import OPERATION, Verb, as_meant
 from wireloom.protocols.registry import protocol
+from wireloom.store import StoreError
 
 LOOK = 256 * 1024
 FIRST_LOOK_NS = 60 * 10**9
@@ -106,7 +109,7 @@ class Lately:
     def look(self) -> None:
         """Take in what was committed since the last look."""
         if self._tail is None:
-            self._tail = Tail(self.folder, time.time_ns() - FIRST_LOOK_NS)
+            self._tail = Tail(self.folder, time.time_ns() - FIRST_LOOK_NS, disk=self._disk())
         elif (behind := self._tail.behind()) > 2 * LOOK:
             self.skipped += behind
             self._tail, self._calls = Tail.at_end(self.folder), Exclusions(TAKEN)
@@ -126,6 +129,16 @@ class Lately:
                 for found in piece:
                     if isinstance(found, Record) and found.block.record == "refused":
                         self.rejects.add(_reject(found.block))
+
+    def _disk(self) -> Disk:
+        """What the last while is read from: also from the archive, where there is one that answers."""
+        disk = disk_for(self.folder)
+        if isinstance(disk, ArchiveDisk):
+            try:
+                disk.archive.refresh()
+            except StoreError:
+                return LOCAL
+        return disk
 
     def topics(self) -> list[Line]:
         """The topics seen, the latest first."""

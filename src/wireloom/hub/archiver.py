@@ -35,6 +35,8 @@ log = logging.getLogger("wireloom.hub")
 
 INTERVAL = 1.0
 """Seconds between two looks for segments that were sealed."""
+READ_TIMEOUT = 20.0
+"""Seconds that a read may take of those who wait for the past."""
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 """Seconds before an upload that failed is tried again."""
 
@@ -58,7 +60,8 @@ class Archiver:
         self._folder = journal.folder
         self._journal = journal
         self._metrics = metrics
-        self._archive = Archive(open_store(settings.url), journal.identity)
+        reads = open_store(settings.url, tries=2, timeout=READ_TIMEOUT)
+        self._archive = Archive(open_store(settings.url), journal.identity, reads)
         self.disk = ArchiveDisk(journal.folder, self._archive)
         """The journal's folder, and what is archived of it."""
         self._claim: Claim | None = None

@@ -130,6 +130,11 @@ class PublicationReader:
         """The segment and the byte that come next."""
         return self._tail.position
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the next piece comes from an archive, or may: then it may take long."""
+        return self._tail.is_remote
+
     def missed(self) -> bool:
         """Whether something was removed before it was read, since this was last asked."""
         missed, self._tail.missed = self._tail.missed, 0

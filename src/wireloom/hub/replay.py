@@ -41,6 +41,8 @@ _SLICE = 0.002
 """Seconds for which one of them sends before everybody else on the loop has a turn."""
 _THREADS = 1
 """More would not read faster, for decoding takes the interpreter, but keep the event loop from it longer."""
+_ARCHIVE_THREADS = 4
+"""For those who read archived segments: they wait for a store, which nobody else should do with them."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class Replays:
         self._count = 0
         self._by_payer: Counter[str] = Counter()
         self._threads = DaemonThreads("replay", _THREADS)
+        self._archive_threads = DaemonThreads("replay-archive", _ARCHIVE_THREADS)
         self.backlogs = Backlogs(lambda: hub.config.limits.replay_bytes, lambda: hub.reached("replay_bytes"))
         """What was read and is not sent yet."""
         self._turns = asyncio.Lock()
@@ -147,6 +150,7 @@ class Replays:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown(wait=False)
+        self._archive_threads.shutdown(wait=False)
 
     async def _run(self, connection: Connection, pattern: str, since: Since, name: str) -> None:
         hub = self._hub
@@ -170,7 +174,7 @@ class Replays:
                         hub.config.journal_folder, since, pattern, Routing(hub), _PIECE, hub.read_disk
                     )
                 commits = hub.commit.commits
-                reading = self._threads.submit(reader.read)
+                reading = (self._archive_threads if reader.is_remote else self._threads).submit(reader.read)
                 found = await asyncio.wrap_future(reading)
                 if reader.missed():
                     self._tell_missed(connection)

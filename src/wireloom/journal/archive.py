@@ -110,8 +110,10 @@ def load_claim(store: Store, hub: str) -> Claim:
 class Archive:
     """What is archived of one journal: of its epoch and of those it comes from. Safe to share by threads."""
 
-    def __init__(self, store: Store, identity: Identity) -> None:
+    def __init__(self, store: Store, identity: Identity, reads: Store | None = None) -> None:
+        """`reads` is the same store for those who read it and cannot wait."""
         self.store = store
+        self._reads = store if reads is None else reads
         self.identity = identity
         self.is_known = False
         """Whether the archive was listed."""
@@ -166,7 +168,7 @@ class Archive:
         """The index of an archived segment."""
         with self._lock:
             found = self._indexes.get(segment)
-        return found or self._remember(load_index(self.store, segment))
+        return found or self._remember(load_index(self._reads, segment))
 
     def _remember(self, index: Index) -> Index:
         with self._lock:
@@ -177,7 +179,7 @@ class Archive:
 
     def open(self, segment: SegmentId) -> ArchivedSegment:
         """A segment, to be read."""
-        return ArchivedSegment(self.store, self.index(segment), self._cache)
+        return ArchivedSegment(self._reads, self.index(segment), self._cache)
 
     def name_since(self, time_ns: int) -> str:
         """The first name behind which there may be blocks of that time or later: all archived before it are older.

@@ -16,7 +16,7 @@ import errno
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from wireloom.journal.archive import Archive
@@ -32,6 +32,8 @@ ARCHIVE_FILE = "archive.json"
 """In a journal folder: the URL of its archive."""
 _FIRST_FILE = 1 << 40
 """Numbers of open archived segments begin here, far above those of files."""
+_BREAK = 2.0
+"""Seconds for which nobody reads from a store that has just failed."""
 _PATIENCE = 10.0
 """Seconds before a list that failed is asked for again."""
 _UNKNOWN = 0
@@ -50,6 +52,8 @@ class ArchiveDisk(Disk):
         self._numbers = itertools.count(_FIRST_FILE)
         self._open: dict[int, ArchivedSegment] = {}
         self._listing = threading.Lock()
+        self._read_after = 0.0
+        """When a store that failed may be asked again."""
         self._look_after, self._why = 0.0, "ask again"
         """When a list that failed may be asked for again, and why it failed."""
 
@@ -69,10 +73,21 @@ class ArchiveDisk(Disk):
             return None
         self._look()
         segment = self.archive.find(path.name, refused=part)
+        if segment is None:
+            return None
+        with self._reading(path.name):
+            return self.archive.open(segment)
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Ask the store; not while it has just failed, so that many readers do not all wait for it."""
+        if time.monotonic() < self._read_after:
+            raise JournalError(f"{name}: cannot be read from the archive: it is away")
         try:
-            return None if segment is None else self.archive.open(segment)
+            yield
         except StoreError as error:
-            raise JournalError(f"{path.name}: cannot be read from the archive: {error}") from None
+            self._read_after = time.monotonic() + _BREAK
+            raise JournalError(f"{name}: cannot be read from the archive: {error}") from None
 
     def _look(self) -> bool:
         """List the archive, if it was never listed; returns whether it was. Failures are remembered for a while."""
@@ -108,6 +123,14 @@ class ArchiveDisk(Disk):
         with contextlib.suppress(StoreError):
             return self.archive.name_since(time_ns)
         return ""
+
+    def is_remote(self, path: Path) -> bool:
+        """Whether a segment is in the archive only, or no segment is named yet."""
+        try:
+            self._local.look(path)
+        except FileNotFoundError:
+            return True
+        return self._part(path) is not None
 
     def index_of(self, path: Path) -> Index | None:
         """The index of a segment that is not on the local disk; None for one that is."""
@@ -149,10 +172,8 @@ class ArchiveDisk(Disk):
         archived = self._open.get(file)
         if archived is None:
             return self._local.pread(file, size, at)
-        try:
+        with self._reading(archived.name):
             return archived.read(at, at + size)
-        except StoreError as error:
-            raise JournalError(f"{archived.name}: cannot be read from the archive: {error}") from None
 
     def pread_into(self, file: int, buffer: memoryview, at: int) -> int:
         """Read into a buffer."""

@@ -118,6 +118,10 @@ class Disk(abc.ABC):
         """Those of them that come behind a name in order."""
         return [each for each in self.list(path) if each > name]
 
+    def is_remote(self, path: Path) -> bool:
+        """Whether a segment is not on this machine, so that reading it may take long."""
+        return False
+
     def name_since(self, path: Path, time_ns: int) -> str:
         """The name of a segment in a folder before which all are older than a time; empty if nobody knows."""
         return ""

@@ -128,6 +128,11 @@ class Tail:
         """The segment being read, empty before the first, and the byte in it."""
         return ("" if self._segment is None else self._segment.path.name, self._position)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the next piece comes from an archive, or may."""
+        return self._disk.is_remote(self.folder if self._segment is None else self._segment.path)
+
     def behind(self) -> int:
         """Committed bytes that were not read yet."""
         return bytes_after(self.folder, *self.position, self._disk)

@@ -50,12 +50,22 @@ _T = TypeVar("_T")
 class BucketStore(Store):
     """A bucket, or a folder in it, through `obstore`."""
 
-    def __init__(self, scheme: str, bucket: str, prefix: str, opened: Bucket | None = None) -> None:
+    def __init__(
+        self,
+        scheme: str,
+        bucket: str,
+        prefix: str,
+        *,
+        tries: int | None = None,
+        timeout: float | None = None,
+        opened: Bucket | None = None,
+    ) -> None:
         """Use `open_store`."""
+        self._tries, self._timeout = tries or TRIES, timeout or TIMEOUT
         self.url = joined(f"{scheme}://{bucket}", prefix)
         self._scheme, self._name, self._prefix = scheme, bucket, prefix
         self._options = _profile_options() if scheme == "s3" else {}
-        self._bucket = opened or _open_bucket(f"{scheme}://{bucket}", self._options)
+        self._bucket = opened or _open_bucket(f"{scheme}://{bucket}", self._options, self._timeout)
 
     def put_new(self, key: str, data: bytes) -> bool:
         """Create an object, by `If-None-Match: *`."""
@@ -173,11 +183,14 @@ class BucketStore(Store):
 
     def below(self, prefix: str) -> BucketStore:
         """A folder in the same bucket; connections are shared."""
-        return BucketStore(self._scheme, self._name, joined(self._prefix, checked_key(prefix)), self._bucket)
+        place = joined(self._prefix, checked_key(prefix))
+        return BucketStore(
+            self._scheme, self._name, place, tries=self._tries, timeout=self._timeout, opened=self._bucket
+        )
 
     def delta_options(self) -> dict[str, str]:
         """The package reads the same environment; what it cannot find there is added."""
-        options = {"timeout": f"{int(TIMEOUT)}s", "connect_timeout": f"{int(CONNECT_TIMEOUT)}s"}
+        options = {"timeout": f"{int(self._timeout)}s", "connect_timeout": f"{int(CONNECT_TIMEOUT)}s"}
         if self._scheme == "s3":
             options |= {f"aws_{name}": value for name, value in self._options.items()} | {"aws_conditional_put": "etag"}
         return options
@@ -196,7 +209,7 @@ class BucketStore(Store):
         """Make a request, again where that may help. Returns its result, and whether no earlier try can have worked."""
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
-        for tried in range(1, TRIES + 1):
+        for tried in range(1, self._tries + 1):
             try:
                 return ask(), tried == 1
             except FileNotFoundError:
@@ -208,14 +221,14 @@ class BucketStore(Store):
                         f"{self._shown(key)}: the store does not let us {verb} it: {_reason(error)}; "
                         "check the credentials in the environment and the rights they have"
                     ) from None
-                if tried == TRIES or not _may_pass(error):
+                if tried == self._tries or not _may_pass(error):
                     times = f"; tried {tried} times" if tried > 1 else ""
                     raise StoreError(f"{self._shown(key)}: cannot {verb} it: {_reason(error)}{times}") from None
             time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2 ** (tried - 1)) * random.uniform(0.5, 1.0))
         raise AssertionError("unreachable")
 
 
-def _open_bucket(url: str, options: dict[str, str]) -> Bucket:
+def _open_bucket(url: str, options: dict[str, str], timeout: float) -> Bucket:
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
@@ -224,13 +237,13 @@ def _open_bucket(url: str, options: dict[str, str]) -> Bucket:
             url,
             config=options,  # type: ignore[call-overload]
             client_options={
-                "timeout": timedelta(seconds=TIMEOUT),
+                "timeout": timedelta(seconds=timeout),
                 "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT),
                 "user_agent": "wireloom",
                 **({"allow_http": True} if _allows_http() else {}),
             },
             # `_ask` tries again, by one rule for every kind of request.
-            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=TIMEOUT)},
+            retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
         )
     except BaseError as error:
         raise ConfigError(f"{url}: this store cannot be opened: {_first_line(error)}") from None

@@ -13,8 +13,10 @@ from wireloom.store.bucket import SCHEMES, BucketStore
 from wireloom.store.folder import FolderStore
 
 
-def open_store(url: str | Path) -> Store:
+def open_store(url: str | Path, *, tries: int | None = None, timeout: float | None = None) -> Store:
     """The store under a URL or a path; ConfigError for a URL that is none of a store. Nothing is asked of it yet.
+
+    `tries` and `timeout` are for those who cannot wait: how often one request is made at most, and seconds for each.
 
     >>> open_store("ftp://me:secret@example.org/x")
     Traceback (most recent call last):
@@ -36,7 +38,13 @@ def open_store(url: str | Path) -> Store:
         return FolderStore(Path(path))
     if not parts.netloc:
         raise ConfigError(f"{shown!r} names no bucket: it looks like {parts.scheme}://bucket/prefix")
-    return BucketStore(parts.scheme, parts.netloc, checked_key(path.strip("/")) if path.strip("/") else "")
+    return BucketStore(
+        parts.scheme,
+        parts.netloc,
+        checked_key(path.strip("/")) if path.strip("/") else "",
+        tries=tries,
+        timeout=timeout,
+    )
 
 
 def is_url(text: str) -> bool:

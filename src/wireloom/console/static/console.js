@@ -122,7 +122,12 @@ function drawState() {
   $("#state").dataset.state = hub.up ? (hub.healthy ? "up" : "down") : "down";
   $("#state .text").textContent = !hub.up ? hub.why
     : !hub.healthy ? `the journal cannot be written (${hub.why}): nothing is acknowledged until it can; if the disk is full, make room`
-    : `${some(hub.connections_open, "connection")}, ${some(hub.subscriptions, "subscription")}`;
+    : `${some(hub.connections_open, "connection")}, ${some(hub.subscriptions, "subscription")}${archive(hub.archive)}`;
+}
+
+function archive(state) {
+  if (!state || state.healthy) return "";
+  return `; ${some(state.waiting_segments, "segment")} (${bytes(state.waiting_bytes)}) cannot be archived: ${state.why}`;
 }
 
 function drawProtocols() {
