@@ -243,3 +243,16 @@ def test_a_store_that_is_away_is_an_error_after_a_bounded_time(proxy: FaultProxy
     with pytest.raises(StoreError, match=r"cannot read it: .*tried 6 times"):
         store.get("a")
     assert len(proxy.requests) == 6
+
+
+def test_buckets_of_google_and_azure_open_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of them: no server of theirs runs here."""
+    assert open_store("gs://bucket/some/prefix").below("x").url == "gs://bucket/some/prefix/x"
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="az://container: this store cannot be opened"):
+        open_store("az://container/prefix")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0")
+    store = open_store("az://container/prefix")
+    assert "c2VjcmV0" not in f"{store!r} {store.delta_options()}"

@@ -28,6 +28,7 @@ from wireloom.store.base import (
 )
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta, PutResult, UpdateVersion
     from obstore.store import AzureStore, GCSStore, S3Store
 
     Bucket = AzureStore | GCSStore | S3Store
@@ -90,7 +91,7 @@ class BucketStore(Store):
 
         path = self._path(key)
         result, _ = self._ask(lambda: obstore.put(self._bucket, path, data, use_multipart=False), "write", key)
-        return result["e_tag"] or ""
+        return self._tag(result)
 
     def replace(self, key: str, data: bytes, etag: str) -> str:
         """Swap an object, by `If-Match`."""
@@ -99,9 +100,12 @@ class BucketStore(Store):
 
         path = self._path(key)
 
+        # Google compares generations, the others etags.
+        mode: UpdateVersion = {"version": etag} if self._scheme == "gs" else {"e_tag": etag}
+
         def swap() -> str | None:
             try:
-                return obstore.put(self._bucket, path, data, mode={"e_tag": etag}, use_multipart=False)["e_tag"] or ""
+                return self._tag(obstore.put(self._bucket, path, data, mode=mode, use_multipart=False))
             except (PreconditionError, FileNotFoundError):
                 return None
 
@@ -145,21 +149,18 @@ class BucketStore(Store):
 
         path = self._path(key)
         meta, _ = self._ask(lambda: obstore.head(self._bucket, path), "read", key)
-        return ObjectInfo(key, meta["size"], meta["e_tag"] or "", meta["last_modified"])
+        return self._info(meta)
 
     def list(self, prefix: str = "", after: str = "") -> Iterator[ObjectInfo]:
         """List a folder, a page at a time. A page that fails is asked for again, from the last key on."""
         import obstore
 
         folder = joined(self._prefix, checked_key(prefix) if prefix else "") or None
-        cut = len(self._prefix) + 1 if self._prefix else 0
 
         def page(last: str) -> tuple[ObjectInfo, ...]:
             offset = joined(self._prefix, last) if last else None
-            return tuple(
-                ObjectInfo(each["path"][cut:], each["size"], each["e_tag"] or "", each["last_modified"])
-                for each in next(obstore.list(self._bucket, folder, offset=offset, chunk_size=1000), ())
-            )
+            found = next(obstore.list(self._bucket, folder, offset=offset, chunk_size=1000), ())
+            return tuple(self._info(each) for each in found)
 
         while found := self._ask(functools.partial(page, after), "list", prefix)[0]:
             yield from found
@@ -198,6 +199,14 @@ class BucketStore(Store):
     def delta_url(self, key: str = "") -> str:
         """The URL."""
         return joined(self.url, key)
+
+    def _tag(self, found: ObjectMeta | PutResult) -> str:
+        """What tells one version of an object from the next."""
+        return (found["version"] if self._scheme == "gs" else found["e_tag"]) or ""
+
+    def _info(self, meta: ObjectMeta) -> ObjectInfo:
+        key = meta["path"][len(self._prefix) + 1 :] if self._prefix else meta["path"]
+        return ObjectInfo(key, meta["size"], self._tag(meta), meta["last_modified"])
 
     def _path(self, key: str) -> str:
         return joined(self._prefix, checked_key(key))
