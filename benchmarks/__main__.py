@@ -20,6 +20,7 @@ MEASURES = {
     "fanout": "benchmarks.fanout",
     "topics": "benchmarks.topics",
     "idle": "benchmarks.idle",
+    "archive": "benchmarks.archive",
     "pipeline": "benchmarks.pipeline",
     "pipeline-streaming": "benchmarks.pipeline_streaming",
     "pipeline-scaling": "benchmarks.pipeline_scaling",
