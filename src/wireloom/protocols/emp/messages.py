@@ -22,7 +22,7 @@ means nothing and is kept like an unknown one. The trace in which a message is s
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -48,6 +48,8 @@ BLOCK = "extension."
 """Attributes with this prefix are blocks: `extension.200`."""
 DONE, FAILED = "done", "error"
 TEXT = "text/plain"
+_MOST_TOLD = 500
+"""Characters of a peer's last words that are told to those who wait for it."""
 FIRST_APPLICATION_CODE = 128
 """Codes of `error` from here on are free; those below are reserved."""
 
@@ -183,6 +185,24 @@ def encode(message: Message, settings: EmpSettings) -> bytes:
             number = _ID.pack(_number(text, name, 1, extensions.MAX_ID))
             return b"".join((head, plain[4:ID_AT], number, plain[ID_AT + 8 :], body))
     return frames.encode(to_frame(message, settings), settings.size_mode)
+
+
+def encode_calls(plain: bytes, ids: Iterable[str], bodies: Sequence[bytes]) -> bytes:
+    """Requests or responses that differ from `plain`, which `plain_frame` gave, in id and body.
+
+    >>> one = encode(Message(Kind.REQUEST, "a", b"hi", "7"), EmpSettings())
+    >>> encode_calls(plain_frame(Kind.REQUEST, "a", None, None, EmpSettings()), ["7"], [b"hi"]) == one
+    True
+    """
+    size, before, after = int.from_bytes(plain[:4]), plain[4:ID_AT], plain[ID_AT + 8 :]
+    parts: list[bytes] = []
+    last, head = -1, b""
+    for number, body in zip(map(_ID.pack, map(int, ids)), bodies, strict=True):
+        if len(body) != last:
+            last = len(body)
+            head = _SIZE.pack(size + last) + before
+        parts += (head, number, after, body)
+    return b"".join(parts)
 
 
 def plain_frame(
@@ -407,3 +427,14 @@ class EmpDecoder(Decoder):
 
     def _after_violation(self, violation: ProtocolViolation) -> None:
         super()._after_violation(frames.readdress(violation, self._settings.size_mode))
+
+
+def told(error: Message) -> str:
+    """What the peer said when it gave up."""
+    about = error.attributes.get("extension")
+    text = f"the peer's error {error.status}" + (f" about extension {about}" if about is not None else "")
+    if error.body:
+        text += f": {error.body.decode()[:_MOST_TOLD]}"
+    if about is not None and int(about) in HUB_EXTENSIONS:
+        text += '; it does not know the extension that carries topics: set profile = "off"'
+    return text

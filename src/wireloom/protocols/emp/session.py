@@ -10,7 +10,6 @@ publishes are decoded by the kernel of `publish_columns.py`, once `enable_column
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -41,7 +40,16 @@ from wireloom.protocols.contract import (
 )
 from wireloom.protocols.emp import frames, remembered_heads
 from wireloom.protocols.emp.frames import ErrorCode, Frame, SizeMode, Type
-from wireloom.protocols.emp.messages import DONE, HUB_EXTENSIONS, ID_AT, encode, is_reserved, plain_frame, to_message
+from wireloom.protocols.emp.messages import (
+    DONE,
+    HUB_EXTENSIONS,
+    encode,
+    encode_calls,
+    is_reserved,
+    plain_frame,
+    to_message,
+    told,
+)
 from wireloom.protocols.emp.offload import Offload, is_slow_to_read, is_slow_to_write
 from wireloom.protocols.emp.pending import Pending
 from wireloom.protocols.emp.settings import EmpSettings, Profile, settled
@@ -74,12 +82,9 @@ _EXCLUSIVE: Mapping[str, str | bool] = MappingProxyType({"size_mode": str(SizeMo
 _EVENT, _REQUEST, _RESPONSE, _ERROR, _PING, _CLOSE, _OTHER = (
     Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Kind.ERROR, Kind.PING, Kind.CLOSE, Kind.OTHER,
 )  # fmt: skip
-_SIZE, _ID = struct.Struct(">I"), struct.Struct(">Q")
 _DATA = int(Type.DATA)
 _AUTO, _INCLUSIVE, _EXCLUSIVE_MODE = SizeMode.AUTO, SizeMode.INCLUSIVE, SizeMode.EXCLUSIVE
 
-_MOST_TOLD = 500
-"""Characters of a peer's last words that are told to those who wait for it."""
 SILENCE = 1.0
 """Seconds that a listener waits for the `hello` that shows how sizes are meant, before it speaks first."""
 
@@ -284,7 +289,7 @@ class EmpSession(CallSession):
         elif type_ == Type.BYE:
             self._leave("close")
         else:
-            self.close_detail = _told(message)
+            self.close_detail = told(message)
             self._leave("error")
         self.state = then
         return message
@@ -599,15 +604,7 @@ class EmpSession(CallSession):
         return plain if max(map(len, bodies)) <= self._largest(plain) else None
 
     def _queue_calls(self, plain: bytes, ids: Sequence[str], bodies: Sequence[bytes]) -> None:
-        size, before, after = int.from_bytes(plain[:4]), plain[4:ID_AT], plain[ID_AT + 8 :]
-        parts: list[bytes] = []
-        last, head = -1, b""
-        for number, body in zip(map(_ID.pack, map(int, ids)), bodies, strict=True):
-            if len(body) != last:
-                last = len(body)
-                head = _SIZE.pack(size + last) + before
-            parts += (head, number, after, body)
-        self._queue(b"".join(parts))
+        self._queue(encode_calls(plain, ids, bodies))
         self.sent += len(ids) - 1
 
     def send_frames(self, encoded: bytes, count: int) -> None:
@@ -693,14 +690,3 @@ class EmpSession(CallSession):
             self.sent -= 1
             self.count("emp.message.unsent")
         return NOTHING
-
-
-def _told(error: Message) -> str:
-    """What the peer said when it gave up."""
-    about = error.attributes.get("extension")
-    text = f"the peer's error {error.status}" + (f" about extension {about}" if about is not None else "")
-    if error.body:
-        text += f": {error.body.decode()[:_MOST_TOLD]}"
-    if about is not None and int(about) in HUB_EXTENSIONS:
-        text += '; it does not know the extension that carries topics: set profile = "off"'
-    return text

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -211,6 +212,39 @@ def fits(text: str, what: str, limit: int) -> str:
     if size > limit:
         raise LimitExceeded(f"{what} of {size} bytes; yamp has room for {limit}")
     return text
+
+
+def uri_of(message: Message) -> str:
+    """The topic of a message: yamp sends nothing without one."""
+    if not message.topic:
+        raise NotSupported(f"a yamp {message.kind} needs a topic: it is the uri")
+    return message.topic
+
+
+@lru_cache(maxsize=1024)
+def event_beginning(uri: str) -> bytes:
+    """An event without uid and body."""
+    return frames.encode(frames.Event(bytes(16), fits(uri, "topic", frames.MAX_URI), b""))
+
+
+def agreed_serializer(theirs: frames.Handshake, role: Role, settings: YampSettings) -> str:
+    """What a handshake says bodies are written with; a violation if that is not what this end can do, or asked for."""
+    if theirs.version != frames.VERSION:
+        raise frames.violation(
+            "yamp.handshake.version", f"version {theirs.version} is not supported; supported: {frames.VERSION}"
+        )
+    serializer = theirs.serializer or body_formats.DEFAULT
+    if role is Role.CLIENT and serializer != settings.serializer:
+        raise frames.violation(
+            "yamp.handshake.echo",
+            f"asked for serializer {settings.serializer!r}, the server answered {theirs.serializer!r}",
+        )
+    if role is Role.SERVER and serializer not in settings.serializers:
+        supported = ", ".join(settings.serializers)
+        raise frames.violation(
+            "yamp.handshake.serializer", f"serializer {serializer!r} is not supported; supported: {supported}"
+        )
+    return serializer
 
 
 def split_url(url: str) -> tuple[str, str] | None:

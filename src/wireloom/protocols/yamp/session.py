@@ -16,12 +16,11 @@ Short reads are decoded by `frames.py`. Of long ones, events and acknowledged pu
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from wireloom.formats import body_formats
-from wireloom.formats.conversion import QUICK, conversion_of, converted, takes_long
+from wireloom.formats.conversion import conversion_of, converted, takes_long
 from wireloom.model import (
     Kind,
     LimitExceeded,
@@ -29,17 +28,14 @@ from wireloom.model import (
     NotSupported,
     PeerClosed,
     ProtocolViolation,
-    WireloomError,
     message_of,
     without_traces,
 )
 from wireloom.protocols.column_session import CallSession
 from wireloom.protocols.contract import (
-    HUB_PREFIX,
     LOGIN,
     NOTHING,
     NOTHING_AGREED,
-    PUBLISH,
     Batch,
     Calls,
     EventHead,
@@ -52,9 +48,20 @@ from wireloom.protocols.partial_frame import Kept
 from wireloom.protocols.pending_acks import Owed, OwedBatches
 from wireloom.protocols.yamp import errors, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
-from wireloom.protocols.yamp.protocol import YampSettings, fits, parse_uid, split_url, to_frame, to_message
+from wireloom.protocols.yamp.operations import operation_in_json
+from wireloom.protocols.yamp.protocol import (
+    YampSettings,
+    agreed_serializer,
+    event_beginning,
+    fits,
+    parse_uid,
+    split_url,
+    to_frame,
+    to_message,
+    uri_of,
+)
 from wireloom.protocols.yamp.requests import Received, Sent, Unanswered
-from wireloom.protocols.yamp.states import ANSWERS, RECEIVES
+from wireloom.protocols.yamp.states import ANSWERS, RECEIVES, refuse_out_of_turn
 from wireloom.protocols.yamp.uids import Uids, uid_bytes, uid_text
 
 if TYPE_CHECKING:
@@ -161,7 +168,7 @@ class YampSession(CallSession):
                     state = self.state
                     in_turn = RECEIVES[self.role, state]
                 if data[position] not in in_turn:
-                    self._refuse_turn(data[position])
+                    refuse_out_of_turn(state, data[position])
                 found = frames.decode(data, position, self.settings.max_body)
                 if found is None:
                     self.keep(data[position:])
@@ -207,19 +214,6 @@ class YampSession(CallSession):
         if "yamp.close.followed" not in self.counters:
             self.count("yamp.close.followed")
 
-    def _refuse_turn(self, type_: int) -> None:
-        """Refuse a frame that is out of turn by its first byte, before any of it is waited for."""
-        if type_ > FrameType.RESPONSE:
-            return  # `frames.decode` says that there is no such type
-        name = FrameType(type_).name.lower().replace("_", "-")
-        if self.state is _OPENING:
-            if type_ == FrameType.CLOSE_REDIRECT:
-                raise frames.violation("yamp.redirect.direction", "a client sent close-redirect")
-            raise frames.violation("yamp.handshake.first", f"{name} before the handshake")
-        if type_ == FrameType.HANDSHAKE:
-            raise frames.violation("yamp.handshake.repeated", "a second handshake")
-        raise frames.violation("yamp.redirect.direction", "a client sent close-redirect")
-
     def _accept(self, frame: frames.Frame) -> Message | None:
         """Check a frame against the conversation; returns what it says, None where it says nothing."""
         match frame:
@@ -253,32 +247,17 @@ class YampSession(CallSession):
                 self._closed("redirect", url)
         message = to_message(frame, self._receives, self.content_type)
         if message.kind is _REQUEST:
-            return _operation(message)
+            return operation_in_json(message)
         return errors.read_code(message) if message.kind is _ERROR else message
 
     def _agree(self, theirs: frames.Handshake) -> None:
         """The handshake: a server echoes what it supports, a client wants its own back."""
-        if theirs.version != frames.VERSION:
-            raise frames.violation(
-                "yamp.handshake.version", f"version {theirs.version} is not supported; supported: {frames.VERSION}"
-            )
-        serializer = theirs.serializer or body_formats.DEFAULT
-        if self.role is Role.CLIENT:
-            if serializer != self.settings.serializer:
-                raise frames.violation(
-                    "yamp.handshake.echo",
-                    f"asked for serializer {self.settings.serializer!r}, the server answered {theirs.serializer!r}",
-                )
-        elif serializer not in self.settings.serializers:
-            supported = ", ".join(self.settings.serializers)
-            raise frames.violation(
-                "yamp.handshake.serializer", f"serializer {serializer!r} is not supported; supported: {supported}"
-            )
-        elif self.settings.redirect:
+        serializer = agreed_serializer(theirs, self.role, self.settings)
+        if self.role is Role.SERVER and self.settings.redirect:
             self._say(frames.CloseRedirect(self.settings.redirect))
             self._closed("redirect", self.settings.redirect)
             return
-        else:
+        if self.role is Role.SERVER:
             self._say(theirs)
         self.serializer = serializer
         self._agreed = _AGREED.get(serializer, NOTHING_AGREED)
@@ -401,7 +380,7 @@ class YampSession(CallSession):
         if state is _CLOSED or (state is _CLOSING and kind not in ANSWERS):
             raise PeerClosed("the yamp connection is closed")
         if kind is _EVENT:
-            return self._queue(self._prepare(_EVENT, message, _uri_of(message), now))
+            return self._queue(self._prepare(_EVENT, message, uri_of(message), now))
         if kind is _REQUEST:
             return self._ask(message, now)
         if kind in ANSWERS:
@@ -419,7 +398,7 @@ class YampSession(CallSession):
         return message
 
     def _ask(self, message: Message, now: float) -> Message:
-        uri = _uri_of(message)
+        uri = uri_of(message)
         self._waiting.make_room()
         sent = self._say_message(_REQUEST, message, uri, now)
         self._waiting[sent.id or ""] = Unanswered(uri, message.attributes.get("progressive") == "true")
@@ -571,7 +550,7 @@ class YampSession(CallSession):
         """An `event` frame up to its body; None where the body has to be converted."""
         if not self._is_plain(content_type):
             return None
-        head, smallest = _event_head(topic), 1 if body_formats.nothing(self.content_type) else 0
+        head, smallest = event_beginning(topic), 1 if body_formats.nothing(self.content_type) else 0
         return EventHead(head, len(head) - 4, 0, self.settings.max_body, smallest=smallest)
 
     def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
@@ -733,35 +712,9 @@ class YampSession(CallSession):
         if self.state is not _OPEN or not self._slow.behind:
             self.send(event, now)
             return
-        self._out.append(frames.encode(to_frame(self._prepare(_EVENT, event, _uri_of(event), now), self.settings)))
+        self._out.append(frames.encode(to_frame(self._prepare(_EVENT, event, uri_of(event), now), self.settings)))
         self.sent += 1
 
 
 class Joined(bytes):
     """Several frames in a row; any other bytes in `YampSession._out` are one frame."""
-
-
-@lru_cache(maxsize=1024)
-def _event_head(uri: str) -> bytes:
-    """An event without uid and body."""
-    return frames.encode(frames.Event(bytes(16), fits(uri, "topic", frames.MAX_URI), b""))
-
-
-def _uri_of(message: Message) -> str:
-    if not message.topic:
-        raise NotSupported(f"a yamp {message.kind} needs a topic: it is the uri")
-    return message.topic
-
-
-def _operation(request: Message) -> Message:
-    """Operations of the hub take JSON: a request for one that came as another kind of plain values is converted."""
-    topic, reader = request.topic or "", body_formats.format_for(request.content_type)
-    if not topic.startswith(HUB_PREFIX) or topic.startswith(PUBLISH) or len(request.body) > QUICK:
-        return request
-    if reader is None or reader.name not in body_formats.CONVERTIBLE:
-        return request  # with the other serializers an operation is JSON text
-    try:
-        body, content_type = converted(request.body, request.content_type, "application/json")
-    except WireloomError:
-        return request
-    return request.with_(body=body, content_type=content_type)

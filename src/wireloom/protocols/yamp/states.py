@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from wireloom.model import Kind
 from wireloom.protocols.contract import Role, SessionState
-from wireloom.protocols.yamp.frames import FrameType
+from wireloom.protocols.yamp.frames import FrameType, violation
 
 ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS))
 
@@ -32,3 +32,16 @@ RECEIVES: Mapping[tuple[Role, SessionState], frozenset[FrameType]] = {
     (Role.CLIENT, SessionState.CLOSED): frozenset(),
 }
 """Which frames each role takes in each state."""
+
+
+def refuse_out_of_turn(state: SessionState, type_: int) -> None:
+    """Refuse a frame that is out of turn by its first byte, before any of it is waited for."""
+    if type_ > FrameType.RESPONSE:
+        return  # `frames.decode` says that there is no such type
+    name = FrameType(type_).name.lower().replace("_", "-")
+    if type_ == FrameType.CLOSE_REDIRECT:
+        raise violation("yamp.redirect.direction", "a client sent close-redirect")
+    if state is SessionState.OPENING:
+        raise violation("yamp.handshake.first", f"{name} before the handshake")
+    if type_ == FrameType.HANDSHAKE:
+        raise violation("yamp.handshake.repeated", "a second handshake")
