@@ -15,6 +15,7 @@ import wireloom
 import wireloom.mesh
 import wireloom.peers.components
 import wireloom.pipeline
+import wireloom.sync
 import wireloom.testing
 from wireloom.cli import main as command_line
 from wireloom.hub import config
@@ -163,6 +164,7 @@ def test_every_public_name_is_on_the_page() -> None:
             wireloom,
             wireloom.mesh,
             wireloom.peers.components,
+            wireloom.sync,
             wireloom.testing,
             wireloom.pipeline,
         )
