@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.datasource import GreaterThan
 
 from tests.pipeline.journals import compared, expected_messages, expected_rejects, make_journal
 from wireloom.model import ConfigError, JournalError
+from wireloom.pipeline import planning
+from wireloom.pipeline.decode import decode_range
+from wireloom.pipeline.filters import Wanted
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, spark_schema
 
@@ -65,6 +69,65 @@ def test_the_users_error_is_in_what_spark_raises(spark: SparkSession, journal: P
         match="unknown option 'tabel' of the format wireloom; known: auto, flowGroups, idle, keys, lateness, max",
     ):
         spark.read.format("wireloom").option("tabel", "rejects").load(str(journal))
+
+
+@pytest.mark.parametrize("wrong", [{"tabel": "rejects"}, {"path": "/nowhere/journal"}])
+def test_a_users_mistake_is_told_in_one_line_without_a_traceback(
+    spark: SparkSession, journal: Path, wrong: dict[str, str]
+) -> None:
+    with pytest.raises(Exception, match=r"Error: ") as raised:
+        spark.read.format("wireloom").options(**{"path": str(journal), **wrong}).load()
+    assert "Traceback" not in str(raised.value)
+    told, _, _ = str(raised.value).partition("SQLSTATE")
+    assert len(told.strip().splitlines()) == 1
+
+
+FILTERS = [
+    "protocol = 'hsp'",
+    "kind = 'request' and protocol in ('hsp', 'emp')",
+    "topic like 'sensors/%'",
+    "topic = 'no such topic'",
+    "time >= timestamp '2100-01-01'",
+    "date = date '1970-01-01'",
+    "kind is null or protocol = 'hsp'",
+    "not (protocol = 'hsp')",
+    "sequence > 3 and direction = 's2c'",
+]
+
+
+@pytest.mark.parametrize("condition", FILTERS)
+def test_a_filter_gives_the_rows_that_it_gives_on_all_rows(spark: SparkSession, journal: Path, condition: str) -> None:
+    every = spark.createDataFrame(
+        spark.read.format("wireloom").load(str(journal)).toArrow()  # no filter reaches the source
+    )
+    filtered = spark.read.format("wireloom").load(str(journal)).where(condition)
+    assert sorted(map(str, filtered.collect())) == sorted(map(str, every.where(condition).collect()))
+
+
+def test_filters_of_time_and_connection_choose_blocks(spark: SparkSession, journal: Path) -> None:
+    rows = sorted(spark.read.format("wireloom").load(str(journal)).select("time", "connection").collect())
+    middle, connection = rows[len(rows) // 2]
+    frame = spark.read.format("wireloom").load(str(journal))
+    assert frame.where(frame.time > middle).count() == sum(row.time > middle for row in rows)
+    assert frame.where(frame.time == middle).count() == sum(row.time == middle for row in rows)
+    assert frame.where(frame.connection == connection).count() == sum(row.connection == connection for row in rows)
+
+
+def test_blocks_that_cannot_match_are_not_decoded(journal: Path) -> None:
+    parts = planning.plan([str(journal)], {}, planning.latest([str(journal)]))
+    whole = [decode_range(part).messages for part in parts if not part.refused]
+    connection = whole[0]["connection"][0].as_py()
+    times = sorted(time for table in whole for time in table["time"].to_pylist())
+    for wanted, matches in (
+        (Wanted(words={"connection": frozenset({connection})}), lambda row: row["connection"] == connection),
+        (Wanted.of([GreaterThan(("time",), times[-3])]), lambda row: row["time"] >= times[-3]),
+    ):
+        found = [decode_range(part, wanted=wanted).messages for part in parts if not part.refused]
+        rows = [row for table in found for row in table.to_pylist()]
+        expected = [row for table in whole for row in table.to_pylist() if matches(row)]
+        assert [row for row in rows if matches(row)] == expected
+        # Connections with calls to providers are decoded as a whole.
+        assert 0 < len(expected) <= len(rows) < len(times)
 
 
 @pytest.mark.parametrize(

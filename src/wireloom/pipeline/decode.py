@@ -28,6 +28,7 @@ from wireloom.journal.segment import committed_length
 from wireloom.model import ConfigError, Direction, JournalError
 from wireloom.pipeline import name_hash, pair_kernel, record_columns, segment_runs
 from wireloom.pipeline.dictionary_columns import unified
+from wireloom.pipeline.filters import Wanted
 from wireloom.pipeline.message_table import empty, message_rows
 from wireloom.pipeline.planning import Range
 from wireloom.pipeline.record_columns import RecordColumns, address_columns, details, find_records, hex_texts, parsed
@@ -100,9 +101,12 @@ def auditor(name: str, trust: str) -> Auditor | None:
     return decoder.auditor(settings)
 
 
-def decode_range(part: Range, trust: str = "", keys: str = "", disk: Disk = LOCAL) -> DecodedRange:
+def decode_range(
+    part: Range, trust: str = "", keys: str = "", disk: Disk = LOCAL, wanted: Wanted | None = None
+) -> DecodedRange:
     """The messages and rejects of one range; `trust` is a trust file for those who sign, `keys` a key file.
 
+    Blocks of which no row can be `wanted` are not decoded; other rows that are not wanted may be there all the same.
     Bytes that cannot be read are rejects, too, and the rest is decoded.
     """
     path = Path(part.file)
@@ -113,7 +117,7 @@ def decode_range(part: Range, trust: str = "", keys: str = "", disk: Disk = LOCA
     audited = Audited(trust)
     events: list[pa.Table] = []
     with SegmentBytes(path, limit, disk) as segment:
-        messages = _decode(segment, part, rejects, events, audited, keys)
+        messages = _decode(segment, part, rejects, events, audited, keys, wanted)
     told = pa.concat_tables([sessions.EVENTS.empty_table(), *events])
     return DecodedRange(messages, rejects.table(), told, audited.findings(), audited.packets())
 
@@ -165,6 +169,7 @@ def _decode(
     events: list[pa.Table],
     audited: Audited,
     key_file: str,
+    wanted: Wanted | None,
 ) -> pa.Table:
     head = _head(segment)
     first = None if head is None else head.size
@@ -188,6 +193,7 @@ def _decode(
     contexts: dict[int, journal_blocks.Stated] | None = None
     keys: dict[int, Keys] = {}
     said = Said()
+    kept: NDArray[np.bool_] | None = None
     frames = ~found.index.is_record
     for code, name in enumerate(found.index.protocols):
         rows = np.flatnonzero(frames & (found.index.protocol == code))
@@ -198,6 +204,11 @@ def _decode(
             contexts = _contexts((*before, whole))
             keys = _keys(data, skimmed, found)
             said = Said.read(whole, records, before, skimmed, found)
+            kept = None if wanted is None else _kept(wanted, found, said)
+        if kept is not None and auditor(name, audited.trust) is None:
+            rows = rows[kept[rows]]
+            if not len(rows):
+                continue
         runs, damaged = gather_runs(data, name, found, rows)
         runs = _sound(runs, damaged, contexts, rejects)
         if len(runs.start):
@@ -206,6 +217,12 @@ def _decode(
     if not tables:
         return empty(MESSAGES)
     return tables[0] if len(tables) == 1 else unified(pa.concat_tables(tables))
+
+
+def _kept(wanted: Wanted, found: segment_runs.Found, said: Said) -> NDArray[np.bool_]:
+    """Which blocks are decoded. A record `taken` is about the next run of its connection: none of those is left out."""
+    with_calls = np.array([connection for connection, _, _ in said.taken], np.uint64)
+    return wanted.of_runs(found.index, found.run) | np.isin(found.index.connection, with_calls)
 
 
 _EVENT_NAMES = ("opened", "closed", "refused", "started")

@@ -35,7 +35,7 @@ from wireloom.pipeline.tables import WrittenFile
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_ROWS_A_TASK = 250_000
+_ROWS_A_TASK = 50_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from wireloom.topics import read_topic_map
 
 DEFAULTS = {
     "table": "messages",
-    "partitionBytes": "16m",
+    "partitionBytes": "64m",
     "maxBytesPerTrigger": "512m",
     "trust": "",
     "keys": "",

@@ -11,7 +11,7 @@ Each capture is a lane of its own, taken as a whole: see `captures/planning.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wireloom.journal.segment import REFUSED, committed_length, segments
@@ -37,6 +37,14 @@ class Range:
     def size(self) -> int:
         """How many bytes the range spans."""
         return self.end - self.start
+
+    def pieces(self, most: int) -> list[Range]:
+        """The same range in pieces of at most so many bytes.
+
+        >>> [(each.start, each.end) for each in Range("a", 5, 25).pieces(8)]
+        [(5, 13), (13, 21), (21, 25)]
+        """
+        return [replace(self, start=at, end=min(at + most, self.end)) for at in range(self.start, self.end, most)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,9 @@ class SegmentBytes:
         self._filled = 0
         # Whoever only reads may follow links.
         self._file = disk.open(Path(os.path.realpath(path)), READ)
+        found = os.stat(path)  # noqa: PTH116
+        self.identity = (str(path), found.st_ino, found.st_mtime_ns, limit)
+        """Tells a segment from another, and from itself after it was changed."""
         self._buffer = _buffer(limit)
         self.data: NDArray[np.uint8] = self._buffer[:limit]
         # One type of array, so one compilation of each kernel.

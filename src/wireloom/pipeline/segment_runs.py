@@ -165,30 +165,52 @@ class Skimmed:
     """Those of them that stand right before the range: they may say something about its first run."""
 
 
+@dataclass(slots=True)
+class _Passed:
+    """How far a segment was passed over: where the next block begins, where the last one did, and what was kept."""
+
+    at: int = 0
+    last: int = 0
+    adjacent: int = 0
+    stated: list[NDArray[np.uint8]] = dataclasses.field(default_factory=list)
+    sizes: list[NDArray[np.int64]] = dataclasses.field(default_factory=list)
+
+
+_passed: dict[tuple[str, int, int, int], _Passed] = {}
+"""The segments that this process passed over last. A task reads one range after the other, so it goes on from there."""
+_REMEMBERED = 4
+
+
 def skim(segment: SegmentBytes, start: int) -> Skimmed:
     """Pass over the blocks before a range, and keep little of them. With damage among them, nothing is passed over."""
-    stated: list[NDArray[np.uint8]] = []
-    sizes: list[NDArray[np.int64]] = []
+    passed = _passed.pop(segment.identity, None)
+    if passed is None or passed.at > start:
+        passed = _Passed()
     places = np.empty((2, 4096), np.int64)
     buffer = np.empty(min(_WINDOW, start + _AHEAD), np.uint8)
     window = buffer.view()
     window.flags.writeable = False
-    at = last = adjacent = 0
-    while at < start:
-        filled = segment.window(buffer, at)
-        before, size, found, sound, adjacent = (int(v) for v in _skim(window[:filled], start - at, places, adjacent))
+    while passed.at < start:
+        filled = segment.window(buffer, passed.at)
+        before, size, found, sound, passed.adjacent = (
+            int(v) for v in _skim(window[:filled], start - passed.at, places, passed.adjacent)
+        )
         if not sound or before < 0:
             return Skimmed()
         if found:
-            sizes.append(places[1, :found].copy())
-            stated.append(np.frombuffer(gather(window, places[0, :found], sizes[-1]).buffers()[2], np.uint8))
-        last, at = at + before, at + size
-    segment.skip_to(last)
-    if not stated:
-        return Skimmed(last)
-    joined = np.concatenate(stated)
-    near = int(np.concatenate(sizes)[-adjacent:].sum()) if adjacent else 0
-    return Skimmed(last, joined, joined[len(joined) - near :])
+            passed.sizes.append(places[1, :found].copy())
+            kept = gather(window, places[0, :found], passed.sizes[-1])
+            passed.stated.append(np.frombuffer(kept.buffers()[2], np.uint8))
+        passed.last, passed.at = passed.at + before, passed.at + size
+    _passed[segment.identity] = passed
+    while len(_passed) > _REMEMBERED:
+        del _passed[next(iter(_passed))]
+    segment.skip_to(passed.last)
+    if not passed.stated:
+        return Skimmed(passed.last)
+    joined = np.concatenate(passed.stated)
+    near = int(np.concatenate(passed.sizes)[-passed.adjacent :].sum()) if passed.adjacent else 0
+    return Skimmed(passed.last, joined, joined[len(joined) - near :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ Planning lists files and nothing more; the workers map them, decode and hand ove
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -22,16 +22,18 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from wireloom.model import ConfigError
+from wireloom.model import ConfigError, WireloomError
 from wireloom.pipeline import planning
 from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.captures.counts import Counts
 from wireloom.pipeline.captures.planning import StateFolder
+from wireloom.pipeline.filters import Wanted
 from wireloom.pipeline.options import CaptureOptions, Options
 from wireloom.pipeline.planning import Offsets, Range
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, spark_schema
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 FORMAT = "wireloom"
 BATCH_ROWS = 65536
+PIECE_BYTES = 16 << 20
+"""A task decodes so many bytes at a time: its memory depends on this, not on `partitionBytes`."""
 
 
 class Ranges(InputPartition):
@@ -91,6 +95,24 @@ class FlowGroup(InputPartition):
             yield whole, reader.finish()
 
 
+_HIDE = "SPARK_HIDE_TRACEBACK"
+"""The environment variable that has Spark show an error without where it was raised."""
+T = TypeVar("T")
+
+
+def _in_one_line(work: Callable[[], T]) -> T:
+    """Do something that may find the user's mistake: that is told in one line, without a traceback of ours.
+
+    Spark plans in processes of its own, and shows the traceback of an error there unless it is told not to.
+    """
+    os.environ.pop(_HIDE, None)
+    try:
+        return work()
+    except WireloomError:
+        os.environ[_HIDE] = "1"
+        raise
+
+
 class WireloomSource(DataSource):
     """The data source `wireloom`."""
 
@@ -109,27 +131,38 @@ class WireloomSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of the table that was asked for."""
-        return spark_schema(self.chosen.table.columns)
+        return spark_schema(_in_one_line(lambda: self.chosen).table.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of everything that is committed now."""
-        return JournalReader(self.chosen)
+        return JournalReader(_in_one_line(lambda: self.chosen))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of everything as it is committed."""
-        return JournalStreamReader(self.chosen)
+        return JournalStreamReader(_in_one_line(lambda: self.chosen))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Sends rows to a live peer."""
         from wireloom.pipeline.sink import Sink, checked
 
-        return Sink(checked(self.options, schema, overwrite))
+        return Sink(_in_one_line(lambda: checked(self.options, schema, overwrite)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Sends the rows of a stream to a live peer."""
         from wireloom.pipeline.sink import StreamSink, checked
 
-        return StreamSink(checked(self.options, schema, overwrite))
+        return StreamSink(_in_one_line(lambda: checked(self.options, schema, overwrite)))
+
+
+class FilteringSource(WireloomSource):
+    """The same source, to which Spark hands filters: only for sessions in which that is enabled, see `register`.
+
+    In others Spark refuses every query of a source that takes filters.
+    """
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader that takes filters."""
+        return FilteringReader(_in_one_line(lambda: self.chosen))
 
 
 class JournalReader(DataSourceReader):
@@ -137,6 +170,7 @@ class JournalReader(DataSourceReader):
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.wanted: Wanted | None = None
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition for about `partitionBytes` of journals, and one a group of flows in captures."""
@@ -144,7 +178,16 @@ class JournalReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one partition."""
-        return read_table(self.options, partition)
+        return read_table(self.options, partition, self.wanted)
+
+
+class FilteringReader(JournalReader):
+    """Decodes only blocks that can match the filters of a query, and hands over only rows that do."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Take note of the filters; Spark applies all of them again."""
+        self.wanted = Wanted.of(filters)
+        return filters
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -218,7 +261,9 @@ def flow_groups(options: Options, start: Offsets, end: Offsets, stream: bool) ->
     return [FlowGroup(files, group, groups, known, rest) for group, (known, rest) in enumerate(ends)]
 
 
-def decoded_parts(options: Options, partition: InputPartition) -> Iterator[tuple[Range, DecodedRange]]:
+def decoded_parts(
+    options: Options, partition: InputPartition, wanted: Wanted | None = None
+) -> Iterator[tuple[Range, DecodedRange]]:
     """The rows of a partition, a part at a time; Spark makes an empty partition where there is nothing to read."""
     from wireloom.pipeline.decode import decode_range
 
@@ -226,7 +271,8 @@ def decoded_parts(options: Options, partition: InputPartition) -> Iterator[tuple
         yield from partition.decode(options.captures, options.trust, options.keys)
     elif isinstance(partition, Ranges):
         for part in partition.ranges:
-            yield part, decode_range(part, options.trust, options.keys)
+            for piece in part.pieces(PIECE_BYTES):
+                yield piece, decode_range(piece, options.trust, options.keys, wanted=wanted)
 
 
 def input_of(partition: InputPartition) -> tuple[int, int]:
@@ -238,10 +284,11 @@ def input_of(partition: InputPartition) -> tuple[int, int]:
     return 0, 0
 
 
-def read_table(options: Options, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition as record batches with exactly the table's types."""
+def read_table(options: Options, partition: InputPartition, wanted: Wanted | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition that can be wanted, as record batches with exactly the table's types."""
     from wireloom.pipeline.message_table import plain
 
-    for _, decoded in decoded_parts(options, partition):
+    for _, decoded in decoded_parts(options, partition, wanted):
         rows = decoded.messages if options.table == MESSAGES else decoded.rejects
+        rows = rows if wanted is None else wanted.of_rows(rows)
         yield from plain(rows, options.table).to_batches(max_chunksize=BATCH_ROWS)

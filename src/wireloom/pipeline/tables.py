@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 DIFFERING = frozenset({"body", "message_id", "correlation_id", "request_id", "bytes", "rows"})
 """Columns whose values hardly repeat: a dictionary of them would only cost time."""
-ASCENDING = frozenset({"sequence", "offset"})
-"""Columns of numbers that mostly grow by the same step: the steps are stored."""
+ASCENDING = frozenset({"sequence", "offset", "time", "requested_at", "opened_at"})
+"""Columns of numbers and times that mostly grow by a little: the steps are stored."""
 
 HELD = "held-"
 """The names of files that the next batch replaces begin with this."""

@@ -63,7 +63,6 @@ without a connection says that whoever wrote the lane was started there: no conn
 _MIN = ("first", "opened", "closed", "farewell", "from_c2s", "from_s2c", "ended_c2s", "ended_s2c")
 _SUM = ("messages_c2s", "messages_s2c", "bytes_c2s", "bytes_s2c", "rejects")
 _ANY = ("midstream",)
-_MAX = tuple(name for name in VISITS.names if name not in (*_MIN, *_SUM, "bucket", "connection", *_ANY))
 _RANKS = ("close", "error", "redirect")
 """Goodbyes, the most telling last."""
 
@@ -110,8 +109,14 @@ def observe(view: View, rejects: View, events: pa.Table, file: str) -> pa.Table:
     """Rows of `VISITS`, one a connection, for what one file holds."""
     lane, _, file = file.rpartition("/")
     parts = [_of_messages(view), _of_rejects(rejects), _of_events(events)]
-    made = [_visits(part, lane, file) for part in parts if len(part["connection"])]
-    return _together(pa.concat_tables(made)) if made else VISITS.empty_table()
+    made = [_visits(part) for part in parts if len(part["connection"])]
+    if not made:
+        return VISITS.empty_table()
+    found = _together(pa.concat_tables(made))
+    # Texts that are the same for all, or made of numbers, are made once a connection.
+    place = pc.binary_join_element_wise(pa.scalar(file), pc.utf8_lpad(found["place"].cast(pa.string()), 20, "0"), ":")
+    values = {"lane": pa.repeat(lane, found.num_rows), "place": place}
+    return pa.table([values.get(name, found[name]) for name in VISITS.names], VISITS)
 
 
 def midstream(events: Sequence[pa.Table]) -> frozenset[str]:
@@ -120,23 +125,21 @@ def midstream(events: Sequence[pa.Table]) -> frozenset[str]:
     return frozenset(name or "" for names in found for name in names)
 
 
-def _visits(part: Mapping[str, pa.Array], lane: str, file: str) -> pa.Table:
-    """Columns as rows of `VISITS`, with what is the same for all; columns that are not given are null."""
+_NUMBERED = VISITS.set(VISITS.get_field_index("place"), pa.field("place", pa.int64()))
+"""`VISITS` of one file, in which a place is a number."""
+
+
+def _visits(part: Mapping[str, pa.Array]) -> pa.Table:
+    """Columns as rows of `_NUMBERED`; those that are not given are null."""
     connection = one_piece(part["connection"])
     count = len(connection)
     buckets = (name_hashes(connection) % np.uint64(BUCKETS)).astype(np.uint8)
     buckets[~valid(connection)] = EVERY_BUCKET
-    place = pc.utf8_lpad(part["place"].cast(pa.string()), 20, "0")
-    given = {
-        **part,
-        "bucket": pa.array(buckets),
-        "lane": pa.repeat(lane, count),
-        "place": pc.binary_join_element_wise(pa.scalar(file), place, ":"),
-    }
+    given = {**part, "bucket": pa.array(buckets)}
     columns = [
-        given[each.name].cast(each.type) if each.name in given else pa.nulls(count, each.type) for each in VISITS
+        given[each.name].cast(each.type) if each.name in given else pa.nulls(count, each.type) for each in _NUMBERED
     ]
-    return pa.table(columns, schema=VISITS)
+    return pa.table(columns, schema=_NUMBERED)
 
 
 @allocating
@@ -265,17 +268,43 @@ def _of_events(events: pa.Table) -> dict[str, pa.Array]:
 
 def _together(visits: pa.Table) -> pa.Table:
     """One row a connection; rows without one stay as they are."""
-    starts = visits.filter(pc.is_null(visits["connection"]))
-    named = visits.filter(pc.is_valid(visits["connection"]))
-    if named.num_rows == 0:
-        return starts
-    how = {"min": _MIN, "max": _MAX, "sum": _SUM, "any": _ANY}
-    rules = [(name, rule) for rule, names in how.items() for name in names]
-    summed = named.group_by(["bucket", "connection"]).aggregate(rules)
-    by_name = {name.rpartition("_")[0]: summed[name] for name in summed.column_names if name not in VISITS.names}
-    values = {"bucket": summed["bucket"], "connection": summed["connection"], **by_name}
-    merged = pa.table({name: values[name] for name in VISITS.names}).cast(VISITS)
-    return pa.concat_tables([merged, starts]) if starts.num_rows else merged
+    encoded = one_piece(visits["connection"]).dictionary_encode()
+    count = len(encoded.dictionary)
+    code = encoded.indices.fill_null(count).to_numpy()
+    size = np.bincount(code, minlength=count + 1)
+    size[count] = 1
+    again = size[code] > 1
+    if not again.any():
+        return visits
+    alone = visits.filter(pa.array(~again))
+    rows = np.flatnonzero(again)
+    rows = rows[np.argsort(code[rows], kind="stable")]
+    return pa.concat_tables([alone, _merged(visits.take(pa.array(rows)), code[rows])]).combine_chunks()
+
+
+def _merged(visits: pa.Table, group: NDArray[np.int32]) -> pa.Table:
+    """Rows of groups that stand together, a row a group: neighbours are merged, as often as it takes."""
+    while True:
+        first = np.flatnonzero(np.diff(group, prepend=-1))
+        place = np.arange(len(group)) - np.repeat(first, np.diff(first, append=len(group)))
+        later = np.flatnonzero(place % 2 == 1)
+        if not len(later):
+            return visits
+        one, other = visits.take(pa.array(later - 1)), visits.take(pa.array(later))
+        both = pa.table([_either(each.name, one[each.name], other[each.name]) for each in visits.schema], visits.schema)
+        order = np.arange(len(group))
+        order[later - 1] = len(group) + np.arange(len(later))
+        kept = np.flatnonzero(place % 2 == 0)
+        visits = pa.concat_tables([visits, both]).take(pa.array(order[kept]))
+        group = group[kept]
+
+
+def _either(name: str, one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What two rows of one connection say together; one that says nothing does not count."""
+    if name in _SUM or name in _ANY:
+        add = pc.add if name in _SUM else pc.or_
+        return pc.coalesce(add(one, other), one, other)
+    return (pc.min_element_wise if name in _MIN else pc.max_element_wise)(one, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +337,7 @@ def join(visits: pa.Table, clock: Clock) -> Joined:
     closed = pc.fill_null(known["closed"], NEVER).to_numpy()
     over = (closed < NEVER) & (clock.watermark_us - LINGER_US > np.where(closed < NEVER, closed, 0))
     rows = _rows(known)
-    names = known["connection"].to_pylist()
+    names = known["connection"]
     begins = np.maximum(*(pc.fill_null(known[name], 0).to_numpy() for name in ("from_c2s", "from_s2c")))
     unseen = (begins > 0) | pc.fill_null(known["midstream"], False).to_numpy()
     return Joined(
@@ -320,13 +349,14 @@ def join(visits: pa.Table, clock: Clock) -> Joined:
             _times(names, known["farewell"]),
             {way: _times(names, known[f"ended_{way}"]) for way in (Direction.C2S, Direction.S2C)},
         ),
-        frozenset(name for name, each in zip(names, unseen.tolist(), strict=True) if each),
+        frozenset(names.filter(pa.array(unseen)).to_pylist()),
     )
 
 
-def _times(names: Sequence[str], column: pa.ChunkedArray) -> dict[str, int]:
+def _times(names: pa.ChunkedArray, column: pa.ChunkedArray) -> dict[str, int]:
     """What happened to connections, and when; those it did not happen to are left out."""
-    return {name: at for name, at in zip(names, column.to_pylist(), strict=True) if at is not None}
+    happened = pc.is_valid(column)
+    return dict(zip(names.filter(happened).to_pylist(), column.filter(happened).to_pylist(), strict=True))
 
 
 def _end_at_starts(known: pa.Table, starts: pa.Table) -> pa.Table:
@@ -334,13 +364,15 @@ def _end_at_starts(known: pa.Table, starts: pa.Table) -> pa.Table:
     if not starts.num_rows:
         return known
     closed = pc.fill_null(known["closed"], NEVER).to_numpy().copy()
-    lane, place, reason = (known[name].to_pylist() for name in ("lane", "place", "reason"))
+    reset = np.zeros(len(closed), np.bool_)
     moments = starts.select(["lane", "place", "first"]).sort_by([("lane", "ascending"), ("place", "ascending")])
     for start in moments.to_pylist():
-        for row in np.flatnonzero(closed == NEVER).tolist():
-            if lane[row] == start["lane"] and place[row] < start["place"]:
-                closed[row], reason[row] = start["first"], "reset"
-    values = {"closed": pa.array(closed, mask=closed == NEVER), "reason": pa.array(reason, pa.string())}
+        before = pc.and_(pc.equal(known["lane"], start["lane"]), pc.less(known["place"], start["place"]))
+        ended = pc.fill_null(before, False).to_numpy() & (closed == NEVER)
+        closed[ended] = start["first"]
+        reset |= ended
+    reason = pc.if_else(pa.array(reset), "reset", known["reason"])
+    values = {"closed": pa.array(closed, mask=closed == NEVER), "reason": reason}
     return pa.table({name: values.get(name, known[name]) for name in VISITS.names}).cast(VISITS)
 
 
