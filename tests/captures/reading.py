@@ -15,6 +15,7 @@ from wireloom.pipeline.captures.reader import CaptureReader, read_captures
 from wireloom.pipeline.decode import DecodedRange
 from wireloom.pipeline.message_table import plain
 from wireloom.pipeline.schemas import MESSAGES
+from wireloom.pipeline.steps.sessions import Event
 
 Row = dict[str, object]
 
@@ -25,12 +26,12 @@ class Found:
 
     messages: list[Row] = field(default_factory=list)
     rejects: list[Row] = field(default_factory=list)
-    events: list[object] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
     def add(self, rows: DecodedRange) -> None:
         self.messages += plain(rows.messages, MESSAGES).to_pylist()
         self.rejects += rows.rejects.to_pylist()
-        self.events += rows.events
+        self.events += [Event(**row) for row in rows.events.to_pylist()]
 
     def said(self, direction: str = "c2s") -> list[tuple[object, object, object]]:
         rows = sorted((m for m in self.messages if m["direction"] == direction), key=lambda m: m["sequence"])  # type: ignore[arg-type,return-value]
@@ -46,8 +47,8 @@ class Found:
             if row["connection"] is not None:
                 total[row["connection"], row["direction"]] += row["size"]  # type: ignore[operator]
         for event in self.events:
-            if event.what == "overhead":  # type: ignore[attr-defined]
-                total[event.connection, event.direction] += event.size  # type: ignore[attr-defined]
+            if event.what == "overhead":
+                total[event.connection, event.direction] += event.size
         return {stream: size for stream, size in total.items() if size}
 
     def clauses(self) -> list[str]:
@@ -55,7 +56,7 @@ class Found:
 
     def whats(self) -> list[tuple[str, str | None]]:
         """What became of connections; that one of two sides was through is left out."""
-        return [(e.what, e.reason) for e in self.events if e.what not in ("overhead", "ended")]  # type: ignore[attr-defined]
+        return [(e.what, e.reason) for e in self.events if e.what not in ("overhead", "ended")]
 
 
 def read_files(paths: Sequence[Path | str], reader: CaptureReader | None = None, *, finish: bool = True) -> Found:

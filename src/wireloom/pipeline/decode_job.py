@@ -58,6 +58,7 @@ REPORT = (
     Column("partition", "string", "its partition, as JSON"),
     Column("first_us", "bigint", "the earliest time in it, microseconds since 1970"),
     Column("last_us", "bigint", "the latest time in it"),
+    Column("stats", "string", "its statistics, as JSON"),
 )
 """What a worker reports of a file it wrote."""
 
@@ -74,7 +75,7 @@ class Report:
     @classmethod
     def of(cls, row: Row | Mapping[str, Any]) -> Report:
         """A report from the row it was brought in."""
-        file = WrittenFile(row["path"], row["rows"], row["size"], json.loads(row["partition"]))
+        file = WrittenFile(row["path"], row["rows"], row["size"], json.loads(row["partition"]), row["stats"])
         return cls(row["table"], file, row["first_us"], row["last_us"])
 
 
@@ -164,9 +165,11 @@ def write_decoded(
     """Write the rows of some ranges, and what else can be told from them; yield a report a file."""
     from wireloom.pipeline import partials
     from wireloom.pipeline.steps import sessions
-    from wireloom.pipeline.steps.message_arrays import View
+    from wireloom.pipeline.steps.message_arrays import View, in_order
 
     messages = partials.together([found.messages for _, found in decoded])
+    # In order of time, so that files and their parts can be told apart by it.
+    messages = None if messages is None else in_order(messages)
     rejects = partials.together([found.rejects for _, found in decoded])
     if messages is not None:
         yield from write_table(warehouse, MESSAGES, messages)
@@ -227,7 +230,7 @@ def _partitions(rows: pa.Table, names: tuple[str, ...]) -> Iterator[tuple[dict[s
 
 def report(name: str, file: WrittenFile, first_us: int = 0, last_us: int = 0) -> pa.RecordBatch:
     """What is reported of a file."""
-    values = [name, file.path, file.rows, file.size, json.dumps(file.partition), first_us, last_us]
+    values = [name, file.path, file.rows, file.size, json.dumps(file.partition), first_us, last_us, file.stats]
     schema = arrow_schema(REPORT)
     arrays = [pa.array([value], field.type) for value, field in zip(values, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
