@@ -8,6 +8,7 @@ always opened.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 
     from wireloom.pipeline.schemas import Table
 
-COLUMNS = ("time", "requested_at", "opened_at", "minute", "protocol", "connection", "kind", "topic")
-"""The columns that people ask by: times first, then words."""
+TIMES = ("time", "requested_at", "opened_at", "minute")
+"""The column of a table that its rows are ordered by: each has one of these."""
+COLUMNS = (*TIMES, "protocol", "connection", "kind", "topic")
+"""The columns that people ask by."""
 LONGEST = 32
 """Letters of a word that stand in the log. The beginning of a word is not above it; a maximum is rounded up."""
 _HIGHEST = chr(0x10FFFF)
@@ -52,6 +55,22 @@ def stats_of(rows: pa.Table, table: Table) -> str:
         if (bounds := _bounds(rows[name])) is not None:
             least[name], most[name] = bounds
     found = {"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": missing}
+    return json.dumps(found, separators=(",", ":"))
+
+
+def combined(parts: Sequence[str]) -> str:
+    """The statistics of a file with the rows of several parts, from those of the parts.
+
+    >>> combined(['{"numRecords":1,"minValues":{"kind":"b"},"maxValues":{"kind":"b"},"nullCount":{"kind":0}}'] * 2)
+    '{"numRecords":2,"minValues":{"kind":"b"},"maxValues":{"kind":"b"},"nullCount":{"kind":0}}'
+    """
+    known = [json.loads(part) for part in parts]
+    found: dict[str, int | dict[str, str] | dict[str, int]] = {"numRecords": sum(part["numRecords"] for part in known)}
+    for name, choose in (("minValues", min), ("maxValues", max), ("nullCount", sum)):
+        columns = dict.fromkeys(column for part in known for column in part[name])
+        found[name] = {
+            column: choose([part[name][column] for part in known if column in part[name]]) for column in columns
+        }
     return json.dumps(found, separators=(",", ":"))
 
 

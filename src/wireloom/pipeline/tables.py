@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wireloom.model import ConfigError
 from wireloom.pipeline import file_stats
@@ -35,7 +35,7 @@ HELD = "held-"
 """The names of files that the next batch replaces begin with this."""
 MANY_FILES = 200
 """A table with more files is asked by way of the log."""
-_ROW_GROUP = 1 << 18
+ROW_GROUP = 1 << 18
 """Rows of a file that have statistics of their own: so many are read where one is wanted."""
 KEPT_HOURS = 24
 """So long the files of an earlier version of a table are kept, for those who read it."""
@@ -85,25 +85,32 @@ def write_rows(
     """
     import pyarrow.parquet as pq
 
-    place = "".join(f"{name}={partition[name]}/" for name in table.partition_by)
-    path = f"{place}{HELD if held else ''}{uuid.uuid4().hex}.parquet"
+    path = new_path(table, partition, held=held)
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
-    names = [column.name for column in table.stored]
-    pq.write_table(
-        rows,
-        target,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=[name for name in names if name not in DIFFERING | ASCENDING],
-        column_encoding={name: "DELTA_BINARY_PACKED" for name in names if name in ASCENDING},
-        write_statistics=file_stats.columns_of(table),
-        write_page_index=True,
-        row_group_size=_ROW_GROUP,
-        store_schema=False,
-        coerce_timestamps="us",
-    )
+    pq.write_table(rows, target, row_group_size=ROW_GROUP, **parquet_options(table))
     return WrittenFile(path, rows.num_rows, target.stat().st_size, dict(partition), file_stats.stats_of(rows, table))
+
+
+def new_path(table: Table, partition: Mapping[str, str], *, held: bool = False) -> str:
+    """A name for a new file of a partition, in the table's folder."""
+    place = "".join(f"{name}={partition[name]}/" for name in table.partition_by)
+    return f"{place}{HELD if held else ''}{uuid.uuid4().hex}.parquet"
+
+
+def parquet_options(table: Table) -> dict[str, Any]:
+    """How the files of a table are written."""
+    names = [column.name for column in table.stored]
+    return {
+        "compression": "zstd",
+        "compression_level": 1,
+        "use_dictionary": [name for name in names if name not in DIFFERING | ASCENDING],
+        "column_encoding": {name: "DELTA_BINARY_PACKED" for name in names if name in ASCENDING},
+        "write_statistics": file_stats.columns_of(table),
+        "write_page_index": True,
+        "store_schema": False,
+        "coerce_timestamps": "us",
+    }
 
 
 def create(folder: Path, table: Table) -> None:
@@ -235,6 +242,18 @@ def files(handle: DeltaTable, table: Table, **partition: str) -> list[WrittenFil
         if all(own[name] == wanted for name, wanted in partition.items()):
             found.append(WrittenFile(path, columns["num_records"][row], columns["size_bytes"][row], own))
     return found
+
+
+def first_times(handle: DeltaTable) -> dict[str, int]:
+    """The earliest time in each file, microseconds since 1970; files of earlier versions do not say."""
+    import pyarrow as pa
+
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    names = [f"min.{name}" for name in file_stats.TIMES if f"min.{name}" in actions.column_names]
+    if not names:
+        return {}
+    times = actions[names[0]].cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    return {path: time for path, time in zip(actions["path"].to_pylist(), times, strict=True) if time is not None}
 
 
 def held_files(handle: DeltaTable, table: Table) -> list[WrittenFile]:
