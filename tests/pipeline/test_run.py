@@ -17,7 +17,7 @@ from tests.pipeline.journals import START_NS, compared, expected_messages, expec
 from wireloom.journal import segments
 from wireloom.journal.state import load_state
 from wireloom.model import ConfigError
-from wireloom.pipeline import Pipeline, PipelineFailed, tables
+from wireloom.pipeline import Pipeline, PipelineFailed, merging, tables
 from wireloom.pipeline.query import ask, ask_spark, describe
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, TABLES, TRAFFIC
 from wireloom.pipeline.warehouse import Warehouse
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
+SKIPPING = "delta.dataSkippingStatsColumns"
 SMALL = {"maxBytesPerTrigger": "400k", "partitionBytes": "100k"}
 
 
@@ -66,6 +67,18 @@ def undisturbed(spark: SparkSession, journal: Path, tmp_path_factory: pytest.Tem
 
 def test_one_batch_gives_what_the_journal_holds(undisturbed: Path, journal: Path) -> None:
     check_against_journal(undisturbed, journal)
+
+
+def test_files_are_merged_beside_the_batches(
+    spark: SparkSession, journal: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "FAN_IN", 2)
+    monkeypatch.setattr(merging, "_LOOK_EVERY", 1)
+    pipeline = Pipeline([journal], tmp_path / "w", spark=spark, options=SMALL)
+    pipeline.run()
+    assert pipeline._merger is not None
+    assert pipeline._merger.merged > 0
+    assert contents(tmp_path / "w") == contents(undisturbed)
 
 
 def test_many_batches_give_what_one_gives(
@@ -214,9 +227,10 @@ def test_an_error_in_a_worker_is_one_line(spark: SparkSession, tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
-def test_statistics_hold_the_number_of_rows_and_nothing_else(undisturbed: Path) -> None:
+def test_statistics_are_of_exactly_the_columns_that_the_table_names(undisturbed: Path) -> None:
     for table in (MESSAGES, REJECTS, TRAFFIC):
         logs = sorted((undisturbed / table.name / "_delta_log").glob("*.json"))
         adds = [json.loads(line)["add"] for log in logs for line in log.read_text().splitlines() if '"add"' in line]
         assert adds
-        assert all(set(json.loads(add["stats"])) == {"numRecords"} for add in adds)
+        named = set(tables.open_table(undisturbed / table.name).metadata().configuration[SKIPPING].split(","))
+        assert all(set(json.loads(add["stats"])["nullCount"]) == named for add in adds)

@@ -8,7 +8,7 @@ but a row a file.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from wireloom.pipeline import partials, tables
-from wireloom.pipeline.decode_job import REPORT, Report, write_table
+from wireloom.pipeline.decode_job import REPORT, Report, report, write_table
+from wireloom.pipeline.merging import merge_files
 from wireloom.pipeline.pair_kernel import Clock
 from wireloom.pipeline.schemas import (
     EXCHANGES,
@@ -25,6 +26,7 @@ from wireloom.pipeline.schemas import (
     SESSIONS,
     STATE,
     TRAFFIC,
+    Table,
     arrow_schema,
     spark_schema,
 )
@@ -33,7 +35,9 @@ from wireloom.pipeline.steps import audit, exchanges_join, exchanges_partial, no
 from wireloom.pipeline.tables import WrittenFile
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+    from wireloom.pipeline.warehouse import Warehouse
 
 _ROWS_A_TASK = 50_000
 
@@ -81,6 +85,25 @@ class SparkWorkers:
         with described(self.spark, text):
             joined = numbers.mapInArrow(join_facts_of_task, spark_schema(REPORT))
             return [Report.of(row) for row in joined.collect()]
+
+
+def merge_in_task(spark: SparkSession, warehouse: Warehouse) -> Callable[[Table, list[WrittenFile]], WrittenFile]:
+    """Merges files in a task of Spark, for `Merger`."""
+
+    def work(table: Table, group: list[WrittenFile]) -> WrittenFile:
+        folder = warehouse.folder(table)
+
+        def merge_group(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                if batch.num_rows:
+                    yield report(table.name, merge_files(folder, table, group))
+
+        with described(spark, f"wireloom: merge {len(group)} files of {table.name}"):
+            merged = spark.range(0, 1, 1, 1).mapInArrow(merge_group, spark_schema(REPORT))
+            (row,) = merged.collect()
+        return Report.of(row).file
+
+    return work
 
 
 def tasks_for(reports: Sequence[Report], most: int) -> int:

@@ -1,30 +1,47 @@
 """Merges small files of a table into one, a part at a time, in order of time.
 
 A table that gets a file a second has 86,400 of them after a day, and each commit and each query looks at all. Merging
-reads one file after the other and writes row groups of a size that readers like; memory is bounded by one row group and
-the compressed file, however large the table is. Rows and values stay as they are.
+reads one file after the other and writes row groups of a size that readers like; memory is bounded by one row group,
+however large the table is. Rows and values stay as they are.
+
+**Which files** (`due`). Files of one partition are told apart by size: up to 64 KiB, up to 1 MiB, up to 16 MiB, and so
+on. As soon as there are 16 of one size they become one of the next, so a row is written again at most four times on its
+way to a file of 64 MiB, and a partition has at most 15 files of each size. In a partition of an earlier day all that is
+small is merged.
+
+**When** (`Merger`). A running pipeline has files merged beside its batches, by a thread that has one task of Spark do
+it. The result is committed between two batches, by whoever commits these. So a batch never waits for a merge, and never
+finds a file gone that it has listed. A merge that was not committed leaves a file that nobody knows; `tidy` deletes it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from wireloom.pipeline import file_stats, tables
-from wireloom.pipeline.schemas import Table, arrow_schema
+from wireloom.pipeline.schemas import TABLES, Table, arrow_schema
 from wireloom.pipeline.tables import WrittenFile
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+    from wireloom.pipeline.warehouse import Warehouse
+
+log = logging.getLogger("wireloom.pipeline")
+
 TARGET = 64 << 20
 """Files are merged until they have about so many bytes."""
 MOST_ROWS = 8_000_000
 """A merged file has at most about so many rows."""
+_LOOK_EVERY = 8
+"""After so many batches without a merge it is time to look for files."""
 _ROW_GROUP_BYTES = 32 << 20
 """Rows of so many bytes become a row group, even if they are few."""
 
@@ -45,6 +62,102 @@ def small_files(handle: DeltaTable, table: Table, target: int = TARGET) -> list[
             known.append([])
         known[-1].append(file)
     return [group for known in groups.values() for group in known if len(group) > 1]
+
+
+FAN_IN = 16
+"""So many files of about the same size become one."""
+_SMALLEST = 64 << 10
+_MOST_AT_ONCE = 4 * FAN_IN
+"""Files that one merge takes, at most: it is done before many more have come."""
+
+
+def due(handle: DeltaTable, table: Table) -> list[WrittenFile]:
+    """The files that are to be merged next, in order of time; none if there is nothing to do."""
+    first = tables.first_times(handle)
+    own = [file for file in tables.files(handle, table) if not tables.is_held(file) and file.size < TARGET // 2]
+    newest = max((file.partition.get("date", "") for file in own), default="")
+    groups: dict[tuple[tuple[tuple[str, str], ...], int], list[WrittenFile]] = {}
+    for file in sorted(own, key=lambda each: (first.get(each.path, 0), each.path)):
+        is_past = file.partition.get("date", "") < newest
+        size = -1 if is_past else _tier(file.size)
+        groups.setdefault((tuple(sorted(file.partition.items())), size), []).append(file)
+    for (_, size), files in groups.items():
+        if len(files) >= (2 if size == -1 else FAN_IN):
+            return _up_to_target(files[:_MOST_AT_ONCE])
+    return []
+
+
+def _tier(size: int) -> int:
+    """Which sizes count as the same.
+
+    >>> [_tier(size) for size in (1, 65536, 65537, 2**20, 2**24 + 1)]
+    [0, 0, 1, 1, 3]
+    """
+    tier, limit = 0, _SMALLEST
+    while size > limit:
+        tier, limit = tier + 1, limit * FAN_IN
+    return tier
+
+
+def _up_to_target(files: Sequence[WrittenFile]) -> list[WrittenFile]:
+    chosen = list(files[:2])
+    for file in files[2:]:
+        if sum(each.size for each in chosen) + file.size > TARGET or sum(each.rows for each in chosen) > MOST_ROWS:
+            break
+        chosen.append(file)
+    return chosen
+
+
+class Merger:
+    """Merges the small files of a warehouse beside its batches.
+
+    `work` merges files and may take its time: it is called in a thread of its own, one at a time. `after_batch` is
+    called by whoever commits batches, between two of them.
+    """
+
+    def __init__(self, warehouse: Warehouse, work: Callable[[Table, list[WrittenFile]], WrittenFile]) -> None:
+        self.warehouse, self.work = warehouse, work
+        self.merged = 0
+        """How many files were merged so far."""
+        self._pool = ThreadPoolExecutor(1, "wireloom-merge")
+        self._under_way: tuple[Table, list[WrittenFile], Future[WrittenFile]] | None = None
+        self._batches = 0
+
+    def after_batch(self) -> None:
+        """Commit what is merged, and begin the next merge if one is due."""
+        if self._under_way is not None:
+            table, group, future = self._under_way
+            if not future.done():
+                return
+            self._under_way = None
+            self._commit(table, group, future)
+        self._batches += 1
+        if self._batches % _LOOK_EVERY:
+            return
+        for table in TABLES.values():
+            group = due(tables.open_table(self.warehouse.folder(table)), table)
+            if group:
+                self._under_way = table, group, self._pool.submit(self.work, table, group)
+                self._batches -= 1  # look again after the next batch
+                return
+
+    def _commit(self, table: Table, group: list[WrittenFile], future: Future[WrittenFile]) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        try:
+            merged = future.result()
+            handle = tables.open_table(self.warehouse.folder(table))
+            present = {file.path for file in tables.files(handle, table)}
+            if all(file.path in present for file in group):
+                self.warehouse.replace(handle, table, [merged], group)
+                self.merged += len(group)
+        except (OSError, pa.ArrowException, CommitFailedError) as error:
+            # The files are as they were: a later merge takes them.
+            log.warning("files of %s were not merged: %s", table.name, error)
+
+    def close(self) -> None:
+        """Wait for what is under way; it is not committed."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 def merge_files(folder: Path, table: Table, group: Sequence[WrittenFile]) -> WrittenFile:

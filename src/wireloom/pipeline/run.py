@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from wireloom.pipeline.merging import Merger
+
 _STARTS = 5
 _TOO_SLOW = "Python worker failed to connect back"
 """Spark gives a planner ten seconds to start, which a busy machine may not have. A query can be started again at any
@@ -118,6 +120,7 @@ class Pipeline:
         self._report = report
         self._between_batches = threading.Lock()
         self._stopping = False
+        self._merger: Merger | None = None
 
     def run(self, *, once: bool = True, interval: float = 1.0, query: bool | None = None) -> Summary:
         """Read everything that is there (`once`), or go on until `stop`; `interval` is in seconds.
@@ -127,12 +130,16 @@ class Pipeline:
         """
         if not 0 <= interval < math.inf:
             raise ConfigError(f"an interval of {interval} seconds: it must be a number from 0 on, such as 1")
+        from wireloom.pipeline.join_job import merge_in_task
+        from wireloom.pipeline.merging import Merger
+
         began = time.monotonic()
         with self.warehouse.locked():
             self.warehouse.check_checkpoint()
             self.warehouse.tidy()
             own = self._spark is None
             spark = self._spark or self._start_session()
+            self._merger = None if is_remote(spark) else Merger(self.warehouse, merge_in_task(spark, self.warehouse))
             try:
                 by_query = not own if query is None else query
                 if once and not by_query:
@@ -140,6 +147,8 @@ class Pipeline:
                 else:
                     self._run(spark, once, interval)
             finally:
+                if self._merger is not None:
+                    self._merger.close()
                 if own:
                     with contextlib.suppress(Exception):
                         spark.stop()
@@ -232,6 +241,8 @@ class Pipeline:
             if self._stopping:
                 raise PipelineFailed("stopped")
             batch = do_batch(self.warehouse, self._lateness_us, found, number)
+            if self._merger is not None:
+                self._merger.after_batch()
         self._done(batch, self.warehouse.offsets(number))
 
     def _tell(self, follow: Follower | None) -> None:
