@@ -306,6 +306,37 @@ def test_plain_publishes_are_passed_on_by_the_kernel(name: str, target: str) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("target", NAMES)
+def test_frames_for_several_choices_of_topics_are_those_of_each_choice(name: str, target: str) -> None:
+    client, kind = talking(name, Role.CLIENT), "application/json" if "yamp" in (name, target) else None
+    for number in range(60):
+        topic = "$hub/publish/a/0" if number % 5 == 0 else f"a/{number % 4}"
+        asks = Kind.REQUEST if number % 5 == 0 else Kind.EVENT
+        client.send(Message(asks, topic, b"%d" % number * (number % 7 + 1), content_type=kind), 0.0)
+    (batch,) = in_columns(name).receive(client.outgoing(), 1.0)
+    assert isinstance(batch, Publishes)
+    events, choices = batch.events(), [(2,), (3, 0), (1,)]
+    apart = events.frames_apart(choices, frame_by_frame(target), 1.0)
+    assert apart is not None
+    written, ends, counts = apart
+    alone = [events.of(each).frames(frame_by_frame(target), 1.0) for each in choices]
+    parts = [written[start:end] for start, end in itertools.pairwise([0, *ends])]
+    assert [said(target, each) for each in parts] == [said(target, each or b"") for each in alone]
+    assert (counts, len(written)) == ([len(events.of(each)) for each in choices], ends[-1])
+
+
+def test_choices_with_a_body_that_one_of_them_cannot_express_are_written_one_by_one() -> None:
+    client = talking("hsp", Role.CLIENT)
+    for number in range(60):
+        client.send(Message(Kind.EVENT, f"a/{number % 2}", bytes(2000 if number == 1 else 10)), 0.0)
+    (batch,) = in_columns("hsp").receive(client.outgoing(), 1.0)
+    assert isinstance(batch, Publishes)
+    reader = talking("hsp", max_payload=1000)
+    assert batch.events().frames_apart([(0,), (1,)], reader, 1.0) is None
+    assert batch.events().of((0,)).frames(reader, 1.0) is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
 @given(data=st.data(), count=st.integers(2, 4))
 @settings(max_examples=100, deadline=None)
 def test_reads_of_several_sessions_taken_together_are_what_each_takes_alone(

@@ -271,6 +271,17 @@ class Outbox(abc.ABC):
             return self.session.outgoing_frames()
         return (self.session.outgoing(),)
 
+    def count_events(self, count: int) -> Pipe | None:
+        """Count events that are to be written now; returns where to, or None where `deliver_frames` must be called."""
+        driver, pipe = self.driver, self._pipe
+        if pipe is None or pipe.carries_messages or driver.failure is not None or self._must_wait:
+            return None
+        if self.hub.config.journal.deliveries:
+            return None
+        driver.write_pending()
+        self.delivered += count
+        return pipe
+
     def deliver_frames(self, encoded: bytes, count: int) -> None:
         """Send events that are encoded already."""
         if self.driver.failure is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.hub.access import Right
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
     from wireloom.hub.hub import Hub
     from wireloom.hub.outbox import Outbox
+    from wireloom.transports.base import Pipe
 
 log = logging.getLogger("wireloom.hub")
 
@@ -216,13 +217,26 @@ class Router:
                     wanted[subscriber] = [code]
         if unwanted:
             self._hub.metrics.unmatched.add(len(events.of(unwanted)), source.name)
-        groups: dict[tuple[tuple[int, ...], object], list[Connection]] = {}
+        styles: dict[object, dict[tuple[int, ...], list[Connection]]] = {}
         for subscriber, codes in wanted.items():
             if subscriber is not source or source.session.hears_itself:
-                groups.setdefault((tuple(codes), subscriber.session.event_style), []).append(subscriber)
-        for (codes_of_group, style), subscribers_of_group in groups.items():
-            chosen = events.of(codes_of_group)
-            self._deliver_all(subscribers_of_group, chosen, is_shared=style is not None)
+                groups = styles.setdefault(subscriber.session.event_style, {})
+                groups.setdefault(tuple(codes), []).append(subscriber)
+        for style, groups in styles.items():
+            if style is None or not self._deliver_apart(groups, events):
+                for chosen, readers in groups.items():
+                    self._deliver_all(readers, events.of(chosen), is_shared=style is not None)
+
+    def _deliver_apart(self, groups: Mapping[tuple[int, ...], Sequence[Connection]], events: Events) -> bool:
+        """Deliver to groups who read alike, and have no topic in common, in one go; False, and nothing done, if not."""
+        if len(groups) == 1 or sum(map(len, groups)) > len(events.topics):
+            return False
+        first = next(iter(groups.values()))[0]
+        written = events.frames_apart(list(groups), first.session, self._hub.now())
+        if written is None:
+            return False
+        self._deliver_frames(groups.values(), *written)
+        return True
 
     def _deliver_all(self, subscribers: Sequence[Connection], events: Events, *, is_shared: bool) -> None:
         """Deliver events to subscribers who read alike: written once for all, or one by one where that takes more."""
@@ -232,13 +246,35 @@ class Router:
             with contextlib.suppress(NotSupported, LimitExceeded):
                 encoded = events.frames(subscribers[0].session, self._hub.now())
         if encoded is not None:
-            count = len(events)
-            for subscriber in subscribers:
-                subscriber.deliver_frames(encoded, count)
+            self._deliver_frames((subscribers,), encoded, (len(encoded),), (len(events),))
             return
         for event in events.messages():
             for subscriber in subscribers:
                 self._deliver(subscriber, event)
+
+    def _deliver_frames(
+        self, groups: Iterable[Sequence[Connection]], encoded: bytes, ends: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        """Write events that are encoded to groups of subscribers: all sockets by one call, where nothing waits."""
+        writes: list[tuple[Pipe, int, int]] = []
+        start = delivered = 0
+        name = ""
+        for subscribers, end, count in zip(groups, ends, counts, strict=True):
+            for subscriber in subscribers:
+                pipe = subscriber.count_events(count)
+                if pipe is None:
+                    is_all = end - start == len(encoded)
+                    subscriber.deliver_frames(encoded if is_all else encoded[start:end], count)
+                else:
+                    writes.append((pipe, start, end))
+                    name = subscriber.name
+                    delivered += count
+            start = end
+        if writes:
+            self._hub.metrics.delivered.add(delivered, name)
+            self._hub.metrics.sent.add(delivered, name)
+            pipes, starts, ends = zip(*writes, strict=True)
+            self._hub.turn.write_each(pipes, encoded, starts, ends)
 
     def _deliver(self, subscriber: Connection, message: Message) -> None:
         try:

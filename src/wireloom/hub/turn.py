@@ -48,9 +48,12 @@ class Turn:
         from wireloom.transports.many_writes import warm, write_each
 
         warm()
-        self._write_each = write_each
+        self.write_each = write_each
         self._hub = hub
         self._reads: dict[Connection, bytes] = {}
+        """The first of each connection."""
+        self._pieces: dict[Connection, list[bytes]] = {}
+        """All reads of those with more than one: these are few, and send much."""
 
     def add(self, connection: Connection, data: bytes) -> None:
         """A read arrived: it is taken at the end of this iteration."""
@@ -58,12 +61,15 @@ class Turn:
         if not reads:
             self._hub.call_soon(self.run)
         if connection in reads:
-            self.take_now(connection)  # an earlier one: this is rare, and bytes are not to be copied for it
-        reads[connection] = data
+            self._pieces.setdefault(connection, [reads[connection]]).append(data)
+        else:
+            reads[connection] = data
 
     def take_now(self, connection: Connection) -> None:
         """Take the read of one connection now: something else happens to it."""
         data = self._reads.pop(connection, None)
+        if connection in self._pieces:
+            data = b"".join(self._pieces.pop(connection))
         if data is not None:
             connection.driver.received(data)
 
@@ -77,6 +83,9 @@ class Turn:
         reads, self._reads = self._reads, {}
         if not reads:
             return
+        if self._pieces:
+            reads.update({connection: b"".join(pieces) for connection, pieces in self._pieces.items()})
+            self._pieces = {}
         hub = self._hub
         hub.watch.took(sum(map(len, reads.values())))
         if len(reads) == 1:
@@ -193,7 +202,7 @@ class Turn:
         if runs:
             hub.metrics.sent.add(answered, sources[0].name)
             begin, end_of, pipes, lines, sequences = zip(*runs, strict=True)
-            self._write_each(pipes, frames, begin, end_of)
+            self.write_each(pipes, frames, begin, end_of)
             hub.journal.append_runs(frames, begin, end_of, lines, sequences)
 
 

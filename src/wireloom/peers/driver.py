@@ -173,7 +173,7 @@ class Driver(Outlet):
         ahead = session.look_ahead
         if took > LONG:
             session.look_ahead = max(LOOK_AHEAD[0], ahead // 2)
-        elif took < LONG / 4 and ahead < LOOK_AHEAD[1]:
+        elif took < LONG / 2 and ahead < LOOK_AHEAD[1]:
             session.look_ahead = 2 * ahead
 
     # What was received and is not taken yet

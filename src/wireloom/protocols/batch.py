@@ -110,6 +110,16 @@ class Events(abc.ABC):
         None where they have to be sent one by one.
         """
 
+    def frames_apart(
+        self, choices: Sequence[Sequence[int]], session: Session, now: float
+    ) -> tuple[bytes, Sequence[int], Sequence[int]] | None:
+        """The frames of several choices of topics, which have no topic in common, one choice behind the other.
+
+        With where the frames of each choice end, and how many they are. None where that is not faster than `frames` of
+        each choice by itself.
+        """
+        return None
+
 
 class EventList(Events):
     """Events that are messages."""

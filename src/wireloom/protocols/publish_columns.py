@@ -205,11 +205,13 @@ def _write_events(
     uid_from: int,
     uid: NDArray[np.uint64],
     out: NDArray[np.uint8],
+    ends: Columns,
 ) -> np.int64:
     """Write the chosen rows as events: the head of their code, the size in it, the body; returns how many bytes.
 
     `places` has of each code: where its head begins and ends, where the size stands, and what is added to the body's.
-    Where frames have uids, they are copied from `uid_from` bytes into the frame that was read, or counted up.
+    Where frames have uids, they are copied from `uid_from` bytes into the frame that was read, or counted up. `ends`
+    gets where each frame ends.
     """
     at, low = np.int64(0), uid[1]
     for index in range(chosen.shape[0]):
@@ -230,6 +232,7 @@ def _write_events(
                     out[at + uid_at + 8 + byte] = (low >> shift) & np.uint64(0xFF)
         copy(data, rows[BODY, row], body_size, out, at + head_size)
         at += head_size + body_size
+        ends[index] = at
     return at
 
 
@@ -503,11 +506,11 @@ class PublishColumns(Publishes):
 class PublishedRows(Events):
     """Rows of a batch, as events."""
 
-    def __init__(self, batch: PublishColumns, rows: Columns | None = None, chosen: Sequence[int] | None = None) -> None:
+    def __init__(self, batch: PublishColumns) -> None:
         self._batch = batch
-        self._rows = rows
+        self._rows: Columns | None = None
         """Which; None: all."""
-        self._chosen = range(len(batch.meanings)) if chosen is None else chosen
+        self._chosen: Sequence[int] = range(len(batch.meanings))
         """The topics that they have."""
         self.topics = [meaning.topic for meaning in batch.meanings if meaning is not None]
         self._order: tuple[Columns, Sequence[int]] | None = None
@@ -517,8 +520,17 @@ class PublishedRows(Events):
 
     def of(self, chosen: Sequence[int]) -> PublishedRows:
         """Those with one of the chosen topics, in order."""
-        if len(chosen) == len(self.topics):
-            return self
+        return self if len(chosen) == len(self.topics) else self._with(self._rows_of(chosen), chosen)
+
+    def _with(self, rows: Columns, chosen: Sequence[int]) -> PublishedRows:
+        """Some rows, in this order, which have these topics."""
+        found = PublishedRows.__new__(PublishedRows)
+        found._batch, found.topics, found._order = self._batch, self.topics, self._order
+        found._rows, found._chosen = rows, chosen
+        return found
+
+    def _rows_of(self, chosen: Sequence[int]) -> Columns:
+        """Which rows have one of the chosen topics, in order."""
         if self._order is None:
             # Rows by topic, so that a hundred subscribers of a topic each do not look at all rows each.
             by_topic = np.argsort(self._batch.codes, kind="stable")
@@ -526,7 +538,7 @@ class PublishedRows(Events):
             self._order = by_topic, bounds.tolist()
         order, ends = self._order
         parts = [order[ends[code] : ends[code + 1]] for code in chosen]
-        return PublishedRows(self._batch, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts)), chosen)
+        return parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
 
     def messages(self) -> list[Message]:
         """As events."""
@@ -552,6 +564,29 @@ class PublishedRows(Events):
             if len(batch.sessions) == 1:
                 return bytes(batch.data)
             return b"".join(batch.buffer[a:b] for a, b in zip(batch.starts, batch.ends, strict=True))
+        return self._written(session, heads, sizes, now)[0]
+
+    def frames_apart(
+        self, choices: Sequence[Sequence[int]], session: Session, now: float
+    ) -> tuple[bytes, Sequence[int], Sequence[int]] | None:
+        """What the kernel writes for all of them in one call."""
+        rows = [self._rows_of(chosen) for chosen in choices]
+        every = self._with(np.concatenate(rows), [code for chosen in choices for code in chosen])
+        heads = every._heads(session)
+        if heads is None:
+            return None
+        sizes = self._batch.columns[BODY_SIZE, every._rows]
+        if sizes.min() < max(head.smallest for head in heads) or sizes.max() > min(head.largest for head in heads):
+            return None
+        written, ends = every._written(session, heads, sizes, now)
+        counts = [len(each) for each in rows]
+        return written, ends[np.cumsum(counts) - 1].tolist(), counts
+
+    def _written(
+        self, session: Session, heads: Sequence[EventHead], sizes: Columns, now: float
+    ) -> tuple[bytes, Columns]:
+        """What the kernel writes for a session, and where each frame ends."""
+        batch, rows, columns = self._batch, self._rows, self._batch.columns
         places, written = np.empty((len(batch.meanings), 4), np.int64), b"".join(head.head for head in heads)
         begins = 0
         for code, head in zip(self._chosen, heads, strict=True):
@@ -560,15 +595,16 @@ class PublishedRows(Events):
             begins = ends
         longest = max(len(head.head) for head in heads)
         out = np.empty(int(sizes.sum()) + len(sizes) * longest, np.uint8)
-        uid_from = batch.uid_from if alike else -1
+        uid_from = batch.uid_from if type(batch.sessions[0]) is type(session) else -1
         uid = np.zeros(2, np.uint64)
         if session.event_uid_at >= 0 and uid_from < 0:
             uid[:] = np.frombuffer(session.draw_uids(now), ">u8")
+        ends_of = np.empty(len(sizes), np.int64)
         size = _write_events(
             batch.view, columns, np.arange(batch.count) if rows is None else rows, batch.codes,
-            np.frombuffer(written, np.uint8), places, session.event_uid_at, uid_from, uid, out,
+            np.frombuffer(written, np.uint8), places, session.event_uid_at, uid_from, uid, out, ends_of,
         )  # fmt: skip
-        return out[:size].tobytes()
+        return out[:size].tobytes(), ends_of
 
     def _heads(self, session: Session) -> list[EventHead] | None:
         """The head of the events of each topic; None if one cannot be written this way."""
@@ -610,7 +646,7 @@ def warm() -> None:
     _have_one_topic(data, rows)
     _number_topics(data, rows, np.full(16, -1, np.int64), np.empty(1, np.int64), np.empty(1, np.int64))
     uid, out = np.zeros(2, np.uint64), np.empty(64, np.uint8)
-    _write_events(data, rows, one, one, data, np.zeros((1, 4), np.int64), -1, -1, uid, out)
+    _write_events(data, rows, one, one, data, np.zeros((1, 4), np.int64), -1, -1, uid, out, np.empty(1, np.int64))
 
 
 __all__ = [

@@ -43,14 +43,16 @@ def _send_each(data: NDArray[np.uint8], places: NDArray[np.int64], sent: NDArray
 
 
 def write_each(pipes: Sequence[Pipe], data: bytes, starts: Sequence[int], ends: Sequence[int]) -> None:
-    """Write `data[starts[i]:ends[i]]` to the pipe `i`."""
+    """Write `data[starts[i]:ends[i]]` to the pipe `i`; each pipe stands there once."""
     places = np.empty((3, len(pipes)), np.int64)
     places[0], places[1], places[2] = [pipe.descriptor() for pipe in pipes], starts, ends
     sent = np.empty(len(pipes), np.int64)
     _send_each(np.frombuffer(data, np.uint8), places, sent)
     reached = places[1] + sent
     for index in np.flatnonzero(reached < places[2]).tolist():
-        pipes[index].write(data[int(reached[index]) : ends[index]])
+        start, end = int(reached[index]), ends[index]
+        # Many pipes may have to keep the same data: no copies of it.
+        pipes[index].write(data if end - start == len(data) else data[start:end])
 
 
 @cache

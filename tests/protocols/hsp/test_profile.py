@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from wireloom.protocols.hsp.profile import (
     ENVELOPE,
     FIRST_RESERVED,
     LAST_RESERVED,
+    MAP_TYPE,
     OPERATIONS,
     Names,
     make_envelope,
@@ -263,3 +266,23 @@ def test_the_example_on_the_page_of_the_profile() -> None:
     session.send(Message(Kind.REQUEST, "$hub/subscribe", b'{"topic":"sensors/#"}'), 0)
     session.send(Message(Kind.EVENT, "a/b", b"21", content_type="text/plain"), 0)
     assert session.outgoing().hex() == written
+
+
+def test_connections_with_the_same_map_share_their_names_as_long_as_one_of_them_lasts() -> None:
+    def learned(*maps: dict[str, str]) -> HspSession:
+        session = HspSession(Role.SERVER, HSP.settings({"profile": True}))
+        session.connected(0.0)
+        for number, names in enumerate(maps):
+            body = json.dumps({"topics": names}).encode()
+            session.receive(frames.encode(DataAck(number, MAP_TYPE, body)), 0.0)
+        return session
+
+    one, same = learned({"7": "a", "8": "b"}), learned({"7": "a"}, {"8": "b"})
+    other = learned({"7": "b", "8": "a"})
+    assert one.names is same.names and one.event_style == same.event_style
+    assert other.names is not one.names and other.event_style != one.event_style
+    assert (one.names.topic(7), other.names.topic(7)) == ("a", "b")
+    held = weakref.ref(one.names)
+    del one, same
+    gc.collect()
+    assert held() is None

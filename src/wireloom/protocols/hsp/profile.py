@@ -14,6 +14,7 @@ A map's payload is a JSON object whose `topics` gives numbers (decimal text, non
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -40,7 +41,10 @@ REMEMBERED, SHORT = 1024, 256
 """How many topics are remembered as they are read and written, and the longest of them in bytes."""
 
 
-@dataclass(slots=True)
+_NOTHING: Mapping[int, str] = MappingProxyType({})
+
+
+@dataclass(slots=True, weakref_slot=True)
 class Names:
     """What types mean on one connection."""
 
@@ -50,6 +54,18 @@ class Names:
     """Numbers that stand for something else at this end, though the peer may not know."""
     _numbers: dict[str, int] = field(init=False, default_factory=dict)
     _written: dict[tuple[str, str | None], tuple[int, bytes]] = field(init=False, default_factory=dict)
+
+    @classmethod
+    def shared(cls, topics: Mapping[int, str], profile: bool, taken: Mapping[int, str] = _NOTHING) -> Names:
+        """The same object for the same names, as long as somebody has it.
+
+        Connections with the same names are read together, and written to alike.
+        """
+        key = (tuple(topics.items()), profile, tuple(taken.items()))
+        found = _SHARED.get(key)
+        if found is None:
+            found = _SHARED[key] = cls(topics, profile, taken)
+        return found
 
     def __post_init__(self) -> None:
         self._numbers = {topic: number for number, topic in self.topics.items()}
@@ -121,6 +137,10 @@ class Names:
         raise NotSupported(
             f"hsp has no type for topic {topic!r}: name it in `topics`, or turn the hub profile on (`profile`)"
         )
+
+
+_Key = tuple[tuple[tuple[int, str], ...], bool, tuple[tuple[int, str], ...]]
+_SHARED: weakref.WeakValueDictionary[_Key, Names] = weakref.WeakValueDictionary()
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -242,8 +242,8 @@ class HspSession(CallSession):
         if len(added) > self.settings.max_numbers or sum(map(len, added)) > MAX_NAMES:
             self.count("hsp.map.too-many")
             return
-        self.names = Names(known, self.names.profile)
-        self._own_names = Names({**self._own_names.topics, **learnt}, self.names.profile, taken=known)
+        self.names = Names.shared(known, self.names.profile)
+        self._own_names = Names.shared({**self._own_names.topics, **learnt}, self.names.profile, taken=known)
 
     def _refuse(self, violation: ProtocolViolation, rest: bytes) -> None:
         self.violation, self.refused, self.close_reason = without_traces(violation), bytes(rest), "error"
@@ -440,7 +440,7 @@ def _first_names(topics: tuple[tuple[int, str], ...], profile: bool, *, silent: 
     its own, it is sent envelopes (`silent`). Without the profile numbers are all there is.
     """
     known = dict(topics)
-    return Names(known, profile), Names({} if silent else known, profile, taken=known)
+    return Names.shared(known, profile), Names.shared({} if silent else known, profile, taken=known)
 
 
 def is_map(message: Message) -> bool:
