@@ -11,7 +11,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from wireloom.hub.access import ANONYMOUS, EVERYTHING, Grants, Right
 from wireloom.hub.config import ListenerConfig
@@ -468,7 +468,8 @@ class Connection(Outbox):
     def turn_key(self, now: float) -> Hashable | None:
         """Connections with equal keys may have their next reads decoded together; None for one that has to be alone."""
         # Only sessions with a kernel take part in turns. One whose connection has failed has no key.
-        session, bucket = cast(ColumnSession, self.session), self._bucket
+        session: ColumnSession = self.session  # type: ignore[assignment]
+        bucket = self._bucket
         if (
             self.driver.holds  # so does one of which a part of a read waits
             or session.identities is not self._proved
@@ -511,12 +512,10 @@ class Connection(Outbox):
         """Count acknowledgements that are to be written now, past the session's queue.
 
         Returns where to write them, the slot of their line in the journal, and how many messages were said to the peer
-        before. None where they have to go through the session's queue.
+        before. None where they have to go through the session's queue. Whoever calls knows that nothing waits there.
         """
         session, pipe = self.session, self._pipe
         if session.state is not _OPEN or session.offloads or pipe is None or pipe.carries_messages:
-            return None
-        if self in self.hub.unwritten:
             return None
         line = self._lines[1]
         if line is None or line.principal is not self._principal:

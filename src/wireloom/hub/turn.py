@@ -120,7 +120,7 @@ class Turn:
         ends = list(accumulate(map(len, reads)))
         starts = [0, *ends[:-1]]
         # Only they have a `turn_key`.
-        sessions = [cast(ColumnSession, connection.session) for connection in connections]
+        sessions = cast("list[ColumnSession]", [connection.session for connection in connections])
         columns = sessions[0].columns
         assert columns is not None
         buffer = b"".join(reads)
@@ -190,7 +190,8 @@ class Turn:
         start = answered = 0
         for read, (connection, end, count) in enumerate(zip(sources, ends, counts, strict=True)):
             if count:
-                place = connection.count_answers(count) if len(sources) > 1 else None
+                is_direct = len(sources) > 1 and connection not in hub.unwritten
+                place = connection.count_answers(count) if is_direct else None
                 if place is not None:
                     runs.append((start, end, *place))
                     answered += count
