@@ -37,8 +37,8 @@ async def test_every_connection_gets_answers_and_none_is_ignored() -> None:
 async def test_ids_wrap_before_it_cannot_read_them() -> None:
     with csharp_server() as server:
         async with wireloom.connect(server.url) as peer:
-            assert peer.driver is not None
-            peer.driver.session._unconfirmed.next_id = LAST_ID - 1  # type: ignore[attr-defined]
+            assert peer._driver is not None
+            peer._driver.session._unconfirmed.next_id = LAST_ID - 1  # type: ignore[attr-defined]
             for number in range(5):
                 assert await peer.request("Test.Add", [number, 1]) == number + 1
         assert server.lines[0].ignored == []

@@ -71,6 +71,28 @@ async def test_everything_published_before_close_arrives(url: str) -> None:
     assert seen == 500
 
 
+@pytest.mark.parametrize("name", ["emp", "yamp"])
+async def test_what_a_slow_reader_has_not_read_yet_is_waited_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for the goodbye alone would be too short."""
+    monkeypatch.setattr("wireloom.peers.peer.LINGER", 0.5)
+    seen = 0
+
+    async def slowly(message: Message, peer: Peer) -> None:
+        nonlocal seen
+        await asyncio.sleep(0.02)
+        seen += 1
+
+    limits = wireloom.Limits(queue=1)
+    async with wireloom.serve(
+        f"{name}://127.0.0.1:0", slowly, limits=limits, settings={"profile": "on"} if name == "emp" else {}
+    ) as server:
+        async with wireloom.connect(server.url) as peer:
+            for _ in range(80):
+                peer.send_event("a", bytes(200_000))
+        await until(lambda: seen == 80)
+    assert seen == 80
+
+
 async def test_drain_is_bounded(url: str) -> None:
     async def never(message: Message, peer: Peer) -> None:
         await asyncio.get_running_loop().create_future()
@@ -78,7 +100,7 @@ async def test_drain_is_bounded(url: str) -> None:
     async with wireloom.serve(url, never, drain=0.05) as server:
         peer = await wireloom.connect(server.url, reconnect=False)
         call = asyncio.create_task(peer.request("x", timeout=60))
-        await until(lambda: server.connections and server.connections[0].is_busy)
+        await until(lambda: server.connections and server.connections[0]._is_busy)
         await server.close()
         with pytest.raises((PeerClosed, RequestFailed)):
             await call
@@ -123,7 +145,7 @@ async def test_half_closed_hsp_peer_still_gets_its_answers() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(bytes.fromhex("01 00000007 0001 00000000"))
         writer.write_eof()
-        await until(lambda: server.connections and server.connections[0].is_busy)
+        await until(lambda: server.connections and server.connections[0]._is_busy)
         release.set()
         assert await reader.read() == bytes.fromhex("02 00000007")
         writer.close()
@@ -149,7 +171,7 @@ async def test_handlers_stop_when_the_one_who_asked_is_gone() -> None:
 
     async with peer_pair("hsp", handler) as (client, server):
         call = asyncio.create_task(client.request("x"))
-        await until(lambda: server.is_busy)
+        await until(lambda: server._is_busy)
         server.abort()
         await cancelled.wait()
         with pytest.raises(PeerClosed):
@@ -172,7 +194,7 @@ async def test_cancelled_close_still_closes() -> None:
     async with wireloom.serve("hsp://127.0.0.1:0", never, drain=0) as server:
         peer = await wireloom.connect(server.url)
         call = asyncio.create_task(peer.request("x"))
-        await until(lambda: server.connections and server.connections[0].is_busy)
+        await until(lambda: server.connections and server.connections[0]._is_busy)
         closing = asyncio.create_task(peer.close(drain=60))
         await asyncio.sleep(0.01)
         closing.cancel()

@@ -112,8 +112,8 @@ async def test_answers_to_many_requests_go_out_while_the_rest_is_handled() -> No
         return b""
 
     peer, pipe = Peer(HSP, handler=handler), StubPipe()
-    driver = Driver(HSP.session(Role.SERVER, HSP.settings()), on_batch=peer.take)
-    peer.attach(driver)
+    driver = Driver(HSP.session(Role.SERVER, HSP.settings()), on_batch=peer._take)
+    peer._attach(driver)
     driver.opened(pipe)
     count = 3 * PIECE
     driver.received(b"".join(bytes((1, 7, 7, 7, number, 1, 1, 0, 0, 0, 0)) for number in range(count)))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import wireloom
 
@@ -57,3 +62,14 @@ def test_urls_and_protocols_are_found_without_heavy_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("kind", [wireloom.Peer, wireloom.Server, wireloom.Service])
+def test_a_class_shows_what_its_page_documents(kind: type) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
+    found = re.search(rf"::: wireloom\.{kind.__name__}\n.*?members: \[(.*?)\]", page, re.DOTALL)
+    assert found is not None
+    attributes = set(inspect.signature(kind).parameters) | {"protocol"}
+    assert (
+        set(found[1].split(", ")) - attributes == {each for each in dir(kind) if not each.startswith("_")} - attributes
+    )

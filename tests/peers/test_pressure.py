@@ -142,7 +142,7 @@ async def test_requests_that_wait_are_answered_before_the_server_goes() -> None:
     async with wireloom.serve("emp://127.0.0.1:0", handler, limits=Limits(concurrency=2)) as server:
         async with wireloom.connect(server.url, reconnect=False) as peer:
             calls = [asyncio.create_task(peer.request("x", number)) for number in range(10)]
-            await until(lambda: server.connections and server.connections[0].is_busy)
+            await until(lambda: server.connections and server.connections[0]._is_busy)
             await server.close()
             assert await asyncio.gather(*calls) == list(range(10))
 
@@ -154,7 +154,7 @@ async def test_requests_that_wait_are_refused_when_the_time_to_leave_is_over() -
     async with wireloom.serve("emp://127.0.0.1:0", handler, limits=Limits(concurrency=2), drain=0.1) as server:
         async with wireloom.connect(server.url, reconnect=False) as peer:
             calls = [asyncio.create_task(peer.request("x")) for _ in range(5)]
-            await until(lambda: server.connections and server.connections[0].is_busy)
+            await until(lambda: server.connections and server.connections[0]._is_busy)
             await server.close()
             answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [each.code for each in answers if isinstance(each, RequestFailed)] == ["503"] * 5
@@ -214,7 +214,7 @@ async def test_too_many_connections_are_turned_away() -> None:
 
 async def test_publish_waits_for_room_and_fails_when_the_connection_is_lost() -> None:
     async with peer_pair("hsp") as (client, server):
-        server.hold("test")
+        server._hold("test")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 while True:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
+from itertools import count
 
 import pytest
 
 import wireloom
-from wireloom import Kind, Message, Peer, RequestFailed, RequestTimeout, Result, Service
+from wireloom import Kind, Message, NotSupported, Peer, RequestFailed, RequestTimeout, Result, Service
 from wireloom.testing import peer_pair
 
 URLS = {
@@ -276,7 +277,7 @@ async def test_a_stream_of_messages_that_begins_while_a_request_is_on_its_way_ha
 
     async with peer_pair(name, handler) as (client, server):
         waiting = asyncio.create_task(client.request("slow"))
-        await until(lambda: server.is_busy)
+        await until(lambda: server._is_busy)
         async with client.messages() as everything:
             release.set()
             answer = await anext(everything)
@@ -462,3 +463,43 @@ async def test_importing_and_naming() -> None:
         assert server.connections[0].name == peer.pipe.sockname
         assert peer.session.role == "client"
     assert not peer.connected
+
+
+async def test_a_cancelled_progress_ends_the_iteration_with_what_happened() -> None:
+    stopped = asyncio.Event()
+
+    async def steps(message: Message, peer: Peer) -> AsyncIterator[object]:
+        try:
+            for number in count():
+                yield number
+                await asyncio.sleep(0.01)
+        finally:
+            stopped.set()
+
+    async with peer_pair("yamp", steps) as (client, _):
+        job = client.request_progress("x")
+        taken = []
+        with pytest.raises(RequestFailed) as ended:
+            async for step in job:
+                taken.append(step)
+                if step == 2:
+                    job.cancel()
+        assert ended.value.code == "cancelled" and taken[:3] == [0, 1, 2]
+        with pytest.raises(RequestFailed, match="cancelled"):
+            await job
+        await stopped.wait()
+        unsent = client.request_progress("x")
+        unsent.cancel()
+        with pytest.raises(RequestFailed, match="cancelled"):
+            await anext(unsent)
+
+
+async def test_a_progress_that_cannot_be_cancelled_goes_on() -> None:
+    async def steps(message: Message, peer: Peer) -> AsyncIterator[object]:
+        yield "step"
+        yield wireloom.Result("done")
+
+    async with peer_pair("emp", steps) as (client, _), client.request_progress("x") as job:
+        with pytest.raises(NotSupported):
+            job.cancel()
+        assert await job == "done"

@@ -157,7 +157,7 @@ class Client(Peer):
             await self._open()
         except WireloomError as error:
             if self._backoff is None or not self._backoff.from_start:
-                self.end(error)
+                self._end(error)
                 raise
             await self._try_again(error)
             self._check()
@@ -174,7 +174,7 @@ class Client(Peer):
         self._backoff = None
         if self._reconnecting is not None:
             self._reconnecting.cancel()
-            self.end(fresh(self._last_error or PeerClosed("reconnecting was stopped")))
+            self._end(fresh(self._last_error or PeerClosed("reconnecting was stopped")))
 
     async def close(self, reason: str = "", *, drain: float = DRAIN) -> None:
         """Finish what is in flight, say goodbye, close, and stay closed."""
@@ -209,8 +209,8 @@ class Client(Peer):
     async def _open_at(self, place: Endpoint) -> None:
         session = self._sessions.new(Role.CLIENT, unique=secrets.randbits(64), url=place.url)
         self._opening = opening = asyncio.get_running_loop().create_future()
-        driver = Driver(session, on_batch=self.take, on_open=self._on_open, on_end=self._on_end)
-        self.attach(driver)
+        driver = Driver(session, on_batch=self._take, on_open=self._on_open, on_end=self._on_end)
+        self._attach(driver)
         tls = client_context(self._tls) if place.secure else None
         certificates = self._tls if isinstance(self._tls, TLS) else None
         hostname = certificates.server_hostname if certificates is not None else None
@@ -258,14 +258,14 @@ class Client(Peer):
                 self._login.fail(error)
             self._gone.set()
         else:
-            self.lost(error)
+            self._lost(error)
 
-    def lost(self, error: WireloomError) -> None:
+    def _lost(self, error: WireloomError) -> None:
         """The connection is gone: fail what waits, and begin to reconnect."""
         self._up.clear()
         self._last_error = error
         if (self._backoff is None and self._redirect is None) or self._closing or self._over is not None:
-            super().lost(error)
+            super()._lost(error)
             return
         self._let_go(error)
         self._gone.set()
@@ -299,7 +299,7 @@ class Client(Peer):
             self._follow()
             await self._open()
         except WireloomError as error:
-            self.end(error)
+            self._end(error)
 
     async def _try_again(self, error: WireloomError) -> None:
         assert self._backoff is not None
@@ -320,7 +320,7 @@ class Client(Peer):
             else:
                 self.reconnects += 1
                 return
-        self.end(error)
+        self._end(error)
 
     def _restore(self) -> None:
         """A new connection knows nothing: subscribe and provide again, and send what was not answered."""
@@ -330,16 +330,16 @@ class Client(Peer):
         try:
             if self._token is not None:
                 self._login = Call(_show(self._token), TIMEOUT, self._loop)
-                self.dispatch(self._login, driver)
+                self._dispatch(self._login, driver)
             for pattern, inboxes in self._announced.items():
                 self._ask_again(operation(SUBSCRIBE, pattern), inboxes)
-            for replay in self.replays.running():
+            for replay in self._replays.running():
                 self._ask_again(replay.request(), [replay.inbox])
             for topic in self._provided:
                 self._ask_again(operation(PROVIDE, topic), [])
             self._subscribe_for_handler()
             while calls:
-                self.dispatch(calls[0], driver)
+                self._dispatch(calls[0], driver)
                 calls.pop(0)
         except WireloomError as error:
             for call in (*calls, *([self._login] if self._login is not None else ())):
@@ -368,7 +368,7 @@ class Client(Peer):
                     inbox.close(error)
 
         call.answer.add_done_callback(answered)
-        self.dispatch(call, self._current())
+        self._dispatch(call, self._current())
         return call.answer
 
     async def _ready(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
@@ -401,7 +401,7 @@ class Client(Peer):
 
     # Redirects
 
-    def redirected(self, message: Message) -> None:
+    def _redirected(self, message: Message) -> None:
         """The other end sends us elsewhere; followed when it has closed."""
         self._redirect = message.attributes.get("url") or message.body.decode(errors="replace")
 

@@ -70,7 +70,7 @@ class Answers:
         """Requests of the read at hand whose answers are here, and their bodies."""
         self._usual = ""
         """The last topic that was found to be for the handler."""
-        self._events: Inbox[Message] = Inbox(queue, lambda: peer.hold("events"), lambda: peer.release("events"))
+        self._events: Inbox[Message] = Inbox(queue, lambda: peer._hold("events"), lambda: peer._release("events"))
         self._worker: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
@@ -159,7 +159,7 @@ class Answers:
         self._tasks[key] = task
         if not self._full and len(self._tasks) >= self._concurrency:
             self._full = True
-            self._peer.hold("requests")
+            self._peer._hold("requests")
 
     def _call(self, message: Message) -> object:
         topic = message.topic or ""
@@ -209,7 +209,7 @@ class Answers:
         while self._waiting and not self._full:
             self.request(*self._waiting.pop(next(iter(self._waiting))))
         if not self._full:
-            self._peer.release("requests")
+            self._peer._release("requests")
 
     def _stop_task(self, key: Key, message: Message | None, driver: Driver) -> None:
         """Cancel the work on a request; `message` is set when a last answer is owed."""

@@ -388,7 +388,7 @@ class Peer(Channel):
         is where to go on later.
         """
         if since is not None:
-            return Replay(self, self.replays, pattern, self._inbox(), since, retained=retained, local=local)
+            return Replay(self, self._replays, pattern, self._inbox(), since, retained=retained, local=local)
         return Subscription(self, pattern, self._inbox(), local=local, retained=retained)
 
     def messages(self) -> MessageStream:
@@ -425,7 +425,11 @@ class Peer(Channel):
         self._current().send(Message(Kind.CANCEL, request.topic, correlation_id=request.id, attributes=attributes))
 
     async def close(self, reason: str = "", *, drain: float = DRAIN) -> None:
-        """Finish what is in flight, for at most `drain` seconds, say goodbye, and close."""
+        """Finish what is in flight, for at most `drain` seconds, say goodbye, and close.
+
+        That is: handlers that run, requests and acknowledged publishes that wait for an answer, and what was sent but
+        not written yet because the other end reads slowly. The last of it and the goodbye have 5 s more.
+        """
         self._closing = True
         driver = self._driver
         try:
@@ -433,6 +437,9 @@ class Peer(Channel):
                 async with asyncio.timeout(drain):
                     await self._answers.finished()
                     await self._calls.settled()
+                    if driver is not None and driver.is_connected:
+                        with contextlib.suppress(WireloomError):
+                            await driver.drain()
             except TimeoutError:
                 if driver is not None:
                     self._answers.refuse(driver)
@@ -442,7 +449,7 @@ class Peer(Channel):
                     async with asyncio.timeout(LINGER + (driver.session.linger or 0.0)):
                         await self._gone.wait()
         finally:
-            self.end(PeerClosed("the connection was closed by this end"))
+            self._end(PeerClosed("the connection was closed by this end"))
             self._answers.stop()
             if driver is not None:
                 driver.abort()

@@ -70,7 +70,7 @@ class Channel:
         """Patterns the other end was asked for, and the subscriptions that need each."""
         self._provided: dict[str, None] = {}
         """Topics this end answers requests for, as the other end, a hub, was told."""
-        self.replays = Replays()
+        self._replays = Replays()
         """Subscriptions to the past, by the name that the other end knows them by."""
         self._streams: list[Inbox[Message]] = []
         self._holds: set[str] = set()
@@ -99,17 +99,12 @@ class Channel:
         return self._current().pipe
 
     @property
-    def driver(self) -> Driver | None:
-        """What runs the connection at the moment; for the parts of this room."""
-        return self._driver
-
-    @property
     def name(self) -> str:
         """The address of the other end."""
         return self._driver.pipe.peername if self._driver is not None and self._driver._pipe is not None else ""
 
     @property
-    def is_busy(self) -> bool:
+    def _is_busy(self) -> bool:
         """Whether messages that came in are still being handled."""
         return self._answers.is_busy
 
@@ -166,14 +161,14 @@ class Channel:
 
     # What the driver and its owner call
 
-    def attach(self, driver: Driver) -> None:
+    def _attach(self, driver: Driver) -> None:
         """From now on talk over this driver."""
         self._driver = driver
         self._gone.clear()
         for reason in self._holds:
             driver.hold(reason)
 
-    def take(self, batch: Batch) -> None:
+    def _take(self, batch: Batch) -> None:
         """What one read brought. After each `PIECE` messages their answers are written."""
         driver = self._driver
         assert driver is not None
@@ -189,7 +184,7 @@ class Channel:
             elif kind is _CANCEL:
                 self._answers.cancel(message, driver)
             elif kind is _REDIRECT:
-                self.redirected(message)
+                self._redirected(message)
             if self._streams:
                 for stream in self._streams:
                     stream.put(message)
@@ -201,7 +196,7 @@ class Channel:
         self._answers.send_ready(driver)
 
     def _take_event(self, message: Message) -> bool:
-        if self.replays and self.replays.take(message):
+        if self._replays and self._replays.take(message):
             return True
         if message.topic is None and self._driver is not None and not self._driver.session.hears_topics:
             takers = tuple(self._subscriptions.subscribers())
@@ -214,10 +209,10 @@ class Channel:
             return True
         return bool(takers)
 
-    def redirected(self, message: Message) -> None:
+    def _redirected(self, message: Message) -> None:
         """The other end wants us to go elsewhere; only clients can."""
 
-    def lost(self, error: WireloomError) -> None:
+    def _lost(self, error: WireloomError) -> None:
         """The connection is gone. Every waiting call fails; without a way back everything ends."""
         driver = self._driver
         assert driver is not None
@@ -226,13 +221,13 @@ class Channel:
         self._calls.fail_all(error)
         self._answers.connection_lost(driver)
         self._gone.set()
-        self.end(error)
+        self._end(error)
 
-    async def finished(self) -> None:
+    async def _finished(self) -> None:
         """Wait until everything that came in is handled."""
         await self._answers.finished()
 
-    def end(self, error: WireloomError) -> None:
+    def _end(self, error: WireloomError) -> None:
         """Nothing will come or go any more."""
         if self._over is not None:
             return
@@ -242,16 +237,16 @@ class Channel:
         self._calls.fail_all(error)
         self._answers.end()
         quiet = self._closing
-        for inbox in (*self._subscriptions.subscribers(), *self._streams, *self.replays.inboxes()):
+        for inbox in (*self._subscriptions.subscribers(), *self._streams, *self._replays.inboxes()):
             inbox.close(None if quiet else fresh(error))
 
-    def hold(self, reason: str) -> None:
+    def _hold(self, reason: str) -> None:
         """Read no more from the connection until `release`."""
         self._holds.add(reason)
         if self._driver is not None:
             self._driver.hold(reason)
 
-    def release(self, reason: str) -> None:
+    def _release(self, reason: str) -> None:
         """Read again."""
         self._holds.discard(reason)
         if self._driver is not None:
@@ -259,7 +254,7 @@ class Channel:
 
     # Subscriptions
 
-    async def open_subscription(
+    async def _open_subscription(
         self, pattern: str, inbox: Inbox[Message], *, local: bool, retained: bool = False
     ) -> bool:
         """Enter a subscription here and ask the other end; True when it was asked."""
@@ -281,21 +276,21 @@ class Channel:
             raise
         return True
 
-    def drop_subscription(self, pattern: str, inbox: Inbox[Message], *, announced: bool) -> None:
+    def _drop_subscription(self, pattern: str, inbox: Inbox[Message], *, announced: bool) -> None:
         """Leave a subscription; the other end is told when nobody here wants the pattern any more."""
         self._subscriptions.remove(pattern, inbox)
         inbox.discard()
         if announced and self._forget(pattern, inbox) and self.connected:
             try:
-                self.send_and_forget(operation(UNSUBSCRIBE, pattern))
+                self._send_and_forget(operation(UNSUBSCRIBE, pattern))
             except WireloomError:
                 return  # a connection that is lost has no subscriptions
 
-    def send_and_forget(self, request: Message) -> None:
+    def _send_and_forget(self, request: Message) -> None:
         """Send a request whose answer nobody waits for."""
-        self.dispatch(Call(request, TIMEOUT, self._loop), self._current())
+        self._dispatch(Call(request, TIMEOUT, self._loop), self._current())
 
-    def drop_stream(self, inbox: Inbox[Message]) -> None:
+    def _drop_stream(self, inbox: Inbox[Message]) -> None:
         """Leave the stream of all messages."""
         if inbox in self._streams:
             self._streams.remove(inbox)
@@ -311,7 +306,7 @@ class Channel:
 
     def _inbox(self) -> Inbox[Message]:
         reason = f"queue {next(_NUMBERS)}"
-        return Inbox(self._queue, lambda: self.hold(reason), lambda: self.release(reason))
+        return Inbox(self._queue, lambda: self._hold(reason), lambda: self._release(reason))
 
     # Calls
 
@@ -320,23 +315,19 @@ class Channel:
         call = Call(message, timeout, self._loop)
         driver = self._driver
         if driver is None or not driver.has_room:
-            driver = await self.room(timeout)
-        self.dispatch(call, driver)
+            driver = await self._room(timeout)
+        self._dispatch(call, driver)
         try:
             return await call.answer
         except asyncio.CancelledError:
             self._withdraw(call)
             raise
 
-    async def send_progressive(self, call: Call) -> None:
+    async def _send_progressive(self, call: Call) -> None:
         """Send a request whose steps somebody iterates over."""
-        self.dispatch(call, await self.room(call.patience))
+        self._dispatch(call, await self._room(call.patience))
 
-    def withdraw(self, call: Waiting) -> None:
-        """Nobody waits for this call any more."""
-        self._withdraw(call)
-
-    async def room(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
+    async def _room(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
         """Wait for the driver, when it is open and there is room to write; for so long, then raise RequestTimeout."""
         while True:
             driver = await self._ready(timeout)
@@ -349,7 +340,7 @@ class Channel:
                 where = self.name or "the peer"
                 raise RequestTimeout(f"{where} reads too slowly: no room for a request within {timeout:g} s") from None
 
-    def dispatch(self, call: Waiting, driver: Driver, *, followed: bool | None = None) -> None:
+    def _dispatch(self, call: Waiting, driver: Driver, *, followed: bool | None = None) -> None:
         """Send a request, and wait for its answer; `followed` if others are likely to be sent right after it.
 
         Where nobody says so, that is assumed while others wait for their answers.
@@ -361,7 +352,7 @@ class Channel:
             raise NotSupported(f"{self.protocol.name} has no requests")
         self._calls.add(call, sent.id)
 
-    def dispatch_all(self, calls: Sequence[Waiting], driver: Driver, *, followed: bool) -> None:
+    def _dispatch_all(self, calls: Sequence[Waiting], driver: Driver, *, followed: bool) -> None:
         """Send requests: together, or else one by one. What is wrong with one is its outcome."""
         for start in range(0, len(calls), PIECE):
             piece = calls[start : start + PIECE]
@@ -373,11 +364,12 @@ class Channel:
                 continue
             for call in piece:
                 try:
-                    self.dispatch(call, driver, followed=followed)
+                    self._dispatch(call, driver, followed=followed)
                 except WireloomError as error:
                     call.fail(error)
 
     def _withdraw(self, call: Waiting) -> None:
+        """Nobody waits for this call any more."""
         if call.id and self._calls.remove(call.id) is not None:
             self._give_up(call)
         if call.steps is not None:

@@ -55,7 +55,7 @@ class Replay(Subscription):
 
     async def _open(self) -> bool:
         # While there is no connection it is not among the replays: a new one would ask for it, too.
-        await self._peer.room(TIMEOUT)
+        await self._peer._room(TIMEOUT)
         self._replays.add(self)
         try:
             await self._peer.ask(self.request())
@@ -69,7 +69,7 @@ class Replay(Subscription):
         self.inbox.discard()
         if self._peer.connected:
             try:
-                self._peer.send_and_forget(_operation(_UNSUBSCRIBE, {"topic": self.pattern, "as": self.name}))
+                self._peer._send_and_forget(_operation(_UNSUBSCRIBE, {"topic": self.pattern, "as": self.name}))
             except WireloomError:
                 return  # a connection that is lost has no subscriptions
 

@@ -101,11 +101,11 @@ class _Row(Generic[Body]):
                 place.fail(error)
             else:
                 ready.append(place)
-        self.peer.dispatch_all(ready, driver, followed=self.in_flight > 1)
+        self.peer._dispatch_all(ready, driver, followed=self.in_flight > 1)
 
     def fill(self, bodies: Iterator[Body]) -> None:
         """Send requests as long as there are bodies, places, and room on the connection."""
-        driver = self.peer.driver
+        driver = self.peer._driver
         if driver is None or not driver.has_room:
             return
         wanted = self.in_flight - len(self.places)
@@ -125,9 +125,9 @@ class _Row(Generic[Body]):
                 while len(self.places) >= self.in_flight:
                     self.room = self.loop.create_future()
                     await self.room
-                driver = self.peer.driver
+                driver = self.peer._driver
                 if driver is None or not driver.has_room:
-                    driver = await self.peer.room(self.timeout)
+                    driver = await self.peer._room(self.timeout)
                 self.send((body,), driver)
                 self.wake()
         except Exception as error:  # raised again where the row ends
@@ -160,7 +160,7 @@ class _Row(Generic[Body]):
         self.places.clear()
         for place in places:
             if place.outcome is None:
-                self.peer.withdraw(place)
+                self.peer._withdraw(place)
 
 
 class Many(AsyncIterator[Answer], Generic[Body, Answer]):
@@ -224,7 +224,7 @@ class Many(AsyncIterator[Answer], Generic[Body, Answer]):
             else:
                 # Nothing is on its way, and nothing can be sent: the connection is being made again, or is full.
                 try:
-                    await row.peer.room(row.timeout)
+                    await row.peer._room(row.timeout)
                 except WireloomError:
                     row.over = True
                     raise

@@ -224,21 +224,21 @@ class Server:
         def on_end(error: WireloomError) -> None:
             self._peers.pop(peer, None)
             self._wanted.drop(peer)
-            peer.lost(error)
-            if peer.is_busy:
+            peer._lost(error)
+            if peer._is_busy:
                 self._leaving[peer] = asyncio.get_running_loop().create_task(self._see_off(peer, driver))
             else:
                 del self._drivers[driver]
 
-        driver = _Door(self, session, on_batch=peer.take, on_open=on_open, on_end=on_end)
+        driver = _Door(self, session, on_batch=peer._take, on_open=on_open, on_end=on_end)
         self._drivers[driver] = None
-        peer.attach(driver)
+        peer._attach(driver)
         return driver
 
     async def _see_off(self, peer: Peer, driver: Driver) -> None:
         """Who is gone takes a place until the last of its messages is handled."""
         try:
-            await peer.finished()
+            await peer._finished()
         finally:
             del self._leaving[peer], self._drivers[driver]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
 
-from wireloom.model import Message
+from wireloom.model import Message, RequestFailed
 from wireloom.peers.inbox import Inbox
-from wireloom.peers.pending_calls import Call
+from wireloom.peers.pending_calls import CANCELLED, Call
 from wireloom.topics import validate_pattern
 
 if TYPE_CHECKING:
@@ -45,10 +45,12 @@ class Subscription(AsyncIterator[Message]):
                 raise
 
     async def _open(self) -> bool:
-        return await self._peer.open_subscription(self.pattern, self._inbox, local=self._local, retained=self._retained)
+        return await self._peer._open_subscription(
+            self.pattern, self._inbox, local=self._local, retained=self._retained
+        )
 
     def _drop(self) -> None:
-        self._peer.drop_subscription(self.pattern, self._inbox, announced=self._announced)
+        self._peer._drop_subscription(self.pattern, self._inbox, announced=self._announced)
 
     async def __anext__(self) -> Message:
         if not self._entered:
@@ -85,7 +87,7 @@ class MessageStream(AsyncIterator[Message]):
 
     def close(self) -> None:
         """End the stream; messages that were not taken are dropped."""
-        self._peer.drop_stream(self._inbox)
+        self._peer._drop_stream(self._inbox)
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,6 +103,9 @@ class Progress(AsyncIterator[Step], Generic[Step, Outcome]):
     """A request with steps: iterate over their values, then await this for the result.
 
     Awaiting it without iterating skips the steps. Dropping it before the end cancels the request.
+
+    After `cancel` the steps that are under way still come; then the iteration, and awaiting, raise
+    RequestFailed("cancelled"). A service that was done before it heard of it ends the iteration as usual.
     """
 
     def __init__(self, peer: Peer, call: Call, *, step: tuple[object, ...], outcome: tuple[object, ...]) -> None:
@@ -112,8 +117,8 @@ class Progress(AsyncIterator[Step], Generic[Step, Outcome]):
         self._step: Message | None = None
 
     async def _send(self) -> None:
-        if not self._sent:
-            await self._peer.send_progressive(self._call)
+        if not self._sent and not self._call.answer.done():
+            await self._peer._send_progressive(self._call)
             self._sent = True
 
     async def __anext__(self) -> Step:
@@ -141,12 +146,19 @@ class Progress(AsyncIterator[Step], Generic[Step, Outcome]):
         return self.result().__await__()
 
     def cancel(self) -> None:
-        """Tell the peer to stop, where the protocol can; the result then is RequestFailed('cancelled')."""
+        """Tell the peer to stop; the result then is RequestFailed('cancelled').
+
+        Raises NotSupported where the protocol cannot say so; the request goes on then. One that was not sent yet is
+        not sent any more.
+        """
+        if not self._sent:
+            self._call.fail(RequestFailed(CANCELLED))
+            return
         self._peer.cancel(self._call.request.with_(id=self._call.id))
 
     def close(self) -> None:
         """Stop waiting for this request."""
-        self._peer.withdraw(self._call)
+        self._peer._withdraw(self._call)
 
     async def __aenter__(self) -> Self:
         await self._send()

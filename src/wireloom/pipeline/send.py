@@ -179,7 +179,7 @@ async def send_batches(batches: Iterable[pa.RecordBatch], options: SendOptions, 
                 await sender.finish()
             finally:
                 sender.count_acknowledged()
-        if not options.ack and peer.driver is not None and peer.driver.aborted:
+        if not options.ack and peer._driver is not None and peer._driver.aborted:
             raise SendFailed("the peer did not take the last messages in time, or did not say so (`ack` makes it)")
     except ConfigError:
         raise
@@ -215,9 +215,9 @@ class Sender:
             if message.kind is Kind.EVENT:
                 self._peer.send(message)
             else:
-                driver = await self._peer.room(self._options.timeout)
+                driver = await self._peer._room(self._options.timeout)
                 call = Call(message, self._options.timeout, self._loop)
-                self._peer.dispatch(call, driver)
+                self._peer._dispatch(call, driver)
                 self._pending.append(call)
         except WireloomError as error:
             raise SendFailed(f"the message to {_goal(message)!r} was not sent: {error}") from error
