@@ -206,7 +206,8 @@ async def test_a_store_that_is_away_stops_nothing_but_the_archive(
         assert "they stay on this disk" in caplog.text
         proxy.is_away = False
         await eventually(lambda: hub.metrics.removed_segments.value() > 3, 30)
-        assert "segments are archived again" in caplog.text
+        await eventually(lambda: "segments are archived again" in caplog.text)
+        await eventually(lambda: hub.archiver is not None and hub.archiver.healthy)
     assert published(tmp_path, bucket) == list(range(50))
 
 

@@ -134,7 +134,6 @@ class Archiver:
             try:
                 self._archive_all()
                 self._tell_recovered()
-                self._wait = 0.0
             except FencedOff as error:
                 self._raise_alarm(str(error), "archive.fenced")
                 break
@@ -181,6 +180,7 @@ class Archiver:
             self._metrics.archive_failures.add(1, "damaged")
             self._raise_alarm(str(error), "archive.damaged")
             return
+        self._tell_recovered()
         self._metrics.archived_segments.add(1)
         self._metrics.archived_bytes.add(index.length)
         self._metrics.archive_stored_bytes.add(index.stored)
@@ -217,6 +217,7 @@ class Archiver:
         self.error = str(error)
 
     def _tell_recovered(self) -> None:
+        self._wait = 0.0
         if self.error is not None:
             log.warning("segments are archived again", extra=about("archive.recovered"))
             self.error = None

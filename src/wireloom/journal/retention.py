@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,13 +79,12 @@ def cursors(folder: Path | str, disk: Disk = LOCAL) -> list[Cursor]:
     return found
 
 
-def expired(folder: Path | str, keep: Keep, now_ns: int, disk: Disk = LOCAL) -> list[Expired]:
-    """The segments that `keep` lets go, oldest first; those that a pipeline still needs say so."""
+def expired(folder: Path | str, keep: Keep, now_ns: int, disk: Disk = LOCAL) -> Iterator[Expired]:
+    """The segments that `keep` lets go, oldest first; those that must stay say what for."""
     # One that is only just begun disappears in a crash, and the one before it must still be there.
     sizes = [(path, _size(path, disk)) for path in segments(folder, disk) if stated_length(path, disk) != 0]
     total = sum(size for _, size in sizes)
     readers = [] if keep.past_cursors else sorted(cursors(folder, disk), key=lambda each: (each.segment, each.position))
-    found: list[Expired] = []
     is_held = False
     aged = 0
     for (path, size), _ in itertools.pairwise(sizes):
@@ -103,8 +102,7 @@ def expired(folder: Path | str, keep: Keep, now_ns: int, disk: Disk = LOCAL) -> 
             needed = ARCHIVE if is_held else None
         aged += not is_too_much and needed is None
         total -= size
-        found.append(Expired(path, size, why, for_age=not is_too_much, kept_for=needed))
-    return found
+        yield Expired(path, size, why, for_age=not is_too_much, kept_for=needed)
 
 
 def _last_time(path: Path, disk: Disk) -> int:
@@ -114,16 +112,17 @@ def _last_time(path: Path, disk: Disk) -> int:
 
 
 def prune(folder: Path | str, keep: Keep, now_ns: int, *, dry_run: bool = False, disk: Disk = LOCAL) -> list[Expired]:
-    """Remove what `expired` names and no cursor needs; returns all of it, removed or kept."""
-    found = expired(folder, keep, now_ns, disk)
-    gone = [each for each in found if each.kept_for is None]
-    if gone and not dry_run:
+    """Remove what `expired` names and nobody needs; returns all of it, removed or kept."""
+    found: list[Expired] = []
+    for each in expired(folder, keep, now_ns, disk):
+        found.append(each)
+        if each.kept_for is not None or dry_run:
+            continue
         try:
-            for each in gone:
-                with contextlib.suppress(FileNotFoundError):
-                    disk.unlink(each.path)
-                # One by one: a power cut must not leave an older segment and take a younger one.
-                disk.sync_folder(Path(folder))
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(each.path)
+            # One by one: a power cut must not leave an older segment and take a younger one.
+            disk.sync_folder(Path(folder))
         except OSError as error:
             raise JournalError(
                 f"{folder}: cannot remove segments: {error.strerror}; let this user write there"
