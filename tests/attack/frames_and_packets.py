@@ -171,6 +171,14 @@ async def yamp_pings(target: Target) -> None:
     await asyncio.gather(*(pour(target, "yamp", data, times=6, seconds=8) for _ in range(5)))
 
 
+@attack("floods of hsp and yamp pings, short ones", small=True)
+async def few_pings(target: Target) -> None:
+    """Each on five connections, less than 100 KB in all."""
+    yamp = yamp_frames.encode(yamp_frames.Ping(b"x"))
+    floods = (("hsp", b"\x03" * 9_000), ("yamp", yamp * (9_000 // len(yamp))))
+    await asyncio.gather(*(pour(target, name, data, seconds=8) for name, data in floods for _ in range(5)))
+
+
 # Our own, two for each protocol
 
 

@@ -89,6 +89,8 @@ class Attack:
     """Added to the configuration. The well-behaved client must be allowed to publish and to subscribe."""
     small: bool = False
     """Whether it sends less than 100 KB."""
+    quick: bool = False
+    """Whether `make test` runs it, too, although it sends more."""
     budget: int = 0
     """Bytes that the configuration allows to what is attacked."""
     prepare: Callable[[Path], None] = _NO_DATA
@@ -107,6 +109,7 @@ def attack(
     limits: Mapping[str, str] | None = None,
     config: str = "",
     small: bool = False,
+    quick: bool = False,
     budget: int = 0,
     prepare: Callable[[Path], None] = _NO_DATA,
     token: str = "",
@@ -115,7 +118,7 @@ def attack(
 
     def register(function: Callable[[Target], Awaitable[None]]) -> Callable[[Target], Awaitable[None]]:
         assert name not in ATTACKS, f"there are two attacks named {name!r}"
-        ATTACKS[name] = Attack(name, function, limits or {}, config, small, budget, prepare, token)
+        ATTACKS[name] = Attack(name, function, limits or {}, config, small, quick, budget, prepare, token)
         return function
 
     return register

@@ -76,6 +76,7 @@ async def bodies_of(peer: Peer, count: int) -> list[bytes]:
     "readers of the past that do not read",
     limits={**reached("replays"), **reached("replay_bytes")},
     config=LAZY,
+    quick=True,
     budget=8_000_000 + 40 * 1_000_000,
 )
 async def lazy_readers(target: Target) -> None:

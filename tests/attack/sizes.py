@@ -88,8 +88,8 @@ async def silence(target: Target) -> None:
     budget=60_000_000 + 64_000_000 + 3 * 15_000_000,  # what the C library keeps, and copies of what is cut off
 )
 async def unfinished(target: Target) -> None:
-    """Twelve times 15 MB, each without its last byte."""
-    for _ in range(12):
+    """Forty times 15 MB, each without its last byte."""
+    for _ in range(40):
         peer = await Peer.connect(target, "emp")
         frame = peer.encode(Message(Kind.EVENT, "a", bytes(15_000_000)))
         try:

@@ -1,4 +1,4 @@
-"""Every registered attack, against a hub of its own. `make test` runs the small ones, `make attack` all of them."""
+"""Every registered attack, against a hub of its own. `make test` runs the small and quick ones, `make attack` all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-CHOICE = [pytest.param(each.name, marks=() if each.small else pytest.mark.slow) for each in ATTACKS.values()]
+CHOICE = [
+    pytest.param(each.name, marks=() if each.small or each.quick else pytest.mark.slow) for each in ATTACKS.values()
+]
 
 
 @pytest.mark.parametrize("name", CHOICE)

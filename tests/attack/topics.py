@@ -93,11 +93,11 @@ PER_CONNECTION = {
 }
 
 
-@attack("12,000 subscriptions of one connection", limits=PER_CONNECTION)
+@attack("60,000 subscriptions of one connection", limits=PER_CONNECTION)
 async def many_patterns(target: Target) -> None:
     peer = await Peer.connect(target, "hsp")
-    requests = (json_request("subscribe", {"topic": f"a/{number}"}, number) for number in range(12_000))
-    await peer.ask_all(requests, refused=2_000, why=b"subscriptions_per_connection in [limits]")
+    requests = (json_request("subscribe", {"topic": f"a/{number}"}, number) for number in range(60_000))
+    await peer.ask_all(requests, refused=50_000, why=b"subscriptions_per_connection in [limits]")
     answer = await peer.operate("provide", topic="a")
     assert answer.kind is Kind.ERROR, answer
     assert (await peer.operate("unsubscribe", topic="a/7")).kind is Kind.RESPONSE
