@@ -402,3 +402,41 @@ async def mesh_hellos(target: Target) -> None:
         if number % 50 == 0:
             await asyncio.sleep(0.002)
     sock.close()
+
+
+# WebSockets
+
+
+async def pour_into_websocket(target: Target, frame: bytes, seconds: float) -> None:
+    """Send frames of a WebSocket over a connection of its own, again and again, and read what comes back."""
+    reader, writer = await target.open("yamp+ws")
+    host, port = target.address("yamp+ws")
+    writer.write(
+        b"GET / HTTP/1.1\r\nHost: %b:%d\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n" % (host.encode(), port)
+    )
+    assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+    greeting = GREETINGS["yamp"]
+    writer.write(bytes((0x82, 0x80 | len(greeting), 0, 0, 0, 0)) + greeting)
+    listening = asyncio.create_task(_swallow(reader))
+    with suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(seconds):
+            while True:
+                writer.write(frame * (TOGETHER // len(frame)))
+                await writer.drain()
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+
+
+async def _swallow(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionError):
+        while await reader.read(1 << 20):
+            pass
+
+
+@attack("floods of WebSocket pings, and of empty messages")
+async def websocket_frames(target: Target) -> None:
+    """Our own: frames that never reach the protocol above, six bytes each."""
+    ping, empty = b"\x89\x80\0\0\0\0", b"\x82\x80\0\0\0\0"
+    pieces = b"\x02\x80\0\0\0\0" + b"\x00\x80\0\0\0\0" * 50 + b"\x80\x80\0\0\0\0"
+    await asyncio.gather(*(pour_into_websocket(target, each, 8) for each in (ping, ping, empty, empty, pieces)))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import wireloom
 from wireloom.model import HandshakeFailed, Kind, Message, PeerClosed, WireloomError
-from wireloom.peers import chunked_driver
 from wireloom.peers import driver as driver_module
 from wireloom.peers.driver import Driver
 from wireloom.peers.peer import Peer
@@ -23,7 +22,7 @@ from wireloom.protocols.emp import extensions
 from wireloom.protocols.hsp import HspSettings
 from wireloom.protocols.hsp.session import HspSession
 from wireloom.protocols.registry import protocol
-from wireloom.transports import Pipe
+from wireloom.transports import Pipe, portions
 
 HSP = protocol("hsp")
 PING, PONG = b"\x03", b"\x04"
@@ -282,7 +281,7 @@ def test_portions_bring_the_same_messages_in_the_same_order(frames: list[bytes],
         return bench.messages
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked_driver, "LONG", seconds)
+        patch.setattr(portions, "LONG", seconds)
         patch.setattr(driver_module, "LONG", seconds)
         found = asyncio.run(run())
     whole = HSP.session(Role.SERVER, HSP.settings({}))

@@ -28,9 +28,9 @@ from wireloom.hub.cloudevents import STRUCTURED, CloudEvent, NoCloudEvent, TooLa
 from wireloom.hub.limits import OverRate
 from wireloom.hub.logs import about
 from wireloom.model import ConfigError, Kind, LimitExceeded, Message, RequestFailed, RequestTimeout, WireloomError
-from wireloom.peers.chunked_driver import LONG
 from wireloom.protocols.contract import PUBLISH
 from wireloom.transports.http import KEEP_ALIVE, HttpLimits, HttpListener, answering, is_for
+from wireloom.transports.portions import LONG
 
 if TYPE_CHECKING:
     from wireloom.hub.config import HttpConfig

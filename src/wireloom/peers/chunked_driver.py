@@ -7,8 +7,8 @@ driver looks at the clock behind each batch. Once a read has taken `LONG` second
 the iterator over its batches, and whatever is received behind it. Nothing more is read from that peer meanwhile. So
 order is kept, and a peer has at most a read or two waiting.
 
-All rests of a loop wait in one row (`Portions`). Each iteration of the loop takes portions for `LONG` seconds in all,
-then lets everybody else have a turn. So the time that others wait does not depend on how many send much.
+All rests of a loop wait in one row (`transports/portions.py`). Each iteration of the loop takes portions for `LONG`
+seconds in all, then lets everybody else have a turn. So how long others wait does not depend on how many send much.
 
 A driver that is on hold (its peer is over its rate, a queue is full, the disk is slow) takes no portions until it is
 released. A peer is therefore never in debt by more than one batch.
@@ -16,26 +16,13 @@ released. A peer is therefore never in debt by more than one batch.
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import time
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from wireloom.protocols.contract import Batch
 
-if TYPE_CHECKING:
-    from wireloom.peers.driver import Driver
-
-LONG = 0.003
-"""Seconds that one portion takes, and the batch with which it ends."""
-SHORT = 4096
-"""Reads of up to so many bytes are taken at once, even if others wait with longer ones."""
 WAITING = "portions"
 """Why nothing is read while a rest waits."""
-
-clock = time.monotonic
 
 
 class Rest:
@@ -57,44 +44,3 @@ class Rest:
     def size(self) -> int:
         """How many bytes have not been looked at."""
         return sum(len(each) for each in self.waiting if isinstance(each, bytes))
-
-
-class Portions:
-    """The drivers of one loop with a rest, in a row."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._row: deque[Driver] = deque()
-        self._is_scheduled = False
-
-    def __len__(self) -> int:
-        return len(self._row)
-
-    def join(self, driver: Driver) -> None:
-        """Stand at the end of the row."""
-        self._row.append(driver)
-        self._schedule()
-
-    def _schedule(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._run)
-
-    def _run(self) -> None:
-        until = clock() + LONG
-        row = self._row
-        for _ in range(len(row)):
-            driver = row.popleft()
-            driver.take_portion(until)
-            driver.stand_in_row()
-            if clock() > until:
-                break
-        self._is_scheduled = False
-        if row:
-            self._schedule()
-
-
-@functools.lru_cache(maxsize=1)
-def portions_of(loop: asyncio.AbstractEventLoop) -> Portions:
-    """The row of a loop."""
-    return Portions(loop)

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from wireloom.model import HandshakeFailed, PeerClosed, ProtocolViolation, WireloomError
-from wireloom.peers.chunked_driver import LONG, SHORT, WAITING, Portions, Rest, clock, portions_of
+from wireloom.peers.chunked_driver import WAITING, Rest
 from wireloom.peers.coarse_timers import FAR, rounds_of
 from wireloom.peers.send_queue import Outlet
 from wireloom.protocols.column_session import LOOK_AHEAD
 from wireloom.protocols.contract import Batch, Calls, Publishes, Role, Session, SessionState
 from wireloom.transports.base import EndedPipe, Pipe
+from wireloom.transports.portions import LONG, SHORT, Portions, clock, portions_of
 
 LOG = logging.getLogger("wireloom.peers")
 

@@ -2,6 +2,9 @@
 
 The protocol itself is the sans-IO core of the `websockets` package; sockets come from `tcp`. Servers check the
 Origin: a web page may connect only if its Origin is named in `Options.origins`. Programs send none and may.
+
+A read can hold forty thousand pings, and each takes tens of microseconds. So a read is taken in portions; nothing more
+is read from the socket meanwhile. All answers of a portion are one write.
 """
 
 from __future__ import annotations
@@ -24,10 +27,13 @@ from wireloom.transports.acceptor import Place
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pipe, Transport
 from wireloom.transports.busy_poll import awake
+from wireloom.transports.portions import LONG, SHORT, clock, portions_of
 from wireloom.transports.tcp import TCPPipe, connect_stream, listen_with_handshake
 
 GOING_AWAY, NORMAL, UNSUPPORTED = 1001, 1000, 1003
 ANY_ORIGIN = "*"
+CHUNK = 1024
+"""Bytes that are parsed between two looks at the clock: up to 170 frames."""
 
 
 class WebSocketPipe(TCPPipe):
@@ -45,6 +51,17 @@ class WebSocketPipe(TCPPipe):
         self._held: deque[bytes] = deque()
         """Messages that arrived while reading was paused; at most those of one read."""
         self._paused_above = False
+        self._rest = b""
+        """What was read and is not parsed yet, from `_at` on."""
+        self._at = 0
+        self._is_parsing = False
+        self._is_due = False
+        """Whether it stands in the row."""
+        self._input_over = False
+        """The end of the input came behind the rest."""
+        self._lost: tuple[Exception | None] | None = None
+        """The socket is gone, and why; what it brought before counts."""
+        self._portions = portions_of(asyncio.get_running_loop())
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._deadline = asyncio.get_running_loop().call_later(options.handshake_timeout, self._too_slow)
 
@@ -63,23 +80,78 @@ class WebSocketPipe(TCPPipe):
         """TCP, and TLS where there is some, is up: the WebSocket's own handshake comes now."""
 
     def _data_received(self, data: bytes) -> None:
-        self._protocol.receive_data(data)
-        self._advance()
+        has_rest = bool(self._rest)
+        self._rest, self._at = self._rest[self._at :] + data if has_rest else data, 0
+        if has_rest or (len(data) > SHORT and len(self._portions)):
+            self.stand_in_row()
+        else:
+            self.take_portion(clock() + LONG)
+            self.stand_in_row()
+
+    def stand_in_row(self) -> None:
+        """Have what is left parsed in a later iteration of the loop, unless the owner reads nothing at the moment."""
+        if self._rest and not self._is_due and not self._is_parsing:
+            super().pause_reading()
+            if self._lost is not None or not self._paused_above:
+                self._is_due = True
+                self._portions.join(self)
+
+    def take_portion(self, until: float) -> None:
+        """Parse what was read, up to a time; then what came behind it."""
+        self._is_due, self._is_parsing = False, True
+        rest = self._rest
+        try:
+            while self._at < len(rest) and (self._lost is not None or not self._paused_above):
+                at = self._at
+                self._at += CHUNK
+                self._protocol.receive_data(rest[at : at + CHUNK] if len(rest) > CHUNK else rest)
+                self._take_events()
+                if clock() > until:
+                    break
+            self._send()
+        finally:
+            self._is_parsing = False
+        if self._at < len(rest):
+            return
+        self._rest, self._at = b"", 0
+        if self._lost is not None:
+            self._end(*self._lost)
+        elif self._input_over:
+            self._end_of_tcp()
+        elif not self._paused_above:
+            super().resume_reading()
 
     def eof_received(self) -> bool:
         """asyncio: TCP ended; a WebSocket has no halves."""
+        if self._rest:
+            self._input_over = True
+            return self.tls is None
         self._protocol.receive_eof()
-        self._advance()
+        self._take_events()
+        self._send()
         return False
 
+    def _end_of_tcp(self) -> None:
+        self.eof_received()
+        self._open.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the socket is gone."""
+        """asyncio: the socket is gone. What it brought before is taken first."""
         self._deadline.cancel()
         self.leave_handshakes()
         if not self.ready.done():
             self.ready.set_exception(exc or ConnectionResetError("closed during the WebSocket handshake"))
             self.ready.exception()
+        self._lost = (exc,)
+        if self._rest and self._announced and not self._is_parsing:
+            self.stand_in_row()
+        else:
+            self._end(exc)
+
+    def _end(self, exc: Exception | None) -> None:
         if self._announced:
+            while self._held:
+                self._above.received(self._held.popleft())
             self._above.ended(exc)
 
     def pause_writing(self) -> None:
@@ -125,18 +197,19 @@ class WebSocketPipe(TCPPipe):
         self._paused_above = False
         while self._held and not self._paused_above:
             self._above.received(self._held.popleft())
-        if not self._paused_above:
+        if self._rest:
+            self.stand_in_row()
+        elif not self._paused_above:
             super().resume_reading()
 
     # Inside
 
-    def _advance(self) -> None:
+    def _take_events(self) -> None:
         """Act on what the WebSocket protocol made of the bytes."""
         for event in self._protocol.events_received():
             self._take(event)
         if self._protocol.handshake_exc is not None:
             self._refused(self._protocol.handshake_exc)
-        self._send()
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Request):
@@ -197,12 +270,15 @@ class WebSocketPipe(TCPPipe):
             self._transport.abort()
 
     def _send(self) -> None:
-        """Write what the WebSocket protocol has to say; an empty piece is its end."""
-        for data in self._protocol.data_to_send():
-            if data:
-                self._tcp_write(data)
-            else:
-                self._open.close()
+        """Write what the WebSocket protocol has to say, in one piece; an empty piece is its end."""
+        pieces = self._protocol.data_to_send()
+        if not pieces or self._lost is not None:
+            return
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if data:
+            self._tcp_write(data)
+        if b"" in pieces:
+            self._open.close()
 
 
 class _Mute:
