@@ -15,6 +15,7 @@ from wireloom.pipeline.decode import decode_range
 from wireloom.pipeline.filters import Wanted
 from wireloom.pipeline.options import Options
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, spark_schema
+from wireloom.pipeline.source import partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -142,6 +143,17 @@ def test_blocks_that_cannot_match_are_not_decoded(journal: Path) -> None:
 def test_wrong_options_are_named(journal: Path, options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Options.parse({"path": str(journal), **options})
+
+
+def test_there_are_as_many_tasks_for_each_core_of_the_cluster(tmp_path: Path) -> None:
+    make_journal(tmp_path / "j", runs=40, seed=9, long_runs=True)
+    chosen = Options.parse({"path": str(tmp_path / "j"), "partitionBytes": "300k"})
+    end = planning.latest(chosen.inputs)
+    size = sum(part.size for part in planning.plan(chosen.inputs, {}, end))
+    for cores in (1, 2, 3):
+        tasks = len(partitions(chosen, {}, end, refused=True, cores=cores))
+        assert tasks * 300_000 >= size
+        assert size < cores << 20 or tasks % cores == 0
 
 
 def test_options_know_no_case(journal: Path) -> None:

@@ -129,10 +129,12 @@ class DecodingReader(JournalStreamReader):
         super().__init__(options)
         self.warehouse = warehouse
         self.only_messages = only_messages
+        self.cores: int | None = None
+        """How many tasks run at a time, where that is known: the cores of the cluster, not of the driver."""
 
     def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:  # type: ignore[type-arg]
         """The new bytes of all lanes, refused ones too."""
-        return partitions(self.options, start, end, refused=True)
+        return partitions(self.options, start, end, refused=True, cores=self.cores)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Write the rows of one partition; yield what was written."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from wireloom.pipeline.checkpoint import Checkpoint
 from wireloom.pipeline.schemas import spark_schema
+from wireloom.pipeline.spark_session import parallelism
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +44,7 @@ def batches(spark: SparkSession, reader: DecodingReader, checkpoint: Checkpoint)
     One that was begun and not done is the first: with the same bytes as before.
     """
     checkpoint.prepare()
+    reader.cores = parallelism(spark)
     reader.prepareForTriggerAvailableNow()
     number = checkpoint.planned
     if number == checkpoint.done:

@@ -233,13 +233,22 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def partitions(
-    options: Options, start: Offsets, end: Offsets, *, refused: bool | None = None, stream: bool = True
+    options: Options,
+    start: Offsets,
+    end: Offsets,
+    *,
+    refused: bool | None = None,
+    stream: bool = True,
+    cores: int | None = None,
 ) -> list[InputPartition]:
-    """What is between two positions as partitions; `messages` has no use for refused bytes."""
+    """What is between two positions as partitions; `messages` has no use for refused bytes.
+
+    `cores` is how many tasks run at a time; by default as many as this machine has cores.
+    """
     ranges = planning.plan(options.inputs, start, end)
     if not (options.table == REJECTS if refused is None else refused):
         ranges = [part for part in ranges if not part.refused]
-    groups = planning.pack(ranges, options.partition_bytes, os.cpu_count() or 1)
+    groups = planning.pack(ranges, options.partition_bytes, cores or os.cpu_count() or 1)
     found: list[InputPartition] = [Ranges(group) for group in groups]
     return found + flow_groups(options, start, end, stream)
 
