@@ -22,9 +22,10 @@ from wireloom.pipeline import planning
 from wireloom.pipeline.batch import BatchCommit
 from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.captures.storage import changed_at
-from wireloom.pipeline.decode_job import FLOWS, Report, write_decoded
+from wireloom.pipeline.decode_job import Report, write_decoded
 from wireloom.pipeline.join_job import Plan, join_facts
 from wireloom.pipeline.options import Options
+from wireloom.pipeline.run import FLOWS
 from wireloom.pipeline.source import FlowGroup, JournalStreamReader, decoded_parts, partitions
 from wireloom.protocols.hsp import frames
 
@@ -147,7 +148,7 @@ class CaptureWorkers:
 def commit_captures(root: Path, folder: Path, start: planning.Offsets, end: planning.Offsets, number: int = 0) -> None:
     """One batch of a stream of captures."""
     warehouse = new_warehouse(root)
-    options = Options.parse({"path": str(folder), "stateDir": str(warehouse.store / FLOWS), "flowGroups": "2"})
+    options = Options.parse({"path": str(folder), "stateDir": warehouse.store.below(FLOWS).url, "flowGroups": "2"})
     BatchCommit(warehouse, number, CaptureWorkers(warehouse.store, options, start, end)).commit()
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
-import io
 import random
 import shutil
 import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import zstandard
@@ -21,14 +18,16 @@ from tests.captures.conversations import Wire, exchange, expected, mixed_up, tal
 from tests.captures.reading import read_files, read_packets
 from tests.captures.writing import START_NS, Captured, pcap, pcapng
 from tests.disks import BadSectors
+from tests.object_store import S3Server, bucket, s3_server  # noqa: F401
+from tests.store_faults import FaultProxy
 from wireloom.journal.blocks import encode_tags
-from wireloom.model import Direction
+from wireloom.model import ConfigError, Direction
 from wireloom.pipeline.captures import storage
 from wireloom.pipeline.captures.detect import Choice
 from wireloom.pipeline.captures.fragments import MOST_DATAGRAMS, Fragments
-from wireloom.pipeline.captures.pcap import WRONG_LENGTH, Damage
 from wireloom.pipeline.captures.reader import CaptureReader, read_captures
 from wireloom.protocols.hsp import frames
+from wireloom.store import StoreError, open_store
 
 MESH_PACKET = bytes.fromhex("010000002a0003000000006553f10000050103612f62")
 A, B = "10.0.0.1:4000", "10.0.0.2:5041"
@@ -84,65 +83,19 @@ def test_a_capture_with_an_unreadable_sector_gives_what_stands_before_it(
     assert (rejected["clause"], rejected["offset"]) == ("capture.damaged", at)
 
 
-def test_a_capture_that_cannot_be_read_just_now_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.pcap"
-    path.write_bytes(many_packets())
-    with pytest.raises(OSError, match="Permission denied"):
-        list(storage.Capture(str(path), disk=BadSectors(3, error=errno.EACCES)))
-
-
-@pytest.mark.parametrize("pack", PACKERS)
-def test_a_compressed_capture_that_is_cut_off_gives_what_it_holds(pack: Pack, tmp_path: Path) -> None:
-    whole = many_packets()
-    packed = pack(whole)
-    path = tmp_path / "a.pcap.packed"
-    path.write_bytes(packed[: len(packed) * 2 // 3])
-    capture = storage.Capture(str(path))
-    packets = sum(len(packets) for packets, _ in capture)
-    block = 1 << 17  # what zstd packs together
-    assert len(whole) * 2 // 3 - block < packets * 1016 <= len(whole) * 2 // 3
-    assert capture.damage is not None and capture.damage.offset == 24 + packets * 1016
-    assert capture.damage.reason == "the compressed data is damaged or cut off: it ends too early"
-    (rejected,) = read_files([path]).rejects
-    assert (rejected["clause"], rejected["offset"]) == ("capture.damaged", capture.damage.offset)
-    assert storage.first_time_ns(str(path)) == START_NS // 1000 * 1000
-
-
-def test_a_compressed_capture_whose_last_bytes_are_missing_gives_everything_and_a_reject(tmp_path: Path) -> None:
-    wire, streams = conversation(2)
-    path = tmp_path / "a.pcap.gz"
-    path.write_bytes(gzip.compress(pcap(wire.packets))[:-8])
-    found = read_files([path])
-    assert found.said("c2s") == expected("hsp", streams[0], Direction.C2S)
-    assert found.clauses() == ["capture.damaged"]
-
-
-@pytest.mark.parametrize("pack", PACKERS)
-def test_a_capture_that_is_damaged_inside_and_then_cut_off_gives_what_it_holds(
-    pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_capture_that_cannot_be_read_just_now_is_an_error_and_no_reject(
+    s3_server: S3Server,  # noqa: F811
+    bucket: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(storage, "PIECE", 1 << 16)
-    whole = many_packets()
-    packed = pack(whole[: 24 + 10 * 1016] + b"\xff" * 16 + whole)
-    path = tmp_path / "a.pcap.packed"
-    path.write_bytes(packed[: len(packed) * 2 // 3])
-    capture = storage.Capture(str(path))
-    assert sum(len(packets) for packets, _ in capture) == 10
-    assert capture.damage == Damage(24 + 10 * 1016, WRONG_LENGTH)
-
-
-def test_a_capture_that_cannot_be_read_just_now_is_an_error_and_no_reject(monkeypatch: pytest.MonkeyPatch) -> None:
-    import fsspec
-
-    class Unreachable(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            if size == 4:
-                return super().read(size)
-            raise OSError("the store does not answer")
-
-    monkeypatch.setattr(fsspec, "open", lambda *_: SimpleNamespace(open=lambda: Unreachable(many_packets())))
-    with pytest.raises(OSError, match="the store does not answer"):
-        list(storage.Capture("memory://bucket/one.pcap"))
+    open_store(bucket).put("one.pcap", many_packets())
+    with FaultProxy(s3_server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        monkeypatch.setattr("wireloom.store.bucket.TRIES", 1)
+        packets = iter(storage.Capture(f"{bucket}/one.pcap"))
+        proxy.seed(1, 1.0, ("500",))
+        with pytest.raises(StoreError, match="cannot read it: status 500"):
+            list(packets)
 
 
 @pytest.mark.parametrize("cut_at", [3, 20, 30, 1000])
@@ -155,20 +108,22 @@ def test_a_capture_that_is_cut_off_gives_one_reject_with_its_place(cut_at: int, 
     assert damaged["file"] == str(path)
 
 
-def test_captures_in_an_object_store_are_listed_and_read() -> None:
-    import fsspec
-
+def test_captures_in_an_object_store_are_listed_and_read(bucket: str) -> None:  # noqa: F811
     wire, streams = conversation(4)
-    store = fsspec.filesystem("memory")
+    store = open_store(f"{bucket}/taken")
     half = len(wire.packets) // 2
-    store.pipe("/bucket/one.pcap", pcap(wire.packets[:half]))
-    store.pipe("/bucket/two.pcap.gz", gzip.compress(pcap(wire.packets[half:])))
-    store.pipe("/bucket/notes.txt", b"x")
-    for given in ("memory://bucket", "memory://bucket/*.pcap*"):
+    store.put("one.pcap", pcap(wire.packets[:half]))
+    store.put("two.pcap.gz", gzip.compress(pcap(wire.packets[half:])))
+    store.put("notes.txt", b"x")
+    store.put("below/three.pcap", b"x")
+    for given in (f"{bucket}/taken", f"{bucket}/taken/", f"{bucket}/taken/[ot]*.pcap*"):
         listed = storage.list_captures(given)
         assert [Path(path).name for path in listed] == ["one.pcap", "two.pcap.gz"]
         found = read_files(list(listed))
         assert found.said("c2s") == expected("hsp", streams[0], Direction.C2S)
+    assert list(storage.list_captures(f"{bucket}/taken/one.pcap")) == [f"{bucket}/taken/one.pcap"]
+    with pytest.raises(ConfigError, match="there is no such capture"):
+        storage.list_captures(f"{bucket}/taken/four.pcap")
 
 
 def test_one_capture_a_direction_is_merged_by_time(tmp_path: Path) -> None:

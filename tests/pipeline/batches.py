@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -17,6 +17,7 @@ from wireloom.pipeline.planning import Range
 from wireloom.pipeline.query import ask
 from wireloom.pipeline.schemas import TABLES
 from wireloom.pipeline.warehouse import Warehouse
+from wireloom.store import Store
 
 Contents = dict[str, list[tuple[object, ...]]]
 
@@ -24,7 +25,7 @@ Contents = dict[str, list[tuple[object, ...]]]
 class LocalWorkers:
     """Does what Spark's workers do, one task after the other."""
 
-    def __init__(self, warehouse: Path, groups: Sequence[Sequence[Range]], tasks: int = 1, trust: str = "") -> None:
+    def __init__(self, warehouse: Store, groups: Sequence[Sequence[Range]], tasks: int = 1, trust: str = "") -> None:
         self.warehouse, self.groups, self.tasks, self.trust = warehouse, groups, tasks, trust
 
     def decode(self) -> list[Report]:
@@ -45,11 +46,9 @@ class LocalWorkers:
 
 
 def new_warehouse(root: Path, table_format: str | None = None) -> Warehouse:
-    """A warehouse as a streaming query would find it."""
+    """A warehouse as a driver finds it."""
     warehouse = Warehouse.prepared(root, table_format)
     warehouse.tidy()
-    warehouse.checkpoint.mkdir(exist_ok=True)
-    (warehouse.checkpoint / "metadata").write_text(json.dumps({"id": "q"}))
     return warehouse
 
 
@@ -85,7 +84,7 @@ def cut(parts: Sequence[Range], positions: Sequence[float]) -> list[list[Range]]
             room = marks[0] - done
             stop = min(part.end, start + room)
             if stop > start:
-                pieces[-1].append(Range(part.file, start, stop, part.refused))
+                pieces[-1].append(replace(part, start=start, end=stop))
             done += stop - start
             start = stop
             if done == marks[0] and done < total:
@@ -94,7 +93,7 @@ def cut(parts: Sequence[Range], positions: Sequence[float]) -> list[list[Range]]
     return [piece for piece in pieces if piece]
 
 
-def contents(warehouse: Path) -> Contents:
+def contents(warehouse: Path | str) -> Contents:
     """Everything in the tables, in an order that does not depend on files."""
     return {name: sorted(ask(warehouse, f"select * from {name}").rows, key=repr) for name in TABLES}
 

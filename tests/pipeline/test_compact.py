@@ -16,6 +16,7 @@ from wireloom.pipeline import tables
 from wireloom.pipeline.compact import compact
 from wireloom.pipeline.schemas import MESSAGES
 from wireloom.pipeline.warehouse import Warehouse
+from wireloom.store import open_store
 
 
 def test_compacting_keeps_every_row_and_the_next_batch_goes_on(
@@ -44,7 +45,7 @@ def test_merged_rows_are_in_order_of_time_and_their_files_say_what_is_in_them(tm
     run_batches(tmp_path / "w", [[part] for part in cut(ranges(tmp_path / "j"), [0.3, 0.6, 0.9])])
     compact(tmp_path / "w")
     folder = tmp_path / "w" / "messages"
-    handle = tables.open_table(folder)
+    handle = tables.open_table(open_store(folder))
     (file,) = tables.files(handle, MESSAGES)
     rows = pq.ParquetFile(folder / file.path).read()
     times = rows["time"].to_pylist()
@@ -62,12 +63,12 @@ def test_a_merged_file_has_few_row_groups_however_many_files_it_is_made_of(
     run_batches(tmp_path / "w", [[part] for part in cut(ranges(tmp_path / "j"), [0.2, 0.4, 0.6, 0.8])])
     monkeypatch.setattr(tables, "ROW_GROUP", 300)
     compact(tmp_path / "w")
-    (file,) = tables.files(tables.open_table(tmp_path / "w" / "messages"), MESSAGES)
+    (file,) = tables.files(tables.open_table(open_store(tmp_path / "w" / "messages")), MESSAGES)
     metadata = pq.ParquetFile(tmp_path / "w" / "messages" / file.path).metadata
     assert 1 <= metadata.num_row_groups <= metadata.num_rows // 300 + 1
 
 
-def test_a_warehouse_in_use_is_not_compacted(tmp_path: Path) -> None:
-    warehouse = Warehouse.prepared(tmp_path / "w")
+def test_plain_folders_in_use_are_not_compacted(tmp_path: Path) -> None:
+    warehouse = Warehouse.prepared(tmp_path / "w", "parquet")
     with warehouse.locked(), pytest.raises(ConfigError, match="in use by process"):
         compact(tmp_path / "w")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ def cut(parts: list[Range], positions: list[float]) -> list[Range]:
     found = []
     for part in parts:
         places = sorted({part.start, part.end, *(int(part.start + p * part.size) for p in positions)})
-        found += [Range(part.file, a, b, part.refused) for a, b in itertools.pairwise(places)]
+        found += [replace(part, start=a, end=b) for a, b in itertools.pairwise(places)]
     return found
 
 

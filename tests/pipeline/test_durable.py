@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.disks import FaultyDisk
+from tests.pipeline.journals import make_journal
 from wireloom.journal.disk import replace_file
 from wireloom.journal.retention import cursors
-from wireloom.pipeline import run
 from wireloom.pipeline.captures.planning import load_state, save_state
-from wireloom.pipeline.checkpoint import Checkpoint
+from wireloom.pipeline.planning import Offsets, advance, latest, plan
 from wireloom.pipeline.run import leave_cursors
 from wireloom.pipeline.warehouse import Warehouse
 
-POSITION: dict[str, str | int] = {"segment": "00000000000000000001-00c0ffee00c0ffee.pcapng", "position": 4711}
 READ_ONLY = {"create": errno.EROFS, "make_folder": errno.EROFS}
 
 
@@ -27,43 +26,34 @@ def steps(disk: FaultyDisk) -> list[str]:
     return [call if call == "sync" else f"{call} {name}" for call, name in done]
 
 
-class Known:
-    """Of a warehouse, what `leave_cursors` asks for."""
-
-    def __init__(self, lane: Path) -> None:
-        self.lane = lane
-        self.root = lane.parent / "warehouse"
-        self.root.mkdir(exist_ok=True)
-
-    def query_id(self) -> str:
-        return "q"
-
-    def offsets(self, batch: int) -> dict[str, dict[str, str | int]]:
-        return {str(self.lane): POSITION, str(self.lane / "gone"): POSITION}
+@pytest.fixture
+def read(tmp_path: Path) -> tuple[Warehouse, Path, Offsets]:
+    """A warehouse, a journal, and a position in the middle of it."""
+    make_journal(tmp_path / "journal", refusals=0)
+    inputs = [str(tmp_path / "journal")]
+    return Warehouse.prepared(tmp_path / "warehouse"), Path(inputs[0]), advance(inputs, {}, latest(inputs), 100_000)
 
 
-def test_a_cursor_is_on_disk_when_the_batch_is_done(tmp_path: Path) -> None:
-    lane = tmp_path / "journal"
-    lane.mkdir()
+def test_a_cursor_is_on_disk_when_the_batch_is_done(read: tuple[Warehouse, Path, Offsets]) -> None:
+    warehouse, journal, offsets = read
     disk = FaultyDisk()
-    leave_cursors(Known(lane), 0, disk)  # type: ignore[arg-type]
-    saved = ["sync", "rename q.json", "sync_folder cursors"]
-    assert steps(disk) == ["sync_all warehouse", "make_folder cursors", "sync_folder journal", *saved], (
-        "the tables come first"
-    )
-    assert [(each.segment, each.position) for each in cursors(lane)] == [(POSITION["segment"], 4711)]
-    assert "crc32" in json.loads((lane / "cursors" / "q.json").read_text())
-    leave_cursors(Known(lane), 1, disk)  # type: ignore[arg-type]
+    leave_cursors(warehouse, [str(journal)], offsets, disk)
+    saved = ["sync", f"rename {warehouse.application}.json", "sync_folder cursors"]
+    made = ["make_folder cursors", "sync_folder journal", *saved]
+    assert steps(disk) == ["sync_all warehouse", *made], "the tables come first"
+    (part,) = [part for part in plan([str(journal)], {}, offsets) if not part.refused][-1:]
+    assert [(each.segment, each.position) for each in cursors(journal)] == [(Path(part.file).name, part.end)]
+    assert "crc32" in json.loads((journal / "cursors" / f"{warehouse.application}.json").read_text())
+    leave_cursors(warehouse, [str(journal)], offsets, disk)
     assert steps(disk)[6:] == ["sync_all warehouse", *saved]
 
 
-def test_a_journal_on_a_medium_that_cannot_be_written_to_gets_no_cursor(tmp_path: Path) -> None:
-    lane = tmp_path / "journal"
-    lane.mkdir()
-    leave_cursors(Known(lane), 0, FaultyDisk(READ_ONLY))  # type: ignore[arg-type]
-    (lane / "cursors").mkdir()
-    leave_cursors(Known(lane), 0, FaultyDisk(READ_ONLY))  # type: ignore[arg-type]
-    assert cursors(lane) == []
+def test_a_journal_on_a_medium_that_cannot_be_written_to_gets_no_cursor(read: tuple[Warehouse, Path, Offsets]) -> None:
+    warehouse, journal, offsets = read
+    leave_cursors(warehouse, [str(journal)], offsets, FaultyDisk(READ_ONLY))
+    (journal / "cursors").mkdir()
+    leave_cursors(warehouse, [str(journal)], offsets, FaultyDisk(READ_ONLY))
+    assert cursors(journal) == []
 
 
 def test_a_file_is_replaced_whole_and_for_good(tmp_path: Path) -> None:
@@ -82,23 +72,8 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
     assert (path.read_bytes(), [each.name for each in tmp_path.iterdir()]) == (b"old", ["state"])
 
 
-def test_checkpoint_captures_and_description_go_that_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[str] = []
-
-    def noted(path: Path, content: bytes) -> None:
-        written.append(path.name)
-        replace_file(path, content)
-
-    for module in ("checkpoint", "captures.planning", "warehouse"):
-        monkeypatch.setattr(f"wireloom.pipeline.{module}.replace_file", noted)
-    checkpoint = Checkpoint(tmp_path / "checkpoint")
-    checkpoint.prepare()
-    checkpoint.plan(0, {"lane": POSITION})
-    checkpoint.commit(0)
-    assert checkpoint.offsets(0) == {"lane": POSITION}
+def test_what_captures_leave_over_is_replaced_whole(tmp_path: Path) -> None:
     save_state(str(tmp_path / "kept" / "a-1"), b"frozen")
-    assert load_state(str(tmp_path / "kept" / "a-1")) == b"frozen"
-    Warehouse.prepared(tmp_path / "warehouse")
-    assert written[:4] == ["metadata", "0", "0", "a-1"]
-    assert len(written) == 5
-    assert run.leave_cursors is leave_cursors
+    save_state(str(tmp_path / "kept" / "a-1"), b"again")
+    assert load_state(str(tmp_path / "kept" / "a-1")) == b"again"
+    assert [each.name for each in (tmp_path / "kept").iterdir()] == ["a-1"]

@@ -16,6 +16,7 @@ from wireloom.pipeline.merging import Merger, merge_files
 from wireloom.pipeline.schemas import TABLES, Table
 from wireloom.pipeline.tables import WrittenFile
 from wireloom.pipeline.warehouse import Warehouse
+from wireloom.store import open_store
 
 BATCHES = 14
 Work = Callable[[Table, list[WrittenFile]], WrittenFile]
@@ -59,7 +60,7 @@ def test_tables_with_merging_have_the_same_rows_in_few_files(
     merger = run_merging(tmp_path / "w", journal, merging_here)
     assert contents(tmp_path / "w") == expected
     assert merger.merged > BATCHES / 2
-    files = tables.files(tables.open_table(tmp_path / "w" / "messages"), TABLES["messages"])
+    files = tables.files(tables.open_table(open_store(tmp_path / "w" / "messages")), TABLES["messages"])
     assert len(files) <= 2 * merging.FAN_IN < BATCHES
 
 

@@ -90,7 +90,7 @@ def journal(tmp_path: Path) -> Path:
 def run(journal: Path, warehouse: Path, trust: str, positions: Sequence[float] = ()) -> None:
     made = new_warehouse(warehouse)
     for number, group in enumerate(cut(ranges(journal), positions)):
-        BatchCommit(made, number, LocalWorkers(made.root, [group], trust=trust)).commit()
+        BatchCommit(made, number, LocalWorkers(made.store, [group], trust=trust)).commit()
 
 
 FOUND = [

@@ -19,6 +19,7 @@ from wireloom.model import Direction
 from wireloom.pipeline import file_stats, tables
 from wireloom.pipeline.query import ask
 from wireloom.pipeline.schemas import MESSAGES, TABLES
+from wireloom.store import open_store
 
 FILES = 8
 LONG = "sensors/" + "x" * 60
@@ -121,7 +122,7 @@ def test_every_table_says_which_columns_have_statistics_and_keeps_its_changes(wa
 
 
 def test_rows_are_in_order_of_time_and_files_have_page_indexes(warehouse: Path) -> None:
-    for file in tables.files(tables.open_table(warehouse / "messages"), MESSAGES):
+    for file in tables.files(tables.open_table(open_store(warehouse / "messages")), MESSAGES):
         opened = pq.ParquetFile(warehouse / "messages" / file.path)
         times = opened.read(["time"])["time"].to_pylist()
         assert times == sorted(times)

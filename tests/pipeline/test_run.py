@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from wireloom.pipeline import Pipeline, PipelineFailed, merging, tables
 from wireloom.pipeline.query import ask, ask_spark, describe
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, TABLES, TRAFFIC
 from wireloom.pipeline.warehouse import Warehouse
+from wireloom.store import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,7 +107,7 @@ def test_every_reader_counts_the_same(spark: SparkSession, undisturbed: Path) ->
         assert frame.count() == counted == describe(undisturbed)[name].rows
         assert counted > 0 or name == "nodes"
         assert frame.columns == list(table.names)
-        assert polars.read_delta(str(folder)).height == counted
+        assert polars.read_delta(folder.url).height == counted
 
 
 def test_sql_by_spark_answers_as_duckdb_does(spark: SparkSession, undisturbed: Path) -> None:
@@ -206,16 +208,18 @@ def test_days_are_partitions(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def _files(warehouse: Path, table: tables.Table) -> list[tables.WrittenFile]:
-    return tables.files(tables.open_table(warehouse / table.name), table)
+    return tables.files(tables.open_table(open_store(warehouse / table.name)), table)
 
 
-def test_a_lost_checkpoint_is_refused(spark: SparkSession, journal: Path, undisturbed: Path, tmp_path: Path) -> None:
-    import shutil
-
+def test_a_lost_record_of_what_was_read_is_refused(
+    spark: SparkSession, journal: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     shutil.copytree(undisturbed, tmp_path / "w")
-    shutil.rmtree(tmp_path / "w" / "checkpoint")
-    with pytest.raises(ConfigError, match="checkpoint of warehouse"):
-        Pipeline([journal], tmp_path / "w", spark=spark).run()
+    make_journal(tmp_path / "j", runs=5, long_runs=False)
+    Pipeline([journal, tmp_path / "j"], tmp_path / "w", spark=spark).run()
+    shutil.rmtree(tmp_path / "w" / "_state")
+    with pytest.raises(ConfigError, match=r"its record of what was read \(_state\) ends with -1"):
+        Pipeline([journal, tmp_path / "j"], tmp_path / "w", spark=spark).run()
 
 
 def test_an_error_in_a_worker_is_one_line(spark: SparkSession, tmp_path: Path) -> None:

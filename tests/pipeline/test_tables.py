@@ -21,6 +21,7 @@ from wireloom.pipeline import tables
 from wireloom.pipeline.query import ask, ask_spark, describe
 from wireloom.pipeline.schemas import STATE, TABLES, TRAFFIC, arrow_schema
 from wireloom.pipeline.warehouse import Warehouse
+from wireloom.store import Store, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +34,7 @@ def warehouse(tmp_path: Path) -> Warehouse:
     return Warehouse.prepared(tmp_path / "warehouse")
 
 
-def write(folder: Path, minutes: list[int], *, opened: bool) -> tables.WrittenFile:
+def write(folder: Store, minutes: list[int], *, opened: bool) -> tables.WrittenFile:
     stored = arrow_schema(TRAFFIC.stored)
     rows = pa.Table.from_pylist(
         [
@@ -86,7 +87,7 @@ def test_every_reader_sees_the_same(warehouse: Warehouse) -> None:
     handle = tables.open_table(folder)
     assert describe(warehouse.root)["traffic"].rows == 3
     assert ask(warehouse.root, "select sum(messages) from traffic").rows == [(3,)]
-    rows = polars.read_delta(str(folder))
+    rows = polars.read_delta(folder.url)
     assert rows["messages"].sum() == 3
     assert rows.columns == list(TRAFFIC.names)
     assert handle.to_pyarrow_table().num_rows == 3
@@ -117,7 +118,7 @@ def test_spark_reads_a_warehouse_of_any_name(spark: SparkSession, tmp_path: Path
 
 def test_the_log_holds_schema_comments_and_partitions(warehouse: Warehouse) -> None:
     for name, table in TABLES.items():
-        handle = DeltaTable(str(warehouse.folder(table)))
+        handle = DeltaTable(warehouse.folder(table).url)
         fields = handle.schema().fields
         assert [field.name for field in fields] == list(table.names)
         assert [field.metadata["comment"] for field in fields] == [column.comment for column in table.columns]
@@ -151,7 +152,7 @@ def test_a_wrong_query_is_one_line(warehouse: Warehouse) -> None:
 
 def test_a_folder_without_tables_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no table"):
-        tables.open_table(tmp_path)
+        tables.open_table(open_store(tmp_path))
 
 
 def test_state_is_a_table_of_its_own(warehouse: Warehouse) -> None:
@@ -177,9 +178,9 @@ def test_old_files_that_nobody_needs_are_deleted(warehouse: Warehouse) -> None:
     kept, orphan, fresh = (write(folder, [minute], opened=False) for minute in range(3))
     tables.commit(tables.open_table(folder), TRAFFIC, "q", 0, [kept])
     for file in (kept, orphan):
-        os.utime(folder / file.path, (0, 0))
+        os.utime(Path(folder.url) / file.path, (0, 0))
     assert tables.tidy(folder) == 1
-    assert {p.name for p in folder.rglob("*.parquet")} == {Path(kept.path).name, Path(fresh.path).name}
+    assert {p.name for p in Path(folder.url).rglob("*.parquet")} == {Path(kept.path).name, Path(fresh.path).name}
     version = tables.open_table(folder).version()
     assert tables.tidy(folder) == 0
     assert tables.open_table(folder).version() == version

@@ -18,10 +18,12 @@ from tests.pipeline.conversations import make_conversations
 from wireloom.model import ConfigError
 from wireloom.pipeline import tables
 from wireloom.pipeline.batch import BatchCommit
+from wireloom.pipeline.checkpoint import take_over
 from wireloom.pipeline.query import ask
 from wireloom.pipeline.schemas import MESSAGES, TABLES
 from wireloom.pipeline.upgrade import upgrade
 from wireloom.pipeline.warehouse import Warehouse
+from wireloom.store import open_store
 
 KEPT = Path(__file__).with_name("warehouse1.tar.gz")
 COMPARED = {
@@ -93,13 +95,15 @@ def test_one_that_was_killed_amid_it_goes_on(old: Path, tmp_path: Path, monkeypa
 
 def test_the_pipeline_goes_on_with_it(old: Path, tmp_path: Path) -> None:
     upgrade(old)
+    (old / "checkpoint" / "offsets").mkdir()
+    (old / "checkpoint" / "offsets" / "1").write_text("v1\n{}\n{}")
     before = len(ask(old, "select 1 from messages").rows)
     make_conversations(tmp_path / "journal", seed=5, steps=100)
-    warehouse = Warehouse.prepared(old)
+    warehouse = take_over(Warehouse.prepared(old))
     BatchCommit(warehouse, 2, LocalWorkers(warehouse.store, [ranges(tmp_path / "journal")])).commit()
     assert len(ask(old, "select 1 from messages").rows) > before
     assert ask(old, "select count(*) from exchanges where verb is null").rows == [(0,)]
-    assert [field.name for field in tables.open_table(old / "messages").schema().fields][-3:] == [
+    assert [field.name for field in tables.open_table(open_store(old / "messages")).schema().fields][-3:] == [
         "hub",
         "verb",
         "principal",

@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--journal", type=Path, metavar="DIR", help="the hub's journal; default: where the hub says it is"
     )
-    parser.add_argument("--warehouse", type=Path, metavar="DIR", help="the pipeline's warehouse")
+    parser.add_argument("--warehouse", metavar="DIR|URL", help="the pipeline's warehouse")
     parser.add_argument("--via", metavar="URL", help="the hub's listener to publish and request through")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="a file with the token that browsers must show")
     parser.add_argument("--certificate", metavar="FILE", help="TLS certificate (PEM)")

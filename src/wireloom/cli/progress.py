@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 from wireloom.escaping import visible
 
 if TYPE_CHECKING:
-    from wireloom.pipeline.run import MicroBatch, Summary
+    from wireloom.pipeline.driver import MicroBatch
+    from wireloom.pipeline.run import Summary
 
 _WIDTH = 24
 

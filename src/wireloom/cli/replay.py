@@ -43,6 +43,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
     from wireloom.pipeline.query import ask_batches
     from wireloom.pipeline.send import send_batches
     from wireloom.pipeline.send_options import SendOptions
+    from wireloom.pipeline.warehouse import Warehouse
 
     if arguments.limit is not None and arguments.limit < 0:
         raise ConfigError(f"--limit {arguments.limit}: it must be a number of rows such as 1000")
@@ -60,6 +61,8 @@ def run_replay(arguments: argparse.Namespace) -> int:
         token=options.token(arguments),
         tls=options.tls(arguments),
     )
+    # A wrong warehouse is told before anybody is connected to.
+    Warehouse.existing(arguments.warehouse)
     limit = "" if arguments.limit is None else f" limit {arguments.limit}"
     # The condition ends with its line: a comment in it hides nothing of ours.
     query = f"select {COLUMNS} from messages where ({arguments.where}\n) order by {ORDER}{limit}"  # noqa: S608

@@ -22,6 +22,7 @@ from wireloom.escaping import visible
 from wireloom.journal.retention import cursors
 from wireloom.journal.segment import bytes_after
 from wireloom.model import JournalError, WireloomError, iso_time, type_of_json
+from wireloom.store import is_url
 
 log = logging.getLogger("wireloom.console")
 
@@ -33,6 +34,8 @@ HISTORY = 300
 """Rates kept, one for each look at the hub, so that a page opened now shows the last minutes."""
 JOURNAL_EVERY = 0.5
 WAREHOUSE_EVERY = 4.0
+RECENT = 60.0
+"""Seconds after a commit during which a pipeline counts as running whose process is elsewhere."""
 _FINDINGS = """\
 select time, severity, rule, protocol, connection, detail, message_id from findings order by time desc limit 200"""
 
@@ -50,7 +53,7 @@ class Cursor:
 class Watch:
     """Looks at everything now and then; `snapshot` is what was seen last."""
 
-    def __init__(self, hub_url: str, journal: Path | None = None, warehouse: Path | None = None) -> None:
+    def __init__(self, hub_url: str, journal: Path | None = None, warehouse: Path | str | None = None) -> None:
         self.hub_url = hub_url.rstrip("/")
         self.warehouse = warehouse
         self._lately = None if journal is None else Lately(journal)
@@ -176,10 +179,11 @@ class Watch:
         except (WireloomError, OSError) as error:
             self._pipeline = {"why": str(error), "running": False, "lag_bytes": None, "last_commit": None, "tables": []}
 
-    def _read_warehouse(self, folder: Path) -> tuple[Line, Line]:
+    def _read_warehouse(self, folder: Path | str) -> tuple[Line, Line]:
         from wireloom.pipeline.query import ask, describe
         from wireloom.pipeline.warehouse import Warehouse
 
+        found = Warehouse.existing(folder)
         tables = describe(folder)
         lines: list[type_of_json] = [
             {
@@ -198,7 +202,7 @@ class Watch:
         rate = max(0.0, (messages.rows - rows) / (now - then)) if then else 0.0
         self._rows = (now, messages.rows)
         pipeline: Line = {
-            "running": Warehouse.existing(folder).writer is not None,
+            "running": found.writer is not None or (is_url(found.url) and now - committed / 1e9 < RECENT),
             "rate": rate,
             "lag_bytes": self._lag(),
             "last_commit": iso_time(committed) if committed else None,
@@ -207,8 +211,8 @@ class Watch:
         }
         findings: Line = {"total": 0, "critical": 0, "rows": []}
         if "findings" in tables and tables["findings"].rows:
-            found = ask(folder, _FINDINGS)
-            findings["rows"] = [showable(dict(zip(found.columns, map(_plain, row), strict=True))) for row in found.rows]
+            last = ask(folder, _FINDINGS)
+            findings["rows"] = [showable(dict(zip(last.columns, map(_plain, row), strict=True))) for row in last.rows]
             counted = ask(folder, "select count(*), count(*) filter (severity = 'critical') from findings")
             findings |= dict(zip(("total", "critical"), map(_plain, counted.rows[0]), strict=True))
         return pipeline, findings

@@ -68,7 +68,7 @@ class Settings:
     url: str = f"http://127.0.0.1:{PORT}"
     hub: str = "http://127.0.0.1:5046"
     journal: Path | None = None
-    warehouse: Path | None = None
+    warehouse: Path | str | None = None
     via: str | None = None
     token: str | None = None
     tls: TLS | None = None

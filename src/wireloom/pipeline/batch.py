@@ -1,18 +1,28 @@
 """One batch on its way into the tables.
 
-The order is what makes a kill at any moment harmless: first the tables, `_state` last. Whatever of a batch is
-committed already is left alone when the batch is done again; whatever is not is made again from the same bytes.
+**The problem.** A driver may be killed between any two commits, and two drivers may do the same batch at the same time.
+Each table must have the rows of each batch exactly once.
+
+**The idea.** All drivers do the same plan (see `plans.py`), so that their rows are the same. Each commit of a table
+carries the number of its batch under the id of the warehouse. A driver opens a table, asks whether the batch is there,
+and commits with that very handle. If somebody else committed in between, the commit fails; the driver opens the table
+anew and asks again. `_state` comes last: as long as it does not say that the batch is done, the batch is done again,
+and finds the tables that have it already. Which files a batch replaces is asked of that same handle: files may have
+been merged since the batch began.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from wireloom.model import WireloomError
 from wireloom.pipeline import tables
+from wireloom.pipeline.planning import Offsets
 from wireloom.pipeline.schemas import (
     EXCHANGES,
     FINDINGS,
@@ -26,13 +36,21 @@ from wireloom.pipeline.schemas import (
     TRAFFIC,
     Table,
 )
+from wireloom.pipeline.state import State, write_head
+from wireloom.pipeline.tables import WrittenFile
 from wireloom.pipeline.warehouse import Warehouse
+from wireloom.store import Store
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from wireloom.pipeline.decode_job import Report
     from wireloom.pipeline.join_job import Plan
+
+_TRIES = 20
+"""How often a commit is tried while others commit to the same table."""
+Replaced = Callable[["DeltaTable"], Sequence[WrittenFile]]
+"""Which files of a table's version a batch replaces."""
 
 
 class PipelineFailed(WireloomError):
@@ -52,21 +70,26 @@ class Workers(Protocol):
         """The second job: join what the tasks of the first one left over; what was written."""
 
 
-class BatchCommit:
-    """One batch: decoded, joined, committed."""
+def _nothing(_: DeltaTable) -> Sequence[WrittenFile]:
+    return ()
 
-    def __init__(self, warehouse: Warehouse, number: int, workers: Workers, lateness_us: int = 0) -> None:
+
+class BatchCommit:
+    """One batch: decoded, joined, committed. `end` is how far it reads."""
+
+    def __init__(
+        self, warehouse: Warehouse, number: int, workers: Workers, lateness_us: int = 0, end: Offsets | None = None
+    ) -> None:
         self.warehouse = warehouse
         self.workers = workers
         self.number = number
         self.lateness_us = lateness_us
-        query = warehouse.query_id()
-        if query is None:
-            raise PipelineFailed(f"{warehouse.checkpoint} vanished while the pipeline ran: restore it and start again")
-        self.query = query
+        self.end = end
         self.files = self.bytes = 0
         """How much input the batch was."""
-        self._unused: list[Path] = []
+        self.commit_seconds = 0.0
+        """How long the commits took."""
+        self._unused: list[tuple[Store, str]] = []
         """Files that turned out not to be needed."""
 
     def commit(self) -> dict[str, int]:
@@ -74,106 +97,99 @@ class BatchCommit:
         from wireloom.pipeline.decode_job import INPUT
         from wireloom.pipeline.partials import FACTS
 
-        state = tables.open_table(self.warehouse.folder(STATE))
-        if tables.has_batch(state, self.query, self.number):
+        state = State.read(self.warehouse)
+        if state.batch >= self.number:
             return dict.fromkeys((*TABLES, LEFT_OUT), 0)
         decoded = self.workers.decode()
-        for table in (MESSAGES, REJECTS):
-            self._commit(tables.open_table(self.warehouse.folder(table)), table, decoded)
-        carried = tables.files(state, STATE)
-        before = watermark_of(self.warehouse, carried)
         messages = [report for report in decoded if report.table == MESSAGES.name]
-        watermark = max([before, *(report.last_us for report in messages)])
+        watermark = max([state.watermark_us, *(report.last_us for report in messages)])
+        replaced: dict[Table, Replaced] = {MESSAGES: _nothing, REJECTS: _nothing}
         joined: Sequence[Report] = ()
-        if any(report.table in FACTS for report in decoded) or len(carried) > 1:
-            joined = self._join(decoded, carried, before, watermark)
-        self._commit_state(state, [r.file for r in joined if r.table == STATE.name], carried, watermark)
-        for path in self._unused:
-            path.unlink(missing_ok=True)
+        if any(report.table in FACTS for report in decoded) or len(state.carried) > 1:
+            changing = self._changing_traffic(messages, state.watermark_us)
+            joined = self._join(decoded, state, watermark, changing)
+            replaced |= {table: partial(tables.held_files, table=table) for table in (EXCHANGES, SESSIONS, FINDINGS)}
+            replaced |= {TRAFFIC: changing, NODES: partial(tables.files, table=NODES)}
+        began = time.monotonic()
+        reports = [*decoded, *joined]
+        with ThreadPoolExecutor(len(replaced)) as pool:
+            list(pool.map(lambda each: self._commit(each[0], reports, each[1]), replaced.items()))
+        self._commit_state([r.file for r in joined if r.table == STATE.name], watermark)
+        self.commit_seconds = time.monotonic() - began
+        for store, path in self._unused:
+            store.delete(path)
         self.files = sum(r.file.rows for r in decoded if r.table == INPUT)
         self.bytes = sum(r.file.size for r in decoded if r.table == INPUT)
         return {name: sum(r.file.rows for r in decoded if r.table == name) for name in (*TABLES, LEFT_OUT)}
 
-    def _join(
-        self, decoded: Sequence[Report], carried: Sequence[tables.WrittenFile], before: int, watermark: int
-    ) -> Sequence[Report]:
-        """Join what tasks left over, and commit the tables that come from it."""
+    def _join(self, decoded: Sequence[Report], state: State, watermark: int, changing: Replaced) -> Sequence[Report]:
+        """Join what tasks left over."""
         from wireloom.pipeline.join_job import Plan, tasks_for
         from wireloom.pipeline.pair_kernel import Clock
         from wireloom.pipeline.partials import FACTS, FOLDER
 
-        handles = {
-            t: tables.open_table(self.warehouse.folder(t)) for t in (EXCHANGES, SESSIONS, FINDINGS, NODES, TRAFFIC)
-        }
-        counted = tables.has_batch(handles[TRAFFIC], self.query, self.number)
-        changing = [] if counted else self._changing_traffic(handles[TRAFFIC], decoded, before)
+        handle = tables.open_table(self.warehouse.folder(TRAFFIC))
+        counted = tables.has_batch(handle, self.warehouse.application, self.number)
         names = {kind: [r.file.path for r in decoded if r.table == kind] for kind in FACTS}
-        plan = Plan(
-            str(self.warehouse.store), self.number, self.query, Clock(watermark, self.lateness_us), names, carried,
-            None if counted else changing, tasks_for(decoded, self.workers.tasks),
-        )  # fmt: skip
-        joined = self.workers.join(plan)
-        reports = [*decoded, *joined]
-        for table in (EXCHANGES, SESSIONS, FINDINGS):
-            self._commit(handles[table], table, reports, tables.held_files(handles[table], table))
-        self._commit(handles[TRAFFIC], TRAFFIC, reports, changing)
-        self._commit(handles[NODES], NODES, reports, tables.files(handles[NODES], NODES))
-        self._unused += [self.warehouse.store / FOLDER / name for each in names.values() for name in each]
-        return joined
+        facts = self.warehouse.store.below(FOLDER)
+        self._unused += [(facts, name) for each in names.values() for name in each]
+        return self.workers.join(
+            Plan(
+                self.warehouse.store,
+                self.number,
+                self.warehouse.application,
+                Clock(watermark, self.lateness_us),
+                names,
+                state.carried,
+                None if counted else changing(handle),
+                tasks_for(decoded, self.workers.tasks),
+            )
+        )
 
-    def _commit(
-        self,
-        handle: DeltaTable,
-        table: Table,
-        reports: Sequence[Report],
-        replaced: Sequence[tables.WrittenFile] = (),
-    ) -> None:
+    def _commit(self, table: Table, reports: Sequence[Report], replaced: Replaced) -> None:
         """Commit one table, unless it has this batch: then what was written for it is not needed."""
         own = [report.file for report in reports if report.table == table.name]
-        if tables.has_batch(handle, self.query, self.number):
-            self._unused += [self.warehouse.folder(table) / file.path for file in own]
-        elif own or replaced:
-            self.warehouse.commit(handle, table, self.query, self.number, own, replaced)
+        self._try_to_commit(table, own, replaced)
 
-    def _changing_traffic(self, handle: DeltaTable, decoded: Sequence[Report], before: int) -> list[tables.WrittenFile]:
+    def _try_to_commit(self, table: Table, own: Sequence[WrittenFile], replaced: Replaced) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        folder, application = self.warehouse.folder(table), self.warehouse.application
+        for tried in range(_TRIES):
+            handle = tables.open_table(folder)
+            if tables.has_batch(handle, application, self.number):
+                # After a failure it may be this very commit whose answer was lost: then these files are in the table.
+                self._unused += [] if tried else [(folder, file.path) for file in own]
+                return
+            old = replaced(handle)
+            if not own and not old:
+                return
+            try:
+                self.warehouse.commit(handle, table, application, self.number, own, old)
+            except CommitFailedError:
+                if tried == _TRIES - 1:
+                    raise
+                time.sleep(random.random() * 0.2)
+            else:
+                return
+
+    def _changing_traffic(self, messages: Sequence[Report], before: int) -> Replaced:
         """The files of `traffic` whose rows may grow.
 
         Late messages reopen the days they belong to; without any, closed rows are not even read.
         """
         from wireloom.pipeline.steps.traffic import over_before
 
-        messages = [report for report in decoded if report.table == MESSAGES.name]
         if not messages:
-            return []
-        late = {m.file.partition["date"] for m in messages if m.first_us < over_before(before)}
-        changing = tables.files(handle, TRAFFIC, open="true")
-        for day in sorted(late):
-            changing += tables.files(handle, TRAFFIC, open="false", date=day)
+            return _nothing
+        late = sorted({m.file.partition["date"] for m in messages if m.first_us < over_before(before)})
+
+        def changing(handle: DeltaTable) -> Sequence[WrittenFile]:
+            closed = [file for day in late for file in tables.files(handle, TRAFFIC, open="false", date=day)]
+            return tables.files(handle, TRAFFIC, open="true") + closed
+
         return changing
 
-    def _commit_state(
-        self,
-        handle: DeltaTable,
-        written: Sequence[tables.WrittenFile],
-        replaced: Sequence[tables.WrittenFile],
-        watermark: int,
-    ) -> None:
-        import pyarrow as pa
-
-        from wireloom.pipeline.schemas import arrow_schema
-
-        row = [[self.number], [self.query], [watermark], [time.time_ns() // 1000], [None], [None]]
-        schema = arrow_schema(STATE.columns)
-        rows = pa.table([pa.array(v, f.type) for v, f in zip(row, schema, strict=True)], schema=schema)
-        head = tables.write_rows(self.warehouse.folder(STATE), STATE, rows, {})
-        self.warehouse.commit(handle, STATE, self.query, self.number, [head, *written], replaced)
-
-
-def watermark_of(warehouse: Warehouse, files: Sequence[tables.WrittenFile]) -> int:
-    """The latest time of any message up to the last finished batch, in microseconds."""
-    import pyarrow.parquet as pq
-
-    for file in files:
-        rows = pq.read_table(warehouse.folder(STATE) / file.path, columns=["watermark"], partitioning=None)
-        return int(rows["watermark"].cast("int64")[0].as_py())
-    return 0
+    def _commit_state(self, written: Sequence[WrittenFile], watermark: int) -> None:
+        head = write_head(self.warehouse, self.number, watermark, self.end)
+        self._try_to_commit(STATE, [head, *written], lambda handle: tables.files(handle, STATE))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wireloom.model import ConfigError
 from wireloom.pipeline import tables
-from wireloom.pipeline.merging import TARGET, merge_files, small_files
+from wireloom.pipeline.merging import TARGET, merge, merge_files, small_files
 from wireloom.pipeline.schemas import STATE, TABLES
 from wireloom.pipeline.warehouse import Warehouse
 
@@ -26,7 +26,7 @@ class Compacted:
 def compact(
     warehouse: Path | str, *, keep_hours: float = tables.KEPT_HOURS, target: int = TARGET
 ) -> dict[str, Compacted]:
-    """Compact every table of a warehouse; no pipeline may write it meanwhile.
+    """Compact every table of a warehouse; pipelines may write it meanwhile, except one of plain folders.
 
     Rows and their values stay as they are. Files of the last `keep_hours` stay for those who still read an older
     snapshot.
@@ -42,8 +42,7 @@ def compact(
             handle = tables.open_table(folder)
             before = tables.files(handle, table)
             for group in small_files(handle, table, target):
-                merged = merge_files(folder, table, group)
-                found.replace(tables.open_table(folder), table, [merged], group)
+                merge(found, table, group, merge_files(folder, table, group))
             deleted = tables.tidy(folder, keep_hours)
             after = tables.files(tables.open_table(folder), table)
             done[name] = Compacted(len(before), len(after), deleted, sum(file.size for file in after))

@@ -94,7 +94,7 @@ def sessions(messages: DataFrame, rejects: DataFrame | None = None) -> DataFrame
             dropped = dropped.append_column("detail", pa.nulls(dropped.num_rows, pa.string()))
             dropped = dropped.append_column("bytes", pa.nulls(dropped.num_rows, pa.binary()))
             refused = dropped.select(list(REJECTS.names))
-        joined = step.join(step.observe(_view(said), View(refused), (), ""), clock)
+        joined = step.join(step.observe(_view(said), View(refused), step.EVENTS.empty_table(), "", ""), clock)
         return pa.concat_tables([plain(part, SESSIONS) for part in (joined.sessions, joined.open_sessions)])
 
     return _by(messages, "connection", SESSIONS, work)

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +23,8 @@ from wireloom.journal import index as journal_index
 from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.index import NO_CONTEXT
 from wireloom.journal.keys import Keys, keys_for
-from wireloom.journal.segment import committed_length
 from wireloom.model import ConfigError, Direction, JournalError
-from wireloom.pipeline import name_hash, pair_kernel, record_columns, segment_runs
+from wireloom.pipeline import name_hash, packet_ids, pair_kernel, record_columns, segment_runs
 from wireloom.pipeline.dictionary_columns import unified
 from wireloom.pipeline.filters import Wanted
 from wireloom.pipeline.message_table import empty, message_rows
@@ -35,7 +33,7 @@ from wireloom.pipeline.record_columns import RecordColumns, address_columns, det
 from wireloom.pipeline.rejects import Rejects
 from wireloom.pipeline.run_records import Said
 from wireloom.pipeline.schemas import KEPT_BYTES, MESSAGES
-from wireloom.pipeline.segment_bytes import PAGE, SegmentBytes
+from wireloom.pipeline.segment_bytes import PAGE, SegmentBytes, open_segment
 from wireloom.pipeline.segment_runs import Indexed, Runs, Streams, gather_runs, select, streams_of
 from wireloom.pipeline.steps import audit, findings, sessions
 from wireloom.pipeline.steps.message_arrays import DIRECTIONS, coded, constant, spread, typed
@@ -70,6 +68,9 @@ class About:
     """What is known of all runs of a range beside their bytes."""
 
     file: str
+    """What rows call it."""
+    path: str
+    """Where it is."""
     hub: str | None
     said: Said
 
@@ -80,6 +81,7 @@ def warm() -> None:
     segment_runs.warm()
     record_columns.warm()
     name_hash.warm()
+    packet_ids.warm()
     pair_kernel.warm()
     sessions.warm()
     for name in protocols():
@@ -109,14 +111,12 @@ def decode_range(
     Blocks of which no row can be `wanted` are not decoded; other rows that are not wanted may be there all the same.
     Bytes that cannot be read are rejects, too, and the rest is decoded.
     """
-    path = Path(part.file)
-    limit = committed_length(path, disk)
-    rejects = Rejects(part.file)
-    if limit == 0:
-        return DecodedRange(empty(MESSAGES), rejects.table())
+    rejects = Rejects(part.name or part.file)
     audited = Audited(trust)
     events: list[pa.Table] = []
-    with SegmentBytes(path, limit, disk) as segment:
+    with open_segment(part.file, disk) as segment:
+        if segment.limit == 0:
+            return DecodedRange(empty(MESSAGES), rejects.table())
         messages = _decode(segment, part, rejects, events, audited, keys, wanted)
     told = pa.concat_tables([sessions.EVENTS.empty_table(), *events])
     return DecodedRange(messages, rejects.table(), told, audited.findings(), audited.packets())
@@ -212,7 +212,7 @@ def _decode(
         runs, damaged = gather_runs(data, name, found, rows)
         runs = _sound(runs, damaged, contexts, rejects)
         if len(runs.start):
-            about = About(part.file, hub, said)
+            about = About(part.name or part.file, part.file, hub, said)
             tables += _decode_runs(data, runs, contexts, keys, about, rejects, audited, key_file)
     if not tables:
         return empty(MESSAGES)
@@ -377,7 +377,7 @@ def _decode_runs(
 ) -> list[pa.Table]:
     """All runs of one protocol as tables of messages: one, or two where a violation hid later runs."""
     decoder, settings = _decoder(runs.protocol)
-    of = streams_of(segment, runs, contexts, keys, keys_for(about.file, runs.protocol, key_file))
+    of = streams_of(segment, runs, contexts, keys, keys_for(about.path, runs.protocol, key_file))
     everything = np.arange(len(runs.start))
     number, streams = of.number, of.streams
     if decoder.has_pieces:

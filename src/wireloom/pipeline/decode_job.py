@@ -1,7 +1,7 @@
 """Decodes and writes where the bytes are: a worker puts Parquet files into the tables' folders and hands
 Spark one row a file. The driver commits what successful tasks report; see `batch.py`.
 
-Spark imports this module in processes that only plan: what is slow to import is imported where it is used.
+The driver imports this module before Spark runs: what is slow to import is imported where it is used.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import InputPartition
 
 from wireloom.pipeline import tables
 from wireloom.pipeline.options import Options
@@ -28,25 +26,19 @@ from wireloom.pipeline.schemas import (
     Column,
     Table,
     arrow_schema,
-    spark_schema,
 )
-from wireloom.pipeline.source import FlowGroup, JournalStreamReader, decoded_parts, input_of, partitions
+from wireloom.pipeline.source import FlowGroup, decoded_parts, input_of
 from wireloom.pipeline.tables import WrittenFile, write_rows
+from wireloom.store import Store
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column as SparkColumn
     from pyspark.sql import Row
 
     from wireloom.pipeline.decode import DecodedRange
     from wireloom.pipeline.planning import Range
 
-FORMAT = "wireloom_files"
-OBSERVED = "wireloom"
-"""The name under which the progress of the query has its counters."""
 INPUT = "_input"
 """Whoever reads a partition reports under this name how many files and bytes it was."""
-FLOWS = "_flows"
-"""The folder of a warehouse in which connections of captures wait for the next batch."""
 PORTION = 1 << 28
 """Rows of so many bytes are written together."""
 
@@ -79,67 +71,18 @@ class Report:
         return cls(row["table"], file, row["first_us"], row["last_us"])
 
 
-COUNTERS = {
-    "messages": (MESSAGES.name, "rows"),
-    "rejects": (REJECTS.name, "rows"),
-    "files": (INPUT, "rows"),
-    "bytes": (INPUT, "size"),
-    "left_out": (LEFT_OUT, "rows"),
-}
-"""What the progress of the query counts: a sum over which reports, and of what."""
+@dataclass(frozen=True, slots=True)
+class DecodeJob:
+    """The first job of a batch; travels to the workers."""
 
+    options: Options
+    warehouse: Store
+    only_messages: bool = False
 
-def counters() -> list[SparkColumn]:
-    """The counters, for `DataFrame.observe`."""
-    from pyspark.sql import functions as f
-
-    def total(table: str, of: str) -> SparkColumn:
-        return f.coalesce(f.sum(f.when(f.col("table") == table, f.col(of))), f.lit(0))
-
-    return [total(table, of).alias(name) for name, (table, of) in COUNTERS.items()]
-
-
-class DecodedFiles(DataSource):
-    """The format behind the pipeline: like `wireloom`, but its rows are the files it wrote."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        given = dict(options)
-        self.warehouse = given.pop("warehouse")
-        self.only_messages = given.pop("onlymessages", given.pop("onlyMessages", "false")) == "true"
-        self.chosen = Options.parse({**given, "stateDir": str(Path(self.warehouse) / FLOWS)})
-
-    @classmethod
-    def name(cls) -> str:
-        """The name of the format."""
-        return FORMAT
-
-    def schema(self) -> StructType:
-        """A row a file."""
-        return spark_schema(REPORT)
-
-    def streamReader(self, schema: StructType) -> DecodingReader:  # noqa: N802
-        """A reader that writes."""
-        return DecodingReader(self.chosen, self.warehouse, self.only_messages)
-
-
-class DecodingReader(JournalStreamReader):
-    """Plans as the plain source does; reading a partition writes its tables."""
-
-    def __init__(self, options: Options, warehouse: str, only_messages: bool) -> None:
-        super().__init__(options)
-        self.warehouse = warehouse
-        self.only_messages = only_messages
-        self.cores: int | None = None
-        """How many tasks run at a time, where that is known: the cores of the cluster, not of the driver."""
-
-    def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:  # type: ignore[type-arg]
-        """The new bytes of all lanes, refused ones too."""
-        return partitions(self.options, start, end, refused=True, cores=self.cores)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def run(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Write the rows of one partition; yield what was written."""
         for found in in_portions(decoded_parts(self.options, partition)):
-            yield from write_decoded(Path(self.warehouse), found, only_messages=self.only_messages)
+            yield from write_decoded(self.warehouse, found, only_messages=self.only_messages)
         files, size = input_of(partition)
         yield report(INPUT, WrittenFile("", files, size, {}))
         if isinstance(partition, FlowGroup) and partition.counts.other_packets:
@@ -162,7 +105,7 @@ def in_portions(parts: Iterable[tuple[Range, DecodedRange]]) -> Iterator[list[tu
 
 
 def write_decoded(
-    warehouse: Path, decoded: Sequence[tuple[Range, DecodedRange]], *, only_messages: bool = False
+    warehouse: Store, decoded: Sequence[tuple[Range, DecodedRange]], *, only_messages: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """Write the rows of some ranges, and what else can be told from them; yield a report a file."""
     from wireloom.pipeline import partials
@@ -182,7 +125,9 @@ def write_decoded(
     observed = partials.observe(
         arrow_schema(MESSAGES.columns).empty_table() if messages is None else messages,
         visits=[
-            sessions.observe(View(found.messages), View(found.rejects), found.events, part.file)
+            sessions.observe(
+                View(found.messages), View(found.rejects), found.events, part.journal, part.name or part.file
+            )
             for part, found in decoded
             if not part.refused
         ],
@@ -200,7 +145,7 @@ def write_decoded(
         yield report(kind, WrittenFile(name, rows.num_rows, size, {}))
 
 
-def write_table(warehouse: Path, table: Table, rows: pa.Table, *, held: bool = False) -> Iterator[pa.RecordBatch]:
+def write_table(warehouse: Store, table: Table, rows: pa.Table, *, held: bool = False) -> Iterator[pa.RecordBatch]:
     """Write rows of a table, each partition into a file of its own; yield a report a file."""
     import pyarrow.compute as pc
 
@@ -209,7 +154,7 @@ def write_table(warehouse: Path, table: Table, rows: pa.Table, *, held: bool = F
     stored = rows.select([column.name for column in table.stored])
     for partition, chosen in _partitions(rows, table.partition_by):
         own = stored if chosen is None else stored.filter(chosen)
-        file = write_rows(warehouse / table.name, table, own, partition, held=held)
+        file = write_rows(warehouse.below(table.name), table, own, partition, held=held)
         first_us = last_us = 0
         if "time" in own.column_names:
             times = pc.min_max(own["time"].cast(pa.int64())).as_py()

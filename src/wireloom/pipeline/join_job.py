@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -33,10 +32,13 @@ from wireloom.pipeline.schemas import (
 from wireloom.pipeline.spark_session import described, parallelism
 from wireloom.pipeline.steps import audit, exchanges_join, exchanges_partial, nodes, sessions, traffic
 from wireloom.pipeline.tables import WrittenFile
+from wireloom.store import Store
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import InputPartition
 
+    from wireloom.pipeline.decode_job import DecodeJob
     from wireloom.pipeline.warehouse import Warehouse
 
 _ROWS_A_TASK = 50_000
@@ -46,7 +48,7 @@ _ROWS_A_TASK = 50_000
 class Plan:
     """What the tasks of the second job are told."""
 
-    warehouse: str
+    warehouse: Store
     batch: int
     query: str
     clock: Clock
@@ -60,17 +62,25 @@ class Plan:
 
 
 class SparkWorkers:
-    """The workers of a Spark session, and the rows by which they report: see `decode_job.py`."""
+    """The workers of a Spark session, on this machine or elsewhere; see `decode_job.py` for what they report."""
 
-    def __init__(self, found: DataFrame, batch: int) -> None:
-        self.found, self.batch = found, batch
-        self.spark = found.sparkSession
+    def __init__(self, spark: SparkSession, job: DecodeJob, partitions: Sequence[InputPartition], batch: int) -> None:
+        self.spark, self.job, self.partitions, self.batch = spark, job, partitions, batch
         self.tasks = parallelism(self.spark)
 
     def decode(self) -> list[Report]:
-        """Reading the batch decodes and writes it."""
+        """A task for each partition."""
+        job, partitions = self.job, self.partitions
+
+        def decode_partition_of_task(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in numbers:
+                for number in batch.column(0).to_pylist():
+                    yield from job.run(partitions[number])
+
+        numbers = self.spark.range(0, len(partitions), 1, max(len(partitions), 1))
         with described(self.spark, f"wireloom batch {self.batch}: decode, write messages and rejects"):
-            return [Report.of(row) for row in self.found.collect()]
+            decoded = numbers.mapInArrow(decode_partition_of_task, spark_schema(REPORT))
+            return [Report.of(row) for row in decoded.collect()]
 
     def join(self, plan: Plan) -> list[Report]:
         """A task each for some of the facts."""
@@ -114,7 +124,7 @@ def tasks_for(reports: Sequence[Report], most: int) -> int:
 
 def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
     """What one task of the second job does; yields a report a file."""
-    warehouse = Path(plan.warehouse)
+    warehouse = plan.warehouse
     carried = _carried(warehouse, plan.carried)
 
     def gathered(kind: str) -> pa.Table:
@@ -135,7 +145,7 @@ def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
     known_nodes, sightings = nodes.join(gathered("sightings"), plan.clock)
     yield from write_table(warehouse, NODES, known_nodes)
     if plan.traffic is not None:
-        changing = traffic.as_counts(tables.read_arrow(warehouse / TRAFFIC.name, TRAFFIC, plan.traffic))
+        changing = traffic.as_counts(tables.read_arrow(warehouse.below(TRAFFIC.name), TRAFFIC, plan.traffic))
         counts = pa.concat_tables([gathered("minutes"), partials.of_task(changing, task, plan.tasks)])
         yield from write_table(warehouse, TRAFFIC, traffic.join(counts, traffic.over_before(plan.clock.watermark_us)))
     state = {
@@ -148,10 +158,10 @@ def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
     yield from write_table(warehouse, STATE, _state_rows(plan, state))
 
 
-def _carried(warehouse: Path, files: Sequence[WrittenFile]) -> dict[str, list[pa.Table]]:
+def _carried(warehouse: Store, files: Sequence[WrittenFile]) -> dict[str, list[pa.Table]]:
     """What the last batch carried on, by kind."""
     found: dict[str, list[pa.Table]] = {}
-    for row in tables.read_arrow(warehouse / STATE.name, STATE, files).select(["step", "rows"]).to_pylist():
+    for row in tables.read_arrow(warehouse.below(STATE.name), STATE, files, ["step", "rows"]).to_pylist():
         if row["step"] is not None:
             found.setdefault(row["step"], []).append(partials.unpack(row["rows"], row["step"]))
     return found
@@ -160,7 +170,7 @@ def _carried(warehouse: Path, files: Sequence[WrittenFile]) -> dict[str, list[pa
 def _state_rows(plan: Plan, carried: Mapping[str, pa.Table]) -> pa.Table:
     now = time.time_ns() // 1000
     rows = [
-        (plan.batch, plan.query, plan.clock.watermark_us, now, kind, partials.pack(table))
+        (plan.batch, plan.query, plan.clock.watermark_us, now, kind, partials.pack(table), None)
         for kind, table in carried.items()
         if table.num_rows
     ]

@@ -1,8 +1,8 @@
 """Merges small files of a table into one, a part at a time, in order of time.
 
 A table that gets a file a second has 86,400 of them after a day, and each commit and each query looks at all. Merging
-reads one file after the other and writes row groups of a size that readers like; memory is bounded by one row group,
-however large the table is. Rows and values stay as they are.
+reads one file after the other and writes row groups of a size that readers like; memory is bounded by one row group
+and the file that is made, however large the table is. Rows and values stay as they are.
 
 **Which files** (`due`). Files of one partition are told apart by size: up to 64 KiB, up to 1 MiB, up to 16 MiB, and so
 on. As soon as there are 16 of one size they become one of the next, so a row is written again at most four times on its
@@ -20,7 +20,6 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ import pyarrow as pa
 from wireloom.pipeline import file_stats, tables
 from wireloom.pipeline.schemas import TABLES, Table, arrow_schema
 from wireloom.pipeline.tables import WrittenFile
+from wireloom.store import Store, StoreError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -142,16 +142,10 @@ class Merger:
                 return
 
     def _commit(self, table: Table, group: list[WrittenFile], future: Future[WrittenFile]) -> None:
-        from deltalake.exceptions import CommitFailedError
-
         try:
-            merged = future.result()
-            handle = tables.open_table(self.warehouse.folder(table))
-            present = {file.path for file in tables.files(handle, table)}
-            if all(file.path in present for file in group):
-                self.warehouse.replace(handle, table, [merged], group)
+            if merge(self.warehouse, table, group, future.result()):
                 self.merged += len(group)
-        except (OSError, pa.ArrowException, CommitFailedError) as error:
+        except (OSError, pa.ArrowException, StoreError) as error:
             # The files are as they were: a later merge takes them.
             log.warning("files of %s were not merged: %s", table.name, error)
 
@@ -160,23 +154,41 @@ class Merger:
         self._pool.shutdown(cancel_futures=True)
 
 
-def merge_files(folder: Path, table: Table, group: Sequence[WrittenFile]) -> WrittenFile:
+def merge(warehouse: Warehouse, table: Table, group: Sequence[WrittenFile], merged: WrittenFile) -> bool:
+    """Put a merged file in the place of those it was made of; False if something else was committed meanwhile."""
+    from deltalake.exceptions import CommitFailedError
+
+    handle = tables.open_table(warehouse.folder(table))
+    present = {file.path for file in tables.files(handle, table)}
+    if not present.issuperset(file.path for file in group):
+        return False
+    try:
+        warehouse.replace(handle, table, [merged], group)
+    except CommitFailedError as error:
+        log.info("files of %s were not merged: %s", table.name, error)
+        return False
+    return True
+
+
+def merge_files(folder: Store, table: Table, group: Sequence[WrittenFile]) -> WrittenFile:
     """Write the rows of some files of one partition, in this order, as a new file that no commit knows yet."""
     import pyarrow.parquet as pq
 
     path = tables.new_path(table, group[0].partition)
-    target = folder / path
+    sink = pa.BufferOutputStream()
     schema = arrow_schema(table.stored)
     stats: list[str] = []
-    with pq.ParquetWriter(target, schema, **tables.parquet_options(table)) as writer:
+    with pq.ParquetWriter(sink, schema, **tables.parquet_options(table)) as writer:
         for rows in _row_groups(folder, table, schema, group):
             writer.write_table(rows, row_group_size=rows.num_rows)
             stats.append(file_stats.stats_of(rows, table))
     found = file_stats.combined(stats)
-    return WrittenFile(path, json.loads(found)["numRecords"], target.stat().st_size, dict(group[0].partition), found)
+    written = sink.getvalue()
+    tables.put_file(folder, path, written)
+    return WrittenFile(path, json.loads(found)["numRecords"], written.size, dict(group[0].partition), found)
 
 
-def _row_groups(folder: Path, table: Table, schema: pa.Schema, group: Sequence[WrittenFile]) -> Iterator[pa.Table]:
+def _row_groups(folder: Store, table: Table, schema: pa.Schema, group: Sequence[WrittenFile]) -> Iterator[pa.Table]:
     """The rows of files, in portions of a row group each."""
     parts: list[pa.Table] = []
     rows = size = 0
@@ -191,11 +203,11 @@ def _row_groups(folder: Path, table: Table, schema: pa.Schema, group: Sequence[W
         yield pa.concat_tables(parts)
 
 
-def _parts(folder: Path, file: WrittenFile, schema: pa.Schema) -> Iterator[pa.Table]:
+def _parts(folder: Store, file: WrittenFile, schema: pa.Schema) -> Iterator[pa.Table]:
     """The rows of a file, a row group at a time; columns that an older file lacks are null."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(folder / file.path) as opened:
+    with pq.ParquetFile(tables.source_of(folder, file.path)) as opened:
         for number in range(opened.num_row_groups):
             rows = opened.read_row_group(number)
             known = {name: rows[name] for name in rows.column_names}

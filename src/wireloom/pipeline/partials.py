@@ -9,7 +9,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,8 @@ import pyarrow as pa
 from wireloom.pipeline.dictionary_columns import unified
 from wireloom.pipeline.steps import audit, exchanges_partial, nodes, resends, sessions, traffic
 from wireloom.pipeline.steps.message_arrays import View, in_order, typed
+from wireloom.pipeline.tables import put_file
+from wireloom.store import Store
 
 FACTS = {
     "turns": exchanges_partial.TURNS,
@@ -79,23 +80,23 @@ def together(parts: Sequence[pa.Table]) -> pa.Table | None:
     return unified(pa.concat_tables(parts))
 
 
-def write(warehouse: Path, rows: pa.Table) -> tuple[str, int]:
+def write(warehouse: Store, rows: pa.Table) -> tuple[str, int]:
     """Write facts as a new file; its name and size."""
-    folder = warehouse / FOLDER
-    folder.mkdir(exist_ok=True)
     name = f"{uuid.uuid4().hex}.arrow"
-    with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as file:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, rows.schema) as file:
         file.write_table(unified(rows).combine_chunks())
-    return name, (folder / name).stat().st_size
+    written = sink.getvalue()
+    put_file(warehouse.below(FOLDER), name, written)
+    return name, written.size
 
 
-def read(warehouse: Path, names: Iterable[str], kind: str, task: int, tasks: int) -> pa.Table:
+def read(warehouse: Store, names: Iterable[str], kind: str, task: int, tasks: int) -> pa.Table:
     """The facts of one kind that one of several tasks is to join."""
     schema = FACTS[kind]
     found = [schema.empty_table()]
     for name in names:
-        with pa.memory_map(str(warehouse / FOLDER / name)) as source:
-            rows = pa.ipc.open_file(source).read_all()
+        rows = pa.ipc.open_file(pa.BufferReader(warehouse.get(f"{FOLDER}/{name}"))).read_all()
         found.append(typed_as(of_task(rows, task, tasks), schema))
     return pa.concat_tables(found)
 

@@ -1,25 +1,32 @@
 """What to read next: positions in journals and captures, and byte ranges small enough for one task. No Spark here.
 
-A lane is one folder of segments: each journal has one for its frames and one, `refused/`, for the bytes it
-refused. A position is a segment and a byte in it. Positions need not be the beginning of a block: a
-block belongs to the range in which its first byte is, so that any cut gives every block to exactly one
-range, and nobody but the worker has to look into a file.
+A lane is what one hub wrote in one epoch, in order of packet ids: its frames, or, beside it, the bytes it refused.
+Positions in a lane are packet ids: `{"hub": ..., "epoch": ..., "id": 77}` means that all before packet 77 was read.
+They hold wherever the segments are, see `extents.py`. Segments of format 1 know no epoch: their lane is a folder, and a
+position a segment and a byte.
+
+Tasks get byte ranges. A block belongs to the range in which its first byte is, so that any cut gives every block to
+exactly one range.
 
 Each capture is a lane of its own, taken as a whole: see `captures/planning.py`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wireloom.journal.segment import REFUSED, committed_length, segments
+from wireloom.journal.segment import REFUSED, segments
 from wireloom.model import ConfigError, JournalError
 from wireloom.pipeline.captures import planning as captures
+from wireloom.pipeline.extents import Extent, archive_extents, folder_extents
+from wireloom.store import open_store
 
+Position = Mapping[str, str | int]
 Offsets = dict[str, dict[str, str | int]]
-"""Position by lane, in the form that goes into Spark's checkpoint."""
+"""Position by lane, as it stands in plans and in the checkpoints of users' streaming queries."""
 _LEAST_BYTES = 1 << 20
 """Fewer bytes are not worth a task of their own."""
 
@@ -32,6 +39,10 @@ class Range:
     start: int
     end: int
     refused: bool = False
+    name: str = ""
+    """What rows call the file, wherever it is; empty: `file`."""
+    journal: str = ""
+    """Who wrote it: connections end when that hub starts."""
 
     @property
     def size(self) -> int:
@@ -47,67 +58,74 @@ class Range:
         return [replace(self, start=at, end=min(at + most, self.end)) for at in range(self.start, self.end, most)]
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """A segment and how many of its bytes may be read."""
-
-    path: Path
-    length: int
-
-
 def check_inputs(inputs: Sequence[str | Path]) -> list[str]:
     """Absolute paths of the inputs, each made sure to be a journal, a segment, or captures."""
     if not inputs:
         raise ConfigError("no input: name the folder of a journal, or captures")
     found = []
-    for given in inputs:
-        if captures.is_journal(str(given)):
+    for named in inputs:
+        given = str(open_store(named).url) if str(named).startswith("file:") else str(named)
+        if captures.is_journal(given):
             path = Path(given).resolve()
             segments(path)
             found.append(str(path))
         else:
-            found.append(captures.check_capture_input(str(given)))
+            found.append(captures.check_capture_input(given))
     return sorted(set(found))
 
 
 def lanes(inputs: Sequence[str]) -> dict[str, list[Extent]]:
-    """Every lane of the inputs with its segments as they are now."""
-    found: dict[str, list[Extent]] = {}
+    """Every lane of the inputs with its segments as they are now, in order; each segment once, wherever it is."""
+    found: dict[str, dict[str, Extent]] = {}
+    for each in _extents(inputs):
+        own = found.setdefault(each.lane, {})
+        known = own.get(each.name)
+        # One that is sealed has everything; whoever reads it on this machine need not fetch it.
+        if known is None or (not known.sealed and (each.sealed or known.length < each.length)):
+            own[each.name] = each
+    return {lane: sorted(found[lane].values(), key=lambda each: (each.first, each.name)) for lane in sorted(found)}
+
+
+def _extents(inputs: Sequence[str]) -> list[Extent]:
+    found: list[Extent] = []
     for folder in filter(captures.is_journal, inputs):
-        found[folder] = extents(folder)
+        found += folder_extents(folder)
         refused = Path(folder) / REFUSED
         if refused.is_dir():
-            found[str(refused)] = extents(str(refused))
-    return dict(sorted(found.items()))
-
-
-def extents(lane: str) -> list[Extent]:
-    """The segments of one lane in order. One that retention removes meanwhile is left out."""
-    found = []
-    for path in segments(lane):
-        try:
-            found.append(Extent(path, committed_length(path)))
-        except JournalError:
-            if path.exists():
-                raise
+            found += folder_extents(str(refused))
+    for given in filter(captures.may_be_archive, inputs):
+        found += archive_extents(open_store(given))
     return found
 
 
 def latest(inputs: Sequence[str]) -> Offsets:
     """The end of everything that is there now."""
-    found = {lane: _position(known[-1], known[-1].length) for lane, known in lanes(inputs).items() if known}
+    found = {lane: _end_of(known[-1]) for lane, known in lanes(inputs).items()}
     return found | captures.positions([given for given in inputs if not captures.is_journal(given)])
 
 
+def _end_of(extent: Extent) -> dict[str, str | int]:
+    if extent.epoch:
+        return _position(extent, extent.next_id())
+    return {"segment": Path(extent.file).name, "position": extent.length}
+
+
+def _position(extent: Extent, packet_id: int) -> dict[str, str | int]:
+    return {"hub": extent.hub, "epoch": extent.epoch, "id": packet_id}
+
+
 def advance(inputs: Sequence[str], start: Offsets, target: Offsets, max_bytes: int | None) -> Offsets:
-    """A position between `start` and `target` with at most `max_bytes` before it, shared fairly by the lanes."""
+    """A position between `start` and `target` with at most `max_bytes` before it, shared fairly by the lanes.
+
+    Of each lane at least one block is taken, however large.
+    """
     if max_bytes is None:
         return {**start, **target}
     known = lanes(inputs)
     whole = captures.advance(start, target, max_bytes)
     journals = [lane for lane in target if captures.CAPTURE not in target[lane]]
-    backlog = {lane: plan_lane(lane, start.get(lane), target[lane], known.get(lane, [])) for lane in journals}
-    sizes = {lane: sum(r.size for r in ranges) for lane, ranges in backlog.items()}
+    backlog = {lane: _parts(start.get(lane), target[lane], known.get(lane, [])) for lane in journals}
+    sizes = {lane: sum(r.size for _, r in parts) for lane, parts in backlog.items()}
     reached = start | whole
     left = max_bytes
     # Small backlogs first: what they leave of their share goes to the larger ones.
@@ -118,45 +136,120 @@ def advance(inputs: Sequence[str], start: Offsets, target: Offsets, max_bytes: i
             left -= sizes[lane]
             continue
         left -= share
-        for part in backlog[lane]:
-            taken = min(share, part.size)
-            share -= taken
-            reached[lane] = {"segment": Path(part.file).name, "position": part.start + taken}
-            if share == 0:
+        for extent, part in backlog[lane]:
+            if share < part.size:
+                if share > 0 or reached.get(lane) == start.get(lane):
+                    reached[lane] = _cut(extent, part, start.get(lane), share)
                 break
+            share -= part.size
+            reached[lane] = _end_of(extent)
     return dict(sorted(reached.items()))
 
 
+def _cut(extent: Extent, part: Range, start: Position | None, share: int) -> dict[str, str | int]:
+    if not extent.epoch:
+        return {"segment": Path(extent.file).name, "position": part.start + max(share, 1)}
+    before = -1 if start is None else int(start["id"])
+    return _position(extent, extent.cut(part.start, share, max(before, extent.first)))
+
+
 def plan(inputs: Sequence[str], start: Offsets, end: Offsets) -> list[Range]:
-    """The ranges of journals between two positions, in order."""
+    """The ranges of journals between two positions, in order; an error where the inputs do not have them."""
     known = lanes(inputs)
     found: list[Range] = []
     for lane, position in sorted(end.items()):
-        if captures.CAPTURE in position:
-            continue
-        present = known[lane] if lane in known else (extents(lane) if Path(lane).exists() else [])
-        found += plan_lane(lane, start.get(lane), position, present)
+        if captures.CAPTURE not in position and position != start.get(lane):
+            own = known.get(lane, [])
+            _check_reach(lane, position, own)
+            found += [part for _, part in _parts(start.get(lane), position, own)]
     return found
 
 
-def plan_lane(
-    lane: str,
-    start: Mapping[str, str | int] | None,
-    end: Mapping[str, str | int],
-    known: Sequence[Extent],
-) -> list[Range]:
-    """The ranges of one lane between two positions."""
+def _check_reach(lane: str, end: Position, known: Sequence[Extent]) -> None:
+    """Refuse to pass over what was planned and is not there."""
+    if not known:
+        raise JournalError(f"no input has the journal {lane}, which the next batch reads: name the inputs as before")
+    if "id" in end and known[-1].next_id() < int(end["id"]):
+        raise JournalError(
+            f"the next batch reads the journal {lane} up to packet {end['id']}, and the inputs end before "
+            f"{known[-1].next_id()}: name the inputs as before"
+        )
+
+
+def _parts(start: Position | None, end: Position, known: Sequence[Extent]) -> list[tuple[Extent, Range]]:
+    """The ranges of one lane between two positions, each with its segment."""
+    found = []
+    following = [*(each.first for each in known[1:]), None]
+    for extent, beyond in zip(known, following, strict=True):
+        if "id" in end:
+            begin, stop = _bytes_by_id(extent, beyond, start, int(end["id"]))
+        else:
+            begin, stop = _bytes_by_name(extent, start, end)
+        if begin < stop:
+            found.append((extent, Range(extent.file, begin, stop, extent.refused, extent.name, extent.journal)))
+    return found
+
+
+def _bytes_by_id(extent: Extent, beyond: int | None, start: Position | None, end: int) -> tuple[int, int]:
+    """Which bytes of a segment stand between two packet ids; `beyond` is the first id of the next segment."""
+    before = 0 if start is None else int(start["id"])
+    if extent.first >= end or (beyond is not None and beyond <= before):
+        return 0, 0
+    begin = 0 if before <= extent.first else extent.byte_of(before)
+    return begin, extent.length if beyond is not None and beyond <= end else extent.byte_of(end)
+
+
+def _bytes_by_name(extent: Extent, start: Position | None, end: Position) -> tuple[int, int]:
     first, first_position = ("", 0) if start is None else (str(start["segment"]), int(start["position"]))
     last, last_position = str(end["segment"]), int(end["position"])
-    refused = Path(lane).name == REFUSED
-    found = []
-    for extent in known:
-        name = extent.path.name
-        if first <= name <= last:
-            begin = first_position if name == first else 0
-            stop = last_position if name == last else extent.length
-            if begin < stop:
-                found.append(Range(str(extent.path), begin, stop, refused))
+    name = Path(extent.file).name
+    if not first <= name <= last:
+        return 0, 0
+    return first_position if name == first else 0, last_position if name == last else extent.length
+
+
+def cursors(inputs: Sequence[str], read: Offsets) -> dict[Path, dict[str, str | int]]:
+    """By folder of a journal on this machine: the segment and the byte before which everything was read."""
+    found: dict[Path, dict[str, str | int]] = {}
+    for given in filter(captures.is_journal, inputs):
+        for folder in (Path(given), Path(given) / REFUSED):
+            if folder.is_dir():
+                known = folder_extents(str(folder))
+                firsts = {name: [each.first for each in known if each.lane == name] for name in {e.lane for e in known}}
+                for each in known:
+                    beyond = next((first for first in firsts[each.lane] if first > each.first), None)
+                    done = _bytes_read(each, beyond, read.get(each.lane))
+                    found[folder] = {"segment": each.path.name, "position": done}
+                    if done < each.length:
+                        break
+    return found
+
+
+def _bytes_read(extent: Extent, beyond: int | None, position: Position | None) -> int:
+    """How many bytes of a segment stand before a position."""
+    if position is None:
+        return 0
+    if "id" in position:
+        return _bytes_by_id(extent, beyond, None, int(position["id"]))[1]
+    return _bytes_by_name(extent, None, position)[1]
+
+
+def renamed(offsets: Offsets) -> Offsets:
+    """Positions of earlier versions, which name a folder, a segment and a byte, as packet ids."""
+    found: Offsets = {}
+    for lane, position in offsets.items():
+        if "segment" not in position or not Path(lane).is_dir():
+            found[lane] = position
+            continue
+        last, byte = str(position["segment"]), int(position["position"])
+        for extent in folder_extents(lane):
+            if extent.path.name > last:
+                break
+            is_last = extent.path.name == last
+            if not extent.epoch:
+                found[lane] = {"segment": extent.path.name, "position": byte if is_last else extent.length}
+            else:
+                found[extent.lane] = _position(extent, extent.id_from(byte) if is_last else extent.next_id())
     return found
 
 
@@ -180,11 +273,7 @@ def pack(ranges: Sequence[Range], most: int, cores: int = 1) -> list[tuple[Range
         while at < whole.end:
             number = ((before + 1) * groups - 1) // total
             stop = min(whole.end, at + total * (number + 1) // groups - before)
-            found[number].append(Range(whole.file, at, stop, whole.refused))
+            found[number].append(dataclasses.replace(whole, start=at, end=stop))
             before += stop - at
             at = stop
     return [tuple(group) for group in found if group]
-
-
-def _position(extent: Extent, position: int) -> dict[str, str | int]:
-    return {"segment": extent.path.name, "position": position}

@@ -1,4 +1,4 @@
-"""Runs the pipeline: a streaming query whose batches are decoded by the workers and committed by `batch.py`."""
+"""Runs the pipeline: a Spark session does the work of the batches that `driver.py` plans and commits."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,44 +16,23 @@ from wireloom.journal.disk import LOCAL, Disk, make_folders
 from wireloom.journal.retention import CURSORS
 from wireloom.journal.state import save_state
 from wireloom.model import ConfigError, WireloomError
-from wireloom.pipeline import planning
-from wireloom.pipeline.batch import BatchCommit, PipelineFailed
-from wireloom.pipeline.captures import planning as captures
+from wireloom.pipeline import planning, state
+from wireloom.pipeline.batch import PipelineFailed
+from wireloom.pipeline.checkpoint import take_over
+from wireloom.pipeline.driver import Driver, MicroBatch
 from wireloom.pipeline.options import Options
-from wireloom.pipeline.schemas import LEFT_OUT, MESSAGES, REJECTS
-from wireloom.pipeline.spark_session import is_remote
 from wireloom.pipeline.warehouse import Warehouse
+from wireloom.store.folder import FolderStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import InputPartition
 
+    from wireloom.pipeline.join_job import SparkWorkers
     from wireloom.pipeline.merging import Merger
 
-_STARTS = 5
-_TOO_SLOW = "Python worker failed to connect back"
-"""Spark gives a planner ten seconds to start, which a busy machine may not have. A query can be started again at any
-time: it goes on where it was."""
-_TIDY_EVERY = 500
-"""After so many batches, files that nobody needs any more are deleted; also at every start."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """What one batch brought."""
-
-    number: int
-    messages: int
-    rejects: int
-    seconds: float
-    files: int = 0
-    """How many files of the input it began."""
-    bytes: int = 0
-    """How many bytes of the input it read."""
-    bytes_left: int = 0
-    """How many bytes of the input were not read yet when it was done."""
-    left_out: int = 0
-    """Packets in captures that belong to no connection of ours."""
+FLOWS = "_flows"
+"""The folder of a warehouse in which connections of captures wait for the next batch."""
 
 
 @dataclass(slots=True)
@@ -80,6 +58,8 @@ class Pipeline:
 
         Pipeline(["data/journal"], "data/warehouse").run(once=True)
 
+    Inputs and warehouse are folders or URLs of object stores.
+
     `spark` is a session to use, also one of Spark Connect; by default one is started on `master`, or through `remote`
     (see `session.py`), and stopped at the end. `report` is called after every batch, `note` with a line for the user
     now and then. `options` are those of the data source. With `only_messages` the tables beside `messages` and
@@ -103,80 +83,53 @@ class Pipeline:
         table_format: str | None = None,
     ) -> None:
         given = {"paths": json.dumps([str(path) for path in inputs]), **(options or {})}
-        parsed = Options.parse(given)
-        self.inputs = parsed.inputs
-        self._lateness_us = int(parsed.lateness_s * 1_000_000)
+        # Wrong options are told before anything is made.
+        self.inputs = Options.parse(given).inputs
         self.warehouse = Warehouse.prepared(warehouse, table_format)
+        flows = self.warehouse.store.below(FLOWS).url
+        self._options = Options.parse({**given, "stateDir": flows})
         self.summary = Summary()
         if master and remote:
             raise ConfigError(
                 "the pipeline runs either on a master or through Spark Connect: give 'master' or 'remote'"
             )
         self._master, self._remote = master, remote
-        self._conf, self._options = dict(conf or {}), dict(options or {})
+        self._conf = dict(conf or {})
         self._note = note
         self._only_messages = only_messages
         self._spark = spark
         self._report = report
-        self._between_batches = threading.Lock()
-        self._stopping = False
+        self._stopping = threading.Event()
         self._merger: Merger | None = None
 
-    def run(self, *, once: bool = True, interval: float = 1.0, query: bool | None = None) -> Summary:
-        """Read everything that is there (`once`), or go on until `stop`; `interval` is in seconds.
-
-        `query` says whether that is done by a streaming query of Spark. With `once` it need not be, and without one it
-        begins seconds sooner; by default it is where a session was given, whose owner may follow its queries.
-        """
+    def run(self, *, once: bool = True, interval: float = 1.0) -> Summary:
+        """Read everything that is there (`once`), or go on until `stop`; `interval` is in seconds."""
         if not 0 <= interval < math.inf:
             raise ConfigError(f"an interval of {interval} seconds: it must be a number from 0 on, such as 1")
-        from wireloom.pipeline.join_job import merge_in_task
-        from wireloom.pipeline.merging import Merger
-
         began = time.monotonic()
         with self.warehouse.locked():
-            self.warehouse.check_checkpoint()
+            self.warehouse = take_over(self.warehouse)
+            state.check(self.warehouse, state.State.read(self.warehouse))
             self.warehouse.tidy()
             own = self._spark is None
             spark = self._spark or self._start_session()
-            self._merger = None if is_remote(spark) else Merger(self.warehouse, merge_in_task(spark, self.warehouse))
             try:
-                by_query = not own if query is None else query
-                if once and not by_query:
-                    self._run_once(spark)
-                else:
-                    self._run(spark, once, interval)
+                self._run(spark, once, interval)
+            except WireloomError:
+                raise
+            except Exception as error:
+                if not self._stopping.is_set():
+                    raise explain(error) from error
             finally:
-                if self._merger is not None:
-                    self._merger.close()
                 if own:
                     with contextlib.suppress(Exception):
                         spark.stop()
         self.summary.seconds = time.monotonic() - began
         return self.summary
 
-    def _run_once(self, spark: SparkSession) -> None:
-        """Without a streaming query, where that can be done."""
-        from wireloom.pipeline import once
-        from wireloom.pipeline.checkpoint import Checkpoint
-        from wireloom.pipeline.decode_job import DecodedFiles
-
-        if not once.can_plan(spark):
-            self._run(spark, True, 0)
-            return
-        source = DecodedFiles(self._source_options())
-        reader = source.streamReader(source.schema())
-        try:
-            for batch in once.batches(spark, reader, Checkpoint(self.warehouse.checkpoint)):
-                self._batch(batch.found, batch.number)
-        except Exception as error:
-            if self._stopping:
-                return
-            raise error if isinstance(error, WireloomError) else explain(error) from error
-
     def stop(self) -> None:
         """End a run after its current batch. May be called from any thread and from a signal handler."""
-        self._stopping = True
+        self._stopping.set()
 
     def _start_session(self) -> SparkSession:
         from wireloom.pipeline.spark_session import start_session, warm_up
@@ -189,133 +142,58 @@ class Pipeline:
         return spark
 
     def _run(self, spark: SparkSession, once: bool, interval: float) -> None:
-        for left in reversed(range(_STARTS)):
-            try:
-                query = self._start_query(spark, once, interval)
-                follow = Follower(query) if is_remote(spark) else None
-                while not query.awaitTermination(1):
-                    self._tell(follow)
-                    if self._stopping:
-                        # No batch can begin while the lock is held, and none is under way.
-                        with self._between_batches:
-                            query.stop()
-                self._tell(follow)
-            except Exception as error:
-                if self._stopping:
-                    return
-                if not left or _TOO_SLOW not in str(error):
-                    raise explain(error) from error
-            else:
+        from wireloom.pipeline.decode_job import DecodeJob
+        from wireloom.pipeline.join_job import SparkWorkers, merge_in_task
+        from wireloom.pipeline.merging import Merger
+        from wireloom.pipeline.spark_session import parallelism
+
+        job = DecodeJob(self._options, self.warehouse.store, self._only_messages)
+
+        def workers(cut: Sequence[InputPartition], number: int) -> SparkWorkers:
+            return SparkWorkers(spark, job, cut, number)
+
+        driver = Driver(self.warehouse, self._options, workers, parallelism(spark))
+        self._merger = merger = Merger(self.warehouse, merge_in_task(spark, self.warehouse))
+        try:
+            self._batches(driver, merger, once, interval)
+        finally:
+            merger.close()
+
+    def _batches(self, driver: Driver, merger: Merger, once: bool, interval: float) -> None:
+        target = driver.latest() if once else None
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            plan = driver.next_plan(target)
+            if plan is not None:
+                done = driver.do(plan)
+                leave_cursors(self.warehouse, self.inputs, plan.end)
+                merger.after_batch()
+                if done is not None:
+                    self._done(replace(done, bytes_left=driver.bytes_left(plan.end)) if self._report else done)
+            elif once:
                 return
+            if not once:
+                self._stopping.wait(max(0.0, began + interval - time.monotonic()))
 
-    def _start_query(self, spark: SparkSession, once: bool, interval: float) -> StreamingQuery:
-        from wireloom.pipeline.decode_job import FORMAT, OBSERVED, counters
-        from wireloom.pipeline.spark_session import register
-
-        register(spark)
-        reader = spark.readStream.format(FORMAT).options(**self._source_options())
-        found = reader.load().observe(OBSERVED, *counters())
-        # Through Spark Connect batches are done by the server, which has nothing of this process.
-        work: Callable[[DataFrame, int], object] = self._batch
-        if is_remote(spark):
-            work = partial(do_batch, self.warehouse, self._lateness_us)
-        writer = (
-            found.writeStream.queryName("wireloom")
-            .option("checkpointLocation", str(self.warehouse.checkpoint))
-            .foreachBatch(work)  # type: ignore[arg-type] # what it returns is not looked at
-        )
-        writer = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{interval} seconds")
-        return writer.start()
-
-    def _source_options(self) -> dict[str, str]:
-        """What the format behind the pipeline is told, by a streaming query or without one."""
-        return {
-            **self._options,
-            "paths": json.dumps(self.inputs),
-            "warehouse": str(self.warehouse.store),
-            "onlyMessages": str(self._only_messages).lower(),
-        }
-
-    def _batch(self, found: DataFrame, number: int) -> None:
-        with self._between_batches:
-            if self._stopping:
-                raise PipelineFailed("stopped")
-            batch = do_batch(self.warehouse, self._lateness_us, found, number)
-            if self._merger is not None:
-                self._merger.after_batch()
-        self._done(batch, self.warehouse.offsets(number))
-
-    def _tell(self, follow: Follower | None) -> None:
-        for batch, offsets in follow.new_batches() if follow is not None else ():
-            self._done(batch, offsets)
-
-    def _done(self, batch: MicroBatch, offsets: planning.Offsets) -> None:
+    def _done(self, batch: MicroBatch) -> None:
         self.summary.add(batch)
         if self._report is not None:
-            self._report(replace(batch, bytes_left=bytes_left(self.inputs, offsets)))
+            self._report(batch)
 
 
-def do_batch(warehouse: Warehouse, lateness_us: int, found: DataFrame, number: int) -> MicroBatch:
-    """What there is to do with each batch of the query."""
-    from wireloom.pipeline.join_job import SparkWorkers
-
-    began = time.monotonic()
-    work = BatchCommit(warehouse, number, SparkWorkers(found, number), lateness_us)
-    done = work.commit()
-    leave_cursors(warehouse, number)
-    if number % _TIDY_EVERY == _TIDY_EVERY - 1:
-        warehouse.tidy()
-    return MicroBatch(
-        number, done[MESSAGES.name], done[REJECTS.name], time.monotonic() - began, work.files, work.bytes,
-        left_out=done[LEFT_OUT],
-    )  # fmt: skip
-
-
-class Follower:
-    """Learns from a query's progress what its batches brought, where they are done by another process."""
-
-    def __init__(self, query: StreamingQuery) -> None:
-        self.query = query
-        self._last = -1
-
-    def new_batches(self) -> Iterator[tuple[MicroBatch, planning.Offsets]]:
-        """The batches that were done since the last call, and the position at the end of each."""
-        from wireloom.pipeline.decode_job import COUNTERS, OBSERVED
-
-        for progress in self.query.recentProgress:
-            counted = progress.observedMetrics.get(OBSERVED)
-            if progress.batchId > self._last and counted is not None and progress.numInputRows:
-                self._last = progress.batchId
-                seconds = progress.durationMs.get("triggerExecution", 0) / 1000
-                told = counted.asDict()
-                # A server hands rows over as their values, in the order in which they were asked for.
-                values = told["values"] if "values" in told else told.values()
-                counts = dict(zip(COUNTERS, values, strict=True))
-                offsets = json.loads(progress.sources[0].endOffset)
-                yield MicroBatch(progress.batchId, seconds=seconds, **counts), offsets
-
-
-def bytes_left(inputs: Sequence[str], read: planning.Offsets) -> int:
-    """How much of the input lies after a position."""
-    latest = planning.latest(inputs)
-    known = sum(part.size for part in planning.plan(inputs, read, latest))
-    return known + sum(size - before for _, before, size in captures.new_captures(read, latest))
-
-
-def leave_cursors(warehouse: Warehouse, batch: int, disk: Disk = LOCAL) -> None:
-    """Tell each journal how far this pipeline is, so that retention spares what it has not read.
+def leave_cursors(warehouse: Warehouse, inputs: Sequence[str], read: planning.Offsets, disk: Disk = LOCAL) -> None:
+    """Tell each journal on this machine how far this pipeline is, so that retention spares what it has not read.
 
     The tables are synced first: retention removes what a cursor is past. A journal on a medium that cannot be written
     to has no retention either.
     """
-    name = f"{warehouse.query_id()}.json"
-    disk.sync_all(warehouse.root)
-    for lane, position in warehouse.offsets(batch).items():
-        folder = Path(lane) / CURSORS
+    if isinstance(warehouse.base, FolderStore):
+        disk.sync_all(warehouse.root)
+    for lane, position in planning.cursors(inputs, read).items():
+        folder = lane / CURSORS
         with contextlib.suppress(OSError):
-            if Path(lane).is_dir():
-                make_folders(disk, folder)
-                save_state(folder / name, position, disk)
+            make_folders(disk, folder)
+            save_state(folder / f"{warehouse.application}.json", position, disk)
 
 
 def explain(error: Exception) -> WireloomError:

@@ -206,11 +206,14 @@ STATE = Table(
     "how far the pipeline is, and what it carries to the next batch; its commit ends a batch",
     (
         Column("batch", "bigint", "the number of the last finished batch"),
-        Column("query", "string", "the id of the streaming query, from its checkpoint"),
+        Column("query", "string", "the id of the warehouse, under which tables are committed"),
         Column("watermark", "timestamp", "the latest time of any message so far"),
         Column("finished", "timestamp", "when the batch was finished"),
         Column("step", "string", "whose rows are carried; null in the row that says how far the pipeline is"),
         Column("rows", "binary", "the carried rows, as an Arrow stream"),
+        Column(
+            "offsets", "string", "in the row that says how far the pipeline is: the position in each journal, as JSON"
+        ),
     ),
     (),
 )

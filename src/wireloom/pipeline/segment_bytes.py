@@ -18,7 +18,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from wireloom.journal.archive_format import FRAME_BYTES, ArchivedSegment, FrameCache, SegmentId, load_index
 from wireloom.journal.disk import LOCAL, READ, Disk
+from wireloom.journal.segment import REFUSED, committed_length
+from wireloom.model import JournalError
+from wireloom.store import open_store
 
 log = logging.getLogger("wireloom.pipeline")
 
@@ -30,6 +34,10 @@ _PIECE = 1 << 20
 """Bytes a call reads; they stay in the processor's cache until they are copied."""
 
 
+PACKED = ".pcapng.zst"
+"""How the URLs of segments in an archive end."""
+_FETCH = 16 * FRAME_BYTES
+"""Bytes of a segment that are asked for together."""
 _ONLY_OURS = 2
 """References to an array that nobody else has, as `sys.getrefcount` counts them."""
 
@@ -56,6 +64,14 @@ def _buffer(size: int) -> NDArray[np.uint8]:
     return found if len(found) >= size else np.empty(size, np.uint8)
 
 
+def open_segment(file: str, disk: Disk = LOCAL) -> SegmentBytes:
+    """The bytes of a segment on this machine, as far as they are committed, or of one in an archive, by its URL."""
+    if file.endswith(PACKED):
+        return ArchivedBytes(file)
+    path = Path(file)
+    return SegmentBytes(path, committed_length(path, disk), disk)
+
+
 class SegmentBytes:
     """The part of a segment that a task needs, read as far as somebody asks for.
 
@@ -64,17 +80,20 @@ class SegmentBytes:
     """
 
     def __init__(self, path: Path, limit: int, disk: Disk = LOCAL) -> None:
+        # Whoever only reads may follow links.
+        self._file = disk.open(Path(os.path.realpath(path)), READ)
+        self._disk = disk
+        found = os.stat(path)  # noqa: PTH116
+        self.identity = (str(path), found.st_ino, found.st_mtime_ns, limit)
+        """Tells a segment from another, and from itself after it was changed."""
+        self._prepare(path, limit)
+
+    def _prepare(self, path: Path, limit: int) -> None:
         self.path = path
         self.limit = limit
         self.unreadable: list[Damage] = []
         """Pages that are zeros in `data` because they cannot be read, in order."""
-        self._disk = disk
         self._filled = 0
-        # Whoever only reads may follow links.
-        self._file = disk.open(Path(os.path.realpath(path)), READ)
-        found = os.stat(path)  # noqa: PTH116
-        self.identity = (str(path), found.st_ino, found.st_mtime_ns, limit)
-        """Tells a segment from another, and from itself after it was changed."""
         self._buffer = _buffer(limit)
         self.data: NDArray[np.uint8] = self._buffer[:limit]
         # One type of array, so one compilation of each kernel.
@@ -86,10 +105,13 @@ class SegmentBytes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._disk.close(self._file)
+        self._close()
         # Whoever still looks at the bytes has a reference to one of these.
         if sys.getrefcount(self.data) == _ONLY_OURS and sys.getrefcount(self._buffer) == _ONLY_OURS + 1:
             _spare[:] = [self._buffer]
+
+    def _close(self) -> None:
+        self._disk.close(self._file)
 
     @property
     def filled(self) -> int:
@@ -152,3 +174,39 @@ class SegmentBytes:
             else:
                 found.append(each)
         return found
+
+
+class ArchivedBytes(SegmentBytes):
+    """The same of a segment in an archive: frames are fetched and decompressed as far as somebody asks for."""
+
+    def __init__(self, url: str) -> None:
+        place, _, name = url.rpartition("/")
+        above = place.rsplit("/", 3 if place.endswith(f"/{REFUSED}") else 2)
+        store = open_store(above[0])
+        key = f"{url[len(above[0]) + 1 :].removesuffix(PACKED)}.index.json"
+        segment = SegmentId.of_key(key)
+        if segment is None:
+            raise JournalError(f"{url}: no segment of an archive")
+        # Blocks before the range are looked at first, then those in it: frames at the border are needed twice.
+        self._segment = ArchivedSegment(store, load_index(store, segment), FrameCache(4 * FRAME_BYTES))
+        self.identity = (url, 0, 0, self._segment.size)
+        self._prepare(Path(name), self._segment.size)
+
+    def _close(self) -> None:
+        """Nothing is open."""
+
+    def window(self, window: NDArray[np.uint8], at: int) -> int:
+        """Read a piece of the segment, apart from `data`: how many bytes that were."""
+        data = self._segment.read(at, min(at + len(window), self.limit))
+        window[: len(data)] = np.frombuffer(data, np.uint8)
+        return len(data)
+
+    def fill(self, end: int) -> None:
+        """Fetch up to a place, some frames at a time."""
+        end = min(end, self.limit)
+        while self._filled < end:
+            frames = self._segment.index.frames_between(self._filled, min(end, self._filled + _FETCH))
+            stop = frames[-1].start + frames[-1].length
+            data = self._segment.read(self._filled, stop)
+            self._buffer[self._filled : stop] = np.frombuffer(data, np.uint8)
+            self._filled = stop

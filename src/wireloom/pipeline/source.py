@@ -211,7 +211,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict, limit: ReadLimit) -> dict:  # type: ignore[type-arg]  # noqa: N802
         """How far the next batch goes."""
-        inputs = self.options.inputs
+        inputs, start = self.options.inputs, planning.renamed(start)
         target = self.target
         if target is None:
             target = captures.settled(start, planning.latest(inputs), self.options.lateness_s)
@@ -225,7 +225,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:  # type: ignore[type-arg]
         """The new bytes, cut for tasks."""
-        return partitions(self.options, start, end)
+        return partitions(self.options, planning.renamed(start), planning.renamed(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one partition."""

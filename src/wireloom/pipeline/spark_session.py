@@ -155,13 +155,11 @@ def warm_up(spark: SparkSession) -> None:
 
 def register(spark: SparkSession) -> None:
     """Teach a Spark session the format `wireloom`, and have it hand filters to such sources."""
-    from wireloom.pipeline.decode_job import DecodedFiles
     from wireloom.pipeline.source import FilteringSource
 
     if spark.conf.get(_REGISTERED, None) is None:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
         spark.dataSource.register(FilteringSource)
-        spark.dataSource.register(DecodedFiles)
         spark.conf.set(_REGISTERED, "true")
 
 

@@ -1,8 +1,8 @@
-"""Tables on disk: the one module that knows that they are Delta Lake tables.
+"""Tables in a store: the one module that knows that they are Delta Lake tables.
 
-Whoever has rows writes Parquet files into a table's folder (`write_rows`); nobody sees them until the
-driver commits them (`commit`). A commit carries the number of its batch, so that a batch that is done
-again after a crash changes nothing. Files that were never committed are invisible rubbish.
+Whoever has rows writes Parquet files into a table's folder (`write_rows`); nobody sees them until the driver commits
+them (`commit`). A commit carries the number of its batch, so that a batch that is done again after a crash, or by two
+drivers at a time, changes nothing the second time. Files that were never committed are invisible rubbish.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wireloom.model import ConfigError
 from wireloom.pipeline import file_stats
 from wireloom.pipeline.schemas import TABLES, Table, arrow_schema, spark_schema
+from wireloom.store import Store
+from wireloom.store.folder import FolderStore
 
 if TYPE_CHECKING:
     import duckdb
@@ -76,20 +77,22 @@ class Summary:
 
 
 def write_rows(
-    folder: Path, table: Table, rows: pa.Table, partition: Mapping[str, str], *, held: bool = False
+    folder: Store, table: Table, rows: pa.Table, partition: Mapping[str, str], *, held: bool = False
 ) -> WrittenFile:
     """Write rows of one partition as a new file that no commit knows yet.
 
     `rows` has the stored columns of the table; dictionary arrays are welcome where values repeat. `held` rows are
     right for what has been read so far, and their file is replaced by the next batch.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     path = new_path(table, partition, held=held)
-    target = folder / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(rows, target, row_group_size=ROW_GROUP, **parquet_options(table))
-    return WrittenFile(path, rows.num_rows, target.stat().st_size, dict(partition), file_stats.stats_of(rows, table))
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, row_group_size=ROW_GROUP, **parquet_options(table))
+    written = sink.getvalue()
+    put_file(folder, path, written)
+    return WrittenFile(path, rows.num_rows, written.size, dict(partition), file_stats.stats_of(rows, table))
 
 
 def new_path(table: Table, partition: Mapping[str, str], *, held: bool = False) -> str:
@@ -113,18 +116,30 @@ def parquet_options(table: Table) -> dict[str, Any]:
     }
 
 
-def create(folder: Path, table: Table) -> None:
+def put_file(folder: Store, path: str, content: pa.Buffer) -> None:
+    """Write a file that no commit knows yet. On disk it is not synced: whoever commits it does that for all of them."""
+    if not isinstance(folder, FolderStore):
+        folder.put(path, content.to_pybytes())
+        return
+    target = folder.folder / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        file.write(content)
+
+
+def create(folder: Store, table: Table) -> None:
     """Create an empty table, unless it is there; one of an older version gets the columns it lacks."""
     from deltalake import DeltaTable, Schema
 
     made = DeltaTable.create(
-        str(folder),
+        folder.delta_url(),
         arrow_schema(table.columns),
         mode="ignore",
         partition_by=list(table.partition_by),
         name=table.name,
         description=table.comment,
         configuration=_properties(table),
+        storage_options=folder.delta_options(),
     )
     _set_properties(made, table)
     known = {field.name for field in made.schema().fields}
@@ -144,15 +159,15 @@ def _set_properties(handle: DeltaTable, table: Table) -> None:
         handle.alter.set_table_properties(lacking)
 
 
-def open_table(folder: Path) -> DeltaTable:
+def open_table(folder: Store) -> DeltaTable:
     """A handle on the newest version of a table."""
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
     try:
-        return DeltaTable(str(folder))
+        return DeltaTable(folder.delta_url(), storage_options=folder.delta_options())
     except TableNotFoundError:
-        raise ConfigError(f"{folder} is no table: run `wireloom pipeline run` on its warehouse first") from None
+        raise ConfigError(f"{folder.url} is no table: run `wireloom pipeline run` on its warehouse first") from None
 
 
 def commit(
@@ -177,13 +192,22 @@ def commit(
 def replace(
     handle: DeltaTable,
     table: Table,
+    application: str,
     added: Sequence[WrittenFile],
     removed: Sequence[WrittenFile],
     *,
     changes: bool = False,
 ) -> None:
-    """Put files in the place of others that hold the same rows, or, if it `changes`, those rows told anew."""
-    _write(handle, table, added, removed, None, changes=changes)
+    """Put files in the place of others that hold the same rows, or, if it `changes`, those rows told anew.
+
+    It carries the number of the last batch. So of this and of a batch that is committed meanwhile one fails: a batch
+    never replaces files that are gone already, whose rows would stay.
+    """
+    from deltalake import CommitProperties, Transaction
+
+    batch = handle.transaction_version(application) if application else None
+    fence = None if batch is None else CommitProperties(app_transactions=[Transaction(application, batch)])
+    _write(handle, table, added, removed, fence, changes=changes)
 
 
 def _write(
@@ -212,7 +236,7 @@ def _write(
         )
 
 
-def tidy(folder: Path, keep_hours: float = KEPT_HOURS) -> int:
+def tidy(folder: Store, keep_hours: float = KEPT_HOURS) -> int:
     """Delete files that no version of the last day needs, and those that were never committed; how many.
 
     A day is far longer than a batch: files that a running batch has written are not touched.
@@ -271,7 +295,7 @@ def partition_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def summary(folder: Path, table: Table) -> Summary:
+def summary(folder: Store, table: Table) -> Summary:
     """How large a table is, from its log alone."""
     handle = open_table(folder)
     own = files(handle, table)
@@ -281,49 +305,77 @@ def summary(folder: Path, table: Table) -> Summary:
     )
 
 
-def read_spark(spark: SparkSession, folder: Path, table: Table, chosen: Sequence[WrittenFile]) -> DataFrame:
-    """Files of a table as a DataFrame with the table's columns in order."""
+def read_spark(spark: SparkSession, folder: Store, table: Table, chosen: Sequence[WrittenFile]) -> DataFrame:
+    """Files of a table as a DataFrame with the table's columns in order.
+
+    Spark reads files on disk itself. Those in a bucket are read by its Python workers: the Spark of the package has no
+    client of object stores.
+    """
     schema = spark_schema(table.columns)
     if not chosen:
         return spark.createDataFrame([], schema)
+    if not isinstance(folder, FolderStore):
+        return _read_in_tasks(spark, folder, table, chosen)
     # Spark takes paths for patterns.
-    paths = [re.sub(r"([\\\[\]{}*?])", r"\\\1", str(folder / file.path)) for file in chosen]
-    rows = spark.read.schema(schema).option("basePath", str(folder)).parquet(*paths)
+    paths = [re.sub(r"([\\\[\]{}*?])", r"\\\1", str(folder.folder / file.path)) for file in chosen]
+    rows = spark.read.schema(schema).option("basePath", str(folder.folder)).parquet(*paths)
     return rows.select(*table.names)
 
 
-def read_arrow(folder: Path, table: Table, chosen: Sequence[WrittenFile]) -> pa.Table:
-    """Files of a table as an Arrow table with the table's columns in order."""
+def _read_in_tasks(spark: SparkSession, folder: Store, table: Table, chosen: Sequence[WrittenFile]) -> DataFrame:
+    """Files of a table, each read by a task of its own."""
+
+    def read_files_of_task(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from read_arrow(folder, table, [chosen[number]]).to_batches(max_chunksize=1 << 16)
+
+    numbers = spark.range(0, len(chosen), 1, len(chosen))
+    return numbers.mapInArrow(read_files_of_task, spark_schema(table.columns))
+
+
+def source_of(folder: Store, path: str) -> str | pa.BufferReader:
+    """A file of a table, for whoever reads Parquet: its path, or its bytes if it is in a bucket."""
+    import pyarrow as pa
+
+    return str(folder.folder / path) if isinstance(folder, FolderStore) else pa.BufferReader(folder.get(path))
+
+
+def read_arrow(
+    folder: Store, table: Table, chosen: Sequence[WrittenFile], columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Files of a table as an Arrow table with the table's columns in order, or some of them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = arrow_schema(table.columns)
+    schema = arrow_schema(tuple(each for each in table.columns if columns is None or each.name in columns))
     found = [schema.empty_table()]
     for file in chosen:
-        rows = pq.ParquetFile(folder / file.path).read()
+        with pq.ParquetFile(source_of(folder, file.path)) as opened:
+            rows = opened.read([name for name in schema.names if name in opened.schema_arrow.names])
         partition = {name: pa.array([file.partition[name]] * rows.num_rows) for name in table.partition_by}
-        columns = {**{name: rows[name] for name in rows.column_names}, **partition}
+        known = {**{name: rows[name] for name in rows.column_names}, **partition}
         values = [
-            columns[field.name].cast(field.type) if field.name in columns else pa.nulls(rows.num_rows, field.type)
+            known[field.name].cast(field.type) if field.name in known else pa.nulls(rows.num_rows, field.type)
             for field in schema
         ]
         found.append(pa.table(values, schema=schema))
     return pa.concat_tables(found)
 
 
-def attach_duckdb(connection: duckdb.DuckDBPyConnection, folder: Path, table: Table) -> None:
+def attach_duckdb(connection: duckdb.DuckDBPyConnection, folder: Store, table: Table) -> None:
     """Make the newest version of a table a view of that name in DuckDB.
 
     DuckDB reads Parquet files ten times as fast by itself, but opens all of them. As a dataset, files that the log
-    rules out are not opened: with many files that is what counts.
+    rules out are not opened: with many files, or in a bucket, that is what counts.
     """
     handle = open_table(folder)
     known = files(handle, table)
-    if len(known) > MANY_FILES:
+    if len(known) > MANY_FILES or not isinstance(folder, FolderStore):
         connection.register(table.name, handle.to_pyarrow_dataset())
         return
     # Not the addresses that the handle gives: in these a blank in the folder's name is no blank.
-    paths = [str(folder / file.path) for file in known]
+    paths = [str(folder.folder / file.path) for file in known]
     columns = [f'cast(null as {_DUCKDB.get(c.type, c.type)}) as "{c.name}"' for c in table.columns]
     empty = f"select {', '.join(columns)} where false"
     names = ", ".join(f'"{name}"' for name in table.names)

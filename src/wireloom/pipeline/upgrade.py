@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from wireloom.journal.segment import is_segment
 from wireloom.model import KINDS, Direction, Kind
 from wireloom.pipeline import partials, tables
-from wireloom.pipeline.batch import watermark_of
 from wireloom.pipeline.decode_job import Report, write_table
 from wireloom.pipeline.normalize import meanings
 from wireloom.pipeline.schemas import EXCHANGES, MESSAGES, STATE, TRAFFIC, Table
+from wireloom.pipeline.state import State
 from wireloom.pipeline.steps import traffic
 from wireloom.pipeline.steps.message_arrays import DIRECTIONS, View, micros, one_piece
 from wireloom.pipeline.warehouse import VERSION, Warehouse
@@ -42,17 +42,17 @@ def upgrade(root: Path | str) -> dict[str, int]:
         return {}
     with old.locked():
         old.create_tables()
-        done = {MESSAGES.name: _replace(old, MESSAGES, _new_messages)}
+        done = {MESSAGES.name: replace_rows(old, MESSAGES, _new_messages)}
         with _messages(old) as asked:
-            done[EXCHANGES.name] = _replace(old, EXCHANGES, lambda rows: _new_exchanges(rows, asked))
+            done[EXCHANGES.name] = replace_rows(old, EXCHANGES, lambda rows: _new_exchanges(rows, asked))
             done[TRAFFIC.name] = _count_again(old, asked)
-            _replace(old, STATE, lambda rows: _new_state(rows, asked))
+            replace_rows(old, STATE, lambda rows: _new_state(rows, asked))
         old.describe()
         Warehouse.existing(root).match_folders()
     return done
 
 
-def _replace(warehouse: Warehouse, table: Table, renew: Renewal) -> int:
+def replace_rows(warehouse: Warehouse, table: Table, renew: Renewal) -> int:
     """Write the files of a table anew where `renew` changes something; how many rows they have."""
     folder = warehouse.folder(table)
     handle = tables.open_table(folder)
@@ -174,8 +174,7 @@ def _count_again(warehouse: Warehouse, messages: duckdb.DuckDBPyConnection) -> i
         "select 0 as bucket, epoch_us(date_trunc('minute', time)) as minute, protocol, topic, kind, "
         "count(*) as messages, sum(wire_size)::bigint as bytes from messages group by all"
     )
-    state = tables.open_table(warehouse.folder(STATE))
-    over = traffic.over_before(watermark_of(warehouse, tables.files(state, STATE)))
+    over = traffic.over_before(State.read(warehouse).watermark_us)
     rows = traffic.join(counts.to_arrow_table().cast(traffic.MINUTES), over)
     reports = [Report.of(row) for batch in write_table(warehouse.store, TRAFFIC, rows) for row in batch.to_pylist()]
     warehouse.replace(handle, TRAFFIC, [report.file for report in reports], old, changes=True)

@@ -1,11 +1,13 @@
-"""The folder the pipeline writes: its tables, Spark's checkpoint, and the rules that keep both together.
+"""The place the pipeline writes: its tables, its plans, and the rules that keep both together.
 
-warehouse.json   what this folder is and the version of its layout
-lock             held by the one pipeline that writes
-checkpoint/      Spark's record of what was read
+warehouse.json   what this is, the version of its layout, and the id under which tables are committed
+plan/N           what batch N reads, see `plans.py`
 messages/ ...    the tables, and `_state`, whose commit ends a batch
 
-With the table format `parquet` the tables are in `_tables`, and `messages/ ...` are plain folders (`parquet_folders`).
+It is a folder or a prefix in a bucket. With the table format `parquet`, on disk only, the tables stand in `_tables`,
+and `messages/ ...` are plain folders, see `parquet_folders.py`.
+
+Several pipelines may write one warehouse at a time: see `batch.py`. Only plain folders need a lock.
 """
 
 from __future__ import annotations
@@ -14,18 +16,20 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
+import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 from urllib.parse import unquote
 
-from wireloom.journal.disk import replace_file
-from wireloom.model import ConfigError, local_path
+from wireloom.model import ConfigError
 from wireloom.pipeline import parquet_folders, tables
 from wireloom.pipeline.schemas import STATE, TABLES, Table
 from wireloom.pipeline.tables import WrittenFile
+from wireloom.store import ObjectChanged, ObjectMissing, Store, StoreError, open_store
+from wireloom.store.folder import FolderStore
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -40,45 +44,54 @@ _DESCRIPTION = "warehouse.json"
 _LOCK = "lock"
 _FACTS = "_facts"
 _ASIDE = "_tables"
+CHECKPOINT = "checkpoint"
+"""Where earlier versions kept what was read, see `checkpoint.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warehouse:
-    """A warehouse on disk."""
+    """A warehouse in a folder or a bucket."""
 
-    root: Path
+    url: str
     table_format: str = DELTA
     version: int = VERSION
+    application: str = ""
+    """The id under which tables are committed; empty in one of an earlier version that was not taken over yet."""
+    base: Store = field(default_factory=lambda: open_store("."), compare=False, repr=False)
+    """Everything in it."""
 
     @property
-    def store(self) -> Path:
-        """The folder that the tables are in, and what belongs to no table."""
-        return self.root / _ASIDE if self.table_format == PARQUET else self.root
+    def root(self) -> Path:
+        """The folder it is in; ConfigError for one in a bucket."""
+        if not isinstance(self.base, FolderStore):
+            raise ConfigError(f"warehouse {self.url} is in an object store, where this does not work: use one on disk")
+        return self.base.folder
 
-    def folder(self, table: Table) -> Path:
+    @property
+    def store(self) -> Store:
+        """Where the tables are, and what belongs to no table."""
+        return self.base.below(_ASIDE) if self.table_format == PARQUET else self.base
+
+    def folder(self, table: Table) -> Store:
         """Where a table is: its files and its log."""
-        return self.store / table.name
-
-    @property
-    def checkpoint(self) -> Path:
-        """Where Spark keeps what it has read."""
-        return self.root / "checkpoint"
+        return self.store.below(table.name)
 
     @classmethod
     def existing(cls, root: Path | str, *, old: bool = False) -> Warehouse:
         """A warehouse to read from; an error where there is none of this version. `old`: earlier ones will do."""
-        path = local_path(root, "a warehouse")
+        base = open_store(root)
         try:
-            text = (path / _DESCRIPTION).read_text()
-        except OSError:
+            text = base.get(_DESCRIPTION)
+        except ObjectMissing:
             raise ConfigError(
                 f"{root} is no warehouse: make one with `wireloom pipeline run --input DIR --warehouse {root} --once`"
             ) from None
         try:
             described = json.loads(text)
             found, stored = described["format"], described.get("tables", DELTA)
+            application = str(described.get("id", ""))
         except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"{path / _DESCRIPTION} is damaged: restore it or choose another warehouse") from None
+            raise ConfigError(f"{base.url}/{_DESCRIPTION} is damaged: restore it or choose another warehouse") from None
         if found == 1 and not old:
             raise ConfigError(
                 f"warehouse {root} was made by an earlier Wireloom, in which acknowledged publishes were requests: "
@@ -91,32 +104,28 @@ class Warehouse:
             )
         if stored not in FORMATS:
             raise ConfigError(f"warehouse {root} has tables of the format {stored!r}; known: {', '.join(FORMATS)}")
-        return cls(path.resolve(), stored, found)
+        if isinstance(base, FolderStore):
+            base = open_store(base.folder.resolve())
+        return cls(base.url, stored, found, application, base)
 
     @classmethod
     def prepared(cls, root: Path | str, table_format: str | None = None) -> Warehouse:
-        """A warehouse to write to, made if the folder is new or empty.
+        """A warehouse to write to, made if the place is new or empty.
 
         `table_format` is `delta` or `parquet`; by default what the warehouse has, `delta` for a new one.
         """
-        path = local_path(root, "a warehouse")
+        base = open_store(root)
         if table_format not in (None, *FORMATS):
             raise ConfigError(f"the table format {table_format!r} is unknown; it must be {' or '.join(FORMATS)}")
-        if unquote(name := str(path.absolute())) != name:
+        if table_format == PARQUET and not isinstance(base, FolderStore):
+            raise ConfigError(f"{base.url}: the table format {PARQUET!r} needs a disk; leave it out")
+        if unquote(base.url) != base.url:
             # The `deltalake` package reads such a name as what it stands for in addresses.
-            raise ConfigError(f"cannot make a warehouse in {name}: choose a folder without % and digits in its name")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            if not (path / _DESCRIPTION).exists():
-                strangers = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK)
-                if strangers:
-                    raise ConfigError(
-                        f"{root} is no warehouse and not empty (it holds {strangers[0]}): choose an empty folder"
-                    )
-                cls(path, table_format or DELTA).describe()
-        except OSError as error:
-            raise ConfigError(f"cannot make a warehouse in {root}: {error.strerror}; choose another folder") from None
-        found = cls.existing(path)
+            raise ConfigError(
+                f"cannot make a warehouse in {base.url}: choose a folder without % and digits in its name"
+            )
+        _make_new(base, root, table_format or DELTA)
+        found = cls.existing(root)
         if table_format not in (None, found.table_format):
             raise ConfigError(
                 f"warehouse {root} has tables of the format {found.table_format!r}, which stays: "
@@ -132,9 +141,21 @@ class Warehouse:
         for table in (*TABLES.values(), STATE):
             tables.create(self.folder(table), table)
 
-    def describe(self) -> None:
-        """Say in the folder what it is, and that its tables are those of this version."""
-        write_json(self.root / _DESCRIPTION, {"format": VERSION, "tables": self.table_format})
+    def describe(self, application: str | None = None) -> Warehouse:
+        """Say in the warehouse that its tables are those of this version, and under which id they are committed.
+
+        An id that it has stays: what it is then called is returned.
+        """
+        while True:
+            etag = self.base.head(_DESCRIPTION).etag
+            described = json.loads(self.base.get(_DESCRIPTION))
+            chosen = described.get("id") or application or self.application
+            new = {**described, "format": VERSION, "tables": self.table_format, **({"id": chosen} if chosen else {})}
+            try:
+                self.base.replace(_DESCRIPTION, _as_json(new), etag)
+            except ObjectChanged:
+                continue
+            return Warehouse(self.url, self.table_format, VERSION, chosen, self.base)
 
     def read(self, spark: SparkSession, name: str) -> DataFrame:
         """The newest version of a table as a DataFrame.
@@ -169,27 +190,26 @@ class Warehouse:
         changes: bool = False,
     ) -> None:
         """Put files in the place of others that hold the same rows, or, if it `changes`, those rows told anew."""
-        tables.replace(handle, table, added, removed, changes=changes)
+        tables.replace(handle, table, self.application, added, removed, changes=changes)
         self._show(table, added, removed)
 
     def _show(self, table: Table, added: Sequence[WrittenFile], removed: Sequence[WrittenFile]) -> None:
         if self.table_format == PARQUET and table != STATE:
             names = [file.path for file in added], [file.path for file in removed]
-            parquet_folders.change(self.folder(table), self.root / table.name, *names)
+            parquet_folders.change(self._aside(table), self.root / table.name, *names)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the warehouse; a second pipeline is told who has it. A killed process lets go by itself."""
+        """Say who writes a warehouse on disk. One of plain folders, which show one writer's files, is held besides:
+
+        A second pipeline is told who has it. A killed process lets go by itself.
+        """
+        if not isinstance(self.base, FolderStore):
+            yield
+            return
         with (self.root / _LOCK).open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
-                raise ConfigError(
-                    f"warehouse {self.root} is in use by process {holder}: one pipeline writes a warehouse at a "
-                    "time; stop that one or choose another warehouse"
-                ) from None
+            if self.table_format == PARQUET:
+                self._hold(file)
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
@@ -198,21 +218,35 @@ class Warehouse:
             finally:
                 file.truncate(0)
 
+    def _hold(self, file: TextIO) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise ConfigError(
+                f"warehouse {self.root} is in use by process {holder}: one pipeline writes plain folders at a time; "
+                "stop that one or choose another warehouse"
+            ) from None
+
     @property
     def writer(self) -> int | None:
-        """The process that writes here now. Only looks: trying the lock could keep a pipeline from starting."""
+        """A process of this machine that writes here now. Only looks: trying the lock could keep one from starting."""
         try:
-            process = int((self.root / _LOCK).read_text())
+            process = int(self.base.get(_LOCK))
             os.kill(process, 0)
-        except (OSError, ValueError):
+        except (OSError, ValueError, ObjectMissing):
             return None
         return process
 
     def tidy(self) -> None:
-        """Delete the files that replaced rows and broken runs left behind. Not while a batch is under way."""
+        """Delete the files that replaced rows and broken runs left behind, once they are a day old."""
         for table in (*TABLES.values(), STATE):
             tables.tidy(self.folder(table))
-        shutil.rmtree(self.store / _FACTS, ignore_errors=True)
+        oldest = datetime.now(UTC) - timedelta(hours=tables.KEPT_HOURS)
+        for each in self.store.list(_FACTS):
+            if each.modified < oldest:
+                self.store.delete(each.key)
         self.match_folders()
 
     def match_folders(self) -> None:
@@ -220,40 +254,34 @@ class Warehouse:
         if self.table_format == PARQUET:
             for table in TABLES.values():
                 files = tables.files(tables.open_table(self.folder(table)), table)
-                parquet_folders.match(self.folder(table), self.root / table.name, [file.path for file in files])
+                parquet_folders.match(self._aside(table), self.root / table.name, [file.path for file in files])
 
-    def query_id(self) -> str | None:
-        """The id of the streaming query, from Spark's checkpoint; None before the first run."""
-        try:
-            return str(json.loads((self.checkpoint / "metadata").read_text())["id"])
-        except FileNotFoundError:
-            return None
-
-    def offsets(self, batch: int) -> dict[str, dict[str, str | int]]:
-        """The position at the end of a batch, from Spark's checkpoint."""
-        lines = (self.checkpoint / "offsets" / str(batch)).read_text().splitlines()
-        return dict(json.loads(lines[2])) if len(lines) > 2 else {}
-
-    def check_checkpoint(self) -> None:
-        """Refuse to go on where the checkpoint is lost or not that of the tables.
-
-        Without it everything would be read again under numbers the tables have seen, and left out.
-        """
-        query = self.query_id()
-        planned = -1
-        if query is not None and (self.checkpoint / "offsets").is_dir():
-            names = [entry.name for entry in (self.checkpoint / "offsets").iterdir()]
-            planned = max((int(name) for name in names if name.isdigit()), default=-1)
-        for table in (*TABLES.values(), STATE):
-            handle = tables.open_table(self.folder(table))
-            known = None if query is None else handle.transaction_version(query)
-            if (known is None and handle.version() > 0) or (known is not None and known > planned):
-                raise ConfigError(
-                    f"the checkpoint of warehouse {self.root} is lost or of another run ({self.checkpoint}), so "
-                    "what its tables hold is unknown: restore it from a backup, or begin a new warehouse"
-                )
+    def _aside(self, table: Table) -> Path:
+        return self.root / _ASIDE / table.name
 
 
-def write_json(path: Path, value: object) -> None:
-    """Replace a small file in one step, for good."""
-    replace_file(path, (json.dumps(value, sort_keys=True) + "\n").encode())
+def _make_new(base: Store, root: Path | str, table_format: str) -> None:
+    """Describe a place that is no warehouse yet; an error if it holds anything else."""
+    try:
+        base.head(_DESCRIPTION)
+    except ObjectMissing:
+        pass
+    else:
+        return
+    strangers = (each.key.partition("/")[0] for each in base.list())
+    stranger = next((name for name in strangers if name not in (_LOCK, _DESCRIPTION)), None)
+    if stranger is not None:
+        # Another pipeline may have made it meanwhile.
+        with contextlib.suppress(ObjectMissing):
+            base.head(_DESCRIPTION)
+            return
+        raise ConfigError(f"{root} is no warehouse and not empty (it holds {stranger}): choose an empty folder")
+    described = {"format": VERSION, "tables": table_format, "id": str(uuid.uuid4())}
+    try:
+        base.put_new(_DESCRIPTION, _as_json(described))
+    except StoreError as error:
+        raise ConfigError(f"cannot make a warehouse in {root}: {error}; choose another place") from None
+
+
+def _as_json(value: object) -> bytes:
+    return (json.dumps(value, sort_keys=True) + "\n").encode()

@@ -23,6 +23,9 @@ from wireloom.store.base import (
     checked_range,
 )
 
+_NO_LINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK))
+"""What a file system answers on which a file cannot have two names."""
+
 
 class FolderStore(Store):
     """A folder on this machine. An object is a file; its etag is made of inode, time and size."""
@@ -42,6 +45,13 @@ class FolderStore(Store):
                 os.link(temporary, path)
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                with self._locked(path):
+                    if path.exists():
+                        return False
+                    temporary.replace(path)
         _sync_folder(path.parent)
         return True
 
@@ -56,11 +66,7 @@ class FolderStore(Store):
     def replace(self, key: str, data: bytes, etag: str) -> str:
         """Swap an object under a lock that all processes share."""
         path = self._path(key)
-        with self._tell(key, "write"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path.parent / f"{TEMPORARY}lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._tell(key, "write"), self._locked(path):
             try:
                 is_same = _info(key, path).etag == etag
             except FileNotFoundError:
@@ -68,6 +74,15 @@ class FolderStore(Store):
             if not is_same:
                 raise ObjectChanged(f"{path}: somebody else has replaced or removed it")
             return self.put(key, data)
+
+    @contextlib.contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """Hold the folder of an object against all other processes."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.parent / f"{TEMPORARY}lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
         finally:
             os.close(lock)
 

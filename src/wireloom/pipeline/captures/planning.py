@@ -10,16 +10,17 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from wireloom.journal import blocks
-from wireloom.journal.disk import replace_file
 from wireloom.journal.segment import LOCK, is_segment
 from wireloom.model import ConfigError, JournalError
-from wireloom.pipeline.captures.storage import changed_at, first_time_ns, is_far, list_captures
+from wireloom.pipeline.captures.storage import changed_at, first_time_ns, has_capture_name, is_far, list_captures
+from wireloom.store import ObjectMissing, Store, open_store
 
 CAPTURE = "capture"
 LATENESS_S = 3
@@ -32,8 +33,8 @@ _HEAD = 1 << 12
 _GROUPS = "groups.json"
 
 RIGHT = (
-    "the folder of a journal, a capture (pcap or pcapng, plain, gzip or zstd), a folder of captures, "
-    "or a pattern such as 'captures/*.pcapng'"
+    "the folder of a journal, an archive of journals, a capture (pcap or pcapng, plain, gzip or zstd), a folder of "
+    "captures, or a pattern such as 'captures/*.pcapng'"
 )
 """What an input may be, for messages about wrong ones."""
 Positions = Mapping[str, Mapping[str, str | int]]
@@ -55,16 +56,32 @@ def is_journal(given: str) -> bool:
     return True
 
 
+_EPOCH = re.compile(r"[0-9a-f]{16}")
+
+
+def may_be_archive(given: str) -> bool:
+    """Whether segments of an archive may be in an input: in a bucket, or in a folder of hubs' folders of epochs."""
+    if any(letter in given for letter in "*?[") or has_capture_name(given):
+        return False
+    if is_far(given):
+        return True
+    store = open_store(given)
+    return any(_EPOCH.fullmatch(epoch) for hub in store.folders() for epoch in store.folders(hub))
+
+
 def check_capture_input(given: str) -> str:
     """An input that is no journal, made absolute and sure to name captures; an empty folder may get some."""
+    if is_far(given):
+        list_captures(given)
+        return given.rstrip("/")
     path = Path(given)
-    if not (is_far(given) or path.exists() or any(letter in given for letter in "*?[")):
+    if not (path.exists() or any(letter in given for letter in "*?[")):
         raise JournalError(f"{given} does not exist; name {RIGHT}")
     found = list_captures(given)
-    empty = not is_far(given) and path.is_dir() and not any(path.iterdir())
-    if not found and not empty:
+    empty = path.is_dir() and not any(path.iterdir())
+    if not found and not empty and not (path.is_dir() and may_be_archive(given)):
         raise ConfigError(f"{given}: no journal and no captures here; name {RIGHT}")
-    return given if is_far(given) else str(Path(given).absolute())
+    return str(Path(given).absolute())
 
 
 def positions(inputs: Sequence[str]) -> dict[str, dict[str, str | int]]:
@@ -128,32 +145,39 @@ class StateFolder:
 
     folder: str
 
+    @property
+    def _store(self) -> Store:
+        return open_store(self.folder)
+
     def groups(self, asked: int | None) -> int:
         """The number of groups: settled by the first batch, because what is kept is kept by group."""
-        path = Path(self.folder) / _GROUPS
-        if path.exists():
-            known = int(json.loads(path.read_text())["groups"])
-            if asked not in (None, known):
-                raise ConfigError(
-                    f"option 'flowGroups' is {asked}, but this stream began with {known}: leave it at {known}"
-                )
-            return known
-        Path(self.folder).mkdir(parents=True, exist_ok=True)
-        chosen = choose_groups(asked, 1 << 62)
-        replace_file(path, json.dumps({"groups": chosen}).encode())
-        return chosen
+        store = self._store
+        try:
+            said = store.get(_GROUPS)
+        except ObjectMissing:
+            chosen = choose_groups(asked, 1 << 62)
+            if store.put_new(_GROUPS, json.dumps({"groups": chosen}).encode()):
+                return chosen
+            said = store.get(_GROUPS)
+        known = int(json.loads(said)["groups"])
+        if asked not in (None, known):
+            raise ConfigError(
+                f"option 'flowGroups' is {asked}, but this stream began with {known}: leave it at {known}"
+            )
+        return known
 
     def file(self, offsets: Positions, group: int) -> str | None:
         """The file of one group at a position; None where nothing was read yet."""
         known = of_captures(offsets)
-        return str(Path(self.folder) / f"{_digest(known)}-{group}") if known else None
+        return f"{self.folder}/{_digest(known)}-{group}" if known else None
 
-    def tidy(self, offsets: Positions) -> None:
-        """Forget all positions but one."""
-        known = _digest(of_captures(offsets))
-        for path in Path(self.folder).glob("*-*") if Path(self.folder).is_dir() else ():
-            if not path.name.startswith(known):
-                path.unlink(missing_ok=True)
+    def tidy(self, *kept: Positions) -> None:
+        """Forget all positions but some."""
+        known = tuple(_digest(of_captures(offsets)) for offsets in kept)
+        store = self._store
+        for each in list(store.list()):
+            if "-" in each.key and not each.key.startswith(known):
+                store.delete(each.key)
 
 
 def _digest(known: Mapping[str, int]) -> str:
@@ -162,16 +186,14 @@ def _digest(known: Mapping[str, int]) -> str:
 
 def load_state(path: str) -> bytes:
     """What a task left for the next batch."""
+    folder, _, name = path.rpartition("/")
     try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: the connections of earlier captures are gone ({error.strerror}): read anew"
-        ) from None
+        return open_store(folder).get(name)
+    except ObjectMissing:
+        raise ConfigError(f"{path}: the connections of earlier captures are gone: read anew") from None
 
 
 def save_state(path: str, frozen: bytes) -> None:
-    """Leave something for the next batch: all of it or nothing, and on disk when this returns."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(target, frozen)
+    """Leave something for the next batch: all of it or nothing, and stored for good when this returns."""
+    folder, _, name = path.rpartition("/")
+    open_store(folder).put(name, frozen)

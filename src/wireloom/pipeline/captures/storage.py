@@ -1,12 +1,14 @@
 """Where captures are: which files an input names, and their bytes, plain or compressed, near or far.
 
-All are read in pieces, never mapped: a sector that cannot be read ends a capture, not the process. Far ones (`s3://`,
-`memory://`) go through fsspec.
+All are read in pieces, never mapped: a sector that cannot be read ends a capture, not the process. Far ones are objects
+of a bucket.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import glob
+import io
 import logging
 import os
 import zlib
@@ -20,6 +22,7 @@ from wireloom.journal.disk import LOCAL, READ, Disk
 from wireloom.model import ConfigError
 from wireloom.pipeline.captures.pcap import Damage
 from wireloom.pipeline.segment_bytes import PAGE, UNREADABLE
+from wireloom.store import ObjectMissing, Store, is_url, open_store
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,15 +43,17 @@ MOST_UNPACKED, MOST_RATIO = 1 << 30, 200
 _WITH_GZIP_HEAD = 31
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GLOB = "*?["
+_FETCH = 1 << 22
+"""So many bytes of a capture in a bucket are asked for together."""
 
 
 def is_far(path: str) -> bool:
-    """Whether a path needs fsspec.
+    """Whether a capture is in a bucket and not on this machine.
 
     >>> is_far("s3://bucket/a.pcap"), is_far("/captures/a.pcap")
     (True, False)
     """
-    return "://" in path
+    return is_url(path)
 
 
 def has_capture_name(name: str) -> bool:
@@ -87,23 +92,54 @@ def _list_near(given: str) -> dict[str, int]:
 
 
 def _list_far(given: str) -> dict[str, int]:
-    import fsspec
+    store, key = _bucket_of(given)
+    is_pattern = any(letter in key for letter in _GLOB)
+    if key and not is_pattern and has_capture_name(key):
+        try:
+            return {given: store.head(key).size}
+        except ObjectMissing:
+            raise ConfigError(f"{given}: there is no such capture") from None
+    folder = key
+    if is_pattern:
+        folder = key[: min(key.index(letter) for letter in _GLOB if letter in key)].rpartition("/")[0]
+    below = len(folder) + 1 if folder else 0
+    found = {}
+    for each in store.list(folder):
+        inside = "/" not in each.key[below:] and has_capture_name(each.key)
+        if fnmatch.fnmatchcase(each.key, key) if is_pattern else inside:
+            found[f"{store.url}/{each.key}"] = each.size
+    return found
 
-    try:
-        system, path = fsspec.core.url_to_fs(given)
-        if any(letter in path for letter in _GLOB):
-            found = system.glob(path, detail=True).values()
-        elif system.isdir(path):
-            found = [entry for entry in system.ls(path, detail=True) if has_capture_name(str(entry["name"]))]
-        else:
-            found = [system.info(path)]
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"{given}: cannot be listed: {error}") from None
-    return {
-        system.unstrip_protocol(entry["name"]): int(entry["size"] or 0)
-        for entry in sorted(found, key=lambda entry: str(entry["name"]))
-        if entry["type"] == "file"
-    }
+
+def _bucket_of(url: str) -> tuple[Store, str]:
+    """The store of a whole bucket, and the key in it."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, key = rest.partition("/")
+    return open_store(f"{scheme}://{bucket}"), key.strip("/")
+
+
+class _FarFile(io.RawIOBase):
+    """An object as a file."""
+
+    def __init__(self, url: str) -> None:
+        self._store, self._key = _bucket_of(url)
+        self._size, self._at = self._store.head(self._key).size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        data = self._store.get_range(self._key, self._at, min(self._at + len(buffer), self._size))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def changed_at(path: str) -> float:
@@ -112,13 +148,8 @@ def changed_at(path: str) -> float:
     A copy may keep the time of its original; when it came here, the file's own record tells.
     """
     if is_far(path):
-        import fsspec
-
-        system, name = fsspec.core.url_to_fs(path)
-        try:
-            return float(system.modified(name).timestamp())
-        except NotImplementedError:
-            return 0.0
+        store, key = _bucket_of(path)
+        return store.head(key).modified.timestamp()
     try:
         found = Path(path).stat()
     except OSError as error:
@@ -284,10 +315,10 @@ def _stored(path: Path, size: int, disk: Disk) -> Iterator[bytes]:
 def _open(path: str) -> IO[bytes]:
     try:
         if is_far(path):
-            import fsspec
-
-            return cast(IO[bytes], fsspec.open(path, "rb").open())
+            return io.BufferedReader(cast(io.RawIOBase, _FarFile(path)), _FETCH)
         return Path(path).open("rb")
+    except ObjectMissing:
+        raise ConfigError(f"{path}: cannot read the capture: there is no such object") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the capture: {error.strerror or error}") from None
 

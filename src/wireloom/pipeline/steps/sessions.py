@@ -105,9 +105,8 @@ def event_rows(events: Sequence[Event]) -> pa.Table:
     return pa.table({each.name: pa.array([getattr(e, each.name) for e in events], each.type) for each in EVENTS})
 
 
-def observe(view: View, rejects: View, events: pa.Table, file: str) -> pa.Table:
-    """Rows of `VISITS`, one a connection, for what one file holds."""
-    lane, _, file = file.rpartition("/")
+def observe(view: View, rejects: View, events: pa.Table, lane: str, file: str) -> pa.Table:
+    """Rows of `VISITS`, one a connection, for what one file of a lane holds."""
     parts = [_of_messages(view), _of_rejects(rejects), _of_events(events)]
     made = [_visits(part) for part in parts if len(part["connection"])]
     if not made:
