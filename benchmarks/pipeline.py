@@ -214,7 +214,7 @@ class Sides:
         """Messages a second of the pipeline."""
         journal, out = self.written(shape)[0], self._folder / "warehouse"
         pipeline = lambda: Pipeline([journal], out, spark=self._spark, only_messages=only_messages)  # noqa: E731
-        return timed(lambda: pipeline().run(query=False), out, shape.messages, spent)
+        return timed(lambda: pipeline().run(), out, shape.messages, spent)
 
     def compare(
         self, shape: Shape, what: str, peer: str, theirs: Callable[[SparkSession, Path, Path], None], *,

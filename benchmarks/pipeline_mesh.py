@@ -74,9 +74,7 @@ def run() -> list[Result]:
 
         def ours() -> float:
             def work() -> None:
-                Pipeline([journal], out, spark=spark, options={"trust": str(trust)}, only_messages=True).run(
-                    query=False
-                )
+                Pipeline([journal], out, spark=spark, options={"trust": str(trust)}, only_messages=True).run()
 
             rate = timed(work, out, len(sent))
             counted = ask(out, "select authenticity, count(*) from messages group by 1").rows

@@ -32,7 +32,7 @@ def run() -> list[Result]:
 
         def rate(spark: SparkSession, journal: Path, requests: int) -> float:
             out = folder / "warehouse"
-            return timed(lambda: Pipeline([journal], out, spark=spark).run(query=False), out, 2 * requests)
+            return timed(lambda: Pipeline([journal], out, spark=spark).run(), out, 2 * requests)
 
         with session(1) as spark:
             rate(spark, small, SMALL)

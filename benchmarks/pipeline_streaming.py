@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from benchmarks.harness import Result, compare
 from benchmarks.pipeline import SCHEMA, Shape, write_inputs
 from wireloom.pipeline import Pipeline, start_session
-from wireloom.pipeline.run import MicroBatch
+from wireloom.pipeline.driver import MicroBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
