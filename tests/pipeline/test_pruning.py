@@ -100,7 +100,7 @@ def test_only_files_that_can_match_are_opened(
 ) -> None:
     monkeypatch.setattr(tables, "MANY_FILES", 1)
     table = warehouse / "messages"
-    files = [table / each.path for each in tables.files(tables.open_table(table), MESSAGES)]
+    files = [table / each.path for each in tables.files(tables.open_table(open_store(table)), MESSAGES)]
     expected = by_duckdb(table, asked)
     left = [path for path in files if can_match(path, asked)]
     for path in files:
