@@ -34,7 +34,7 @@ _NEW_PROCESS_WAIT = 60.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses, and whose numbers + 10000 nobody uses either: the server takes those for gRPC."""
+    """Ports that nobody uses."""
     found: list[int] = []
     with contextlib.ExitStack() as stack:
         while len(found) < count:
