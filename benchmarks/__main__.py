@@ -31,6 +31,7 @@ MEASURES = {
     "requests": "benchmarks.requests",
     "hub-requests": "benchmarks.hub_requests",
     "crowd-requests": "benchmarks.crowd_requests",
+    "types": "benchmarks.types",
     "codecs": "benchmarks.codecs",
     "kernels": "benchmarks.kernels",
     "mesh": "benchmarks.mesh_codec",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeVar
 from uuid import UUID
@@ -87,9 +88,18 @@ def _plain(value: object, form: Form, depth: int) -> object:
         return _map(((_key(key), each) for key, each in value.items()), form, depth)
     if isinstance(value, list | tuple | Set):
         return _list(value, form, depth)
-    if dataclasses.is_dataclass(kind) and not foreign.is_foreign(kind):
-        return _map(((each.name, getattr(value, each.name)) for each in dataclasses.fields(kind)), form, depth)
+    names = _fields_of(kind)  # type: ignore[arg-type]  # a class has a hash
+    if names is not None:
+        return _map([(name, getattr(value, name)) for name in names], form, depth)
     return foreign.plain(value, form.as_json, lambda inner: _plain(inner, form, depth + 1))
+
+
+@lru_cache(maxsize=1024)
+def _fields_of(kind: type) -> tuple[str, ...] | None:
+    """The names of the fields of a dataclass; None for other classes, and for those of other packages."""
+    if not dataclasses.is_dataclass(kind) or foreign.is_foreign(kind):
+        return None
+    return tuple(each.name for each in dataclasses.fields(kind))
 
 
 def _map(items: object, form: Form, depth: int) -> dict[object, object]:
