@@ -1,32 +1,25 @@
-"""Packages that may be missing, and the extra of Wireloom that brings each."""
+"""Optional packages: which extra of Wireloom installs which modules."""
 
 from __future__ import annotations
 
-_EXTRAS = {
-    "uvloop": "speed",
-    "isal": "speed",
-    "websockets": "websocket",
-    "aiohttp": "http",
-    "cryptography": "mesh",
-    "aioquic": "mesh",
-    "lxml": "wolpertinger",
-    "slixmpp": "wolpertinger",
-    "msgpack": "formats",
-    "cbor2": "formats",
-    "bson": "formats",
-    "google": "formats",
-    "flatbuffers": "formats",
-    "jsonschema": "formats",
-    "opentelemetry": "tracing",
-    "numpy": "hub",
-    "numba": "hub",
-    "obstore": "store",
-    "zstandard": "store",
+MODULES = {
+    "speed": ("uvloop", "isal"),
+    "formats": ("msgpack", "cbor2", "bson", "google.protobuf", "flatbuffers", "jsonschema"),
+    "websocket": ("websockets",),
+    "http": ("aiohttp",),
+    "mesh": ("cryptography", "aioquic"),
+    "wolpertinger": ("lxml", "slixmpp"),
+    "store": ("obstore", "zstandard"),
+    "hub": ("numpy", "numba"),
+    "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    "spark": ("pyspark", "pyarrow", "pandas", "deltalake", "duckdb"),
 }
+"""The names of the extras are those in pyproject.toml."""
+_EXTRAS = {module.partition(".")[0]: extra for extra, modules in MODULES.items() for module in modules}
 
 
 def how_to_install(package: str | None, extra: str | None = None) -> str:
-    """What to say where a package is missing; `extra` is what the whole command needs, if that is known.
+    """The command that installs a missing package. `extra` is the extra of the whole command, where that is known.
 
     >>> how_to_install("websockets.asyncio"), how_to_install("aiohttp", "hub")
     ("pip install 'wireloom[websocket]'", "pip install 'wireloom[hub]'")

@@ -70,7 +70,7 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "EXTRAS", {"hub": ("numpy", "no_such_package", "no.such.package")})
+    monkeypatch.setattr(doctor, "MODULES", {"hub": ("numpy", "no_such_package", "no.such.package")})
     (found,) = doctor.check_packages()
     assert found.verdict is Verdict.WARNING and "no_such_package, no.such.package" in found.seen
     assert "wireloom[hub]" in found.mend

@@ -20,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from wireloom.escaping import visible
+from wireloom.extras import MODULES
 from wireloom.model import ConfigError
 from wireloom.protocols.registry import protocols
 
@@ -28,16 +29,6 @@ ENOUGH_FREE = 2 * 1024**3
 SLOW_SYNC = 0.02
 FEW_FILES = 4096
 PAGES = {"the hub's pages": 5046, "the console": 5080}
-EXTRAS = {
-    "speed": ("uvloop",),
-    "hub": ("numpy", "numba", "aiohttp"),
-    "formats": ("msgpack", "cbor2", "bson", "google.protobuf", "flatbuffers", "jsonschema"),
-    "websocket": ("websockets",),
-    "mesh": ("cryptography", "aioquic"),
-    "wolpertinger": ("lxml", "slixmpp"),
-    "tracing": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
-    "spark": ("pyspark", "pyarrow", "pandas", "deltalake", "duckdb"),
-}
 _TRY_SPARK = """\
 from wireloom.pipeline.spark_session import start_session
 spark = start_session("local[1]", quick=True)
@@ -125,7 +116,7 @@ def check_python() -> Iterator[Finding]:
 
 def check_packages() -> Iterator[Finding]:
     """The packages of each extra; the library itself needs none."""
-    for extra, modules in EXTRAS.items():
+    for extra, modules in MODULES.items():
         missing = [name for name in modules if not _is_there(name)]
         if missing:
             yield Finding(

@@ -54,6 +54,7 @@ SERIALIZERS = tuple(CONTENT_TYPES)
 _NAMES = {content_type: name for name, content_type in CONTENT_TYPES.items()}
 
 MALFORMED, SCHEMA = "yamp.body.malformed", "yamp.body.schema"
+"""Clauses of the specification that defines these formats."""
 
 
 def content_type(serializer: str) -> str | None:

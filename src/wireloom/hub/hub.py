@@ -39,6 +39,7 @@ from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.writer import Journal
 from wireloom.model import ConfigError, Direction
 from wireloom.protocols.contract import Role, Scheme, Sessions, Settings
+from wireloom.protocols.registry import INTERNAL
 from wireloom.protocols.registry import protocol as find_protocol
 from wireloom.transports.address import Address
 from wireloom.transports.base import Listener, Options, Owner
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.hub")
 
 _TICK = 0.5
-_INSIDE = "emp"
-"""The protocol in which events that come over HTTP are published inside the hub, and so stand in the journal."""
 _SHORTLY = 1.0
 """Seconds that a start waits for the past to be recalled; longer, and it goes on while the hub serves."""
 _TOKEN = re.compile(TOKEN_PREFIX.encode() + rb"[A-Za-z0-9_-]+")
@@ -207,10 +206,10 @@ class Hub:
         """The listener in memory to which events that come over HTTP are published, if they are wanted."""
         if config is None or not config.events:
             return ()
-        protocol = find_protocol(_INSIDE)
+        protocol = find_protocol(INTERNAL)
         name = f"events-{self.journal.new_connection_id():016x}"
-        scheme, address = Scheme("memory", "memory", 0, local=True), Address(_INSIDE, 0, name)
-        url, settings = f"memory://{_INSIDE}/{name}", protocol.settings({})
+        scheme, address = Scheme("memory", "memory", 0, local=True), Address(INTERNAL, 0, name)
+        url, settings = f"memory://{INTERNAL}/{name}", protocol.settings({})
         return (ListenerConfig(url, protocol, scheme, address, settings, internal=True),)
 
     async def _serve_http(self, config: HttpConfig, inside: ListenerConfig | None = None) -> None:

@@ -156,7 +156,7 @@ class LineTable:
 @cache
 def warm() -> None:
     """Compile or load the kernel, so that the first turn does not wait for it."""
-    table, line = LineTable(), Line(1, ("hsp", Direction.C2S, None, None), inbound=True)
+    table, line = LineTable(), Line(1, ("any", Direction.C2S, None, None), inbound=True)
     table.add(line)
     table.set_stated(line, 1)
     table.encode(b"x", table.runs([0], [1], [0], [0]), 0, packet_id=1, ticket=1, time_ns=0, segment=1, room=1)

@@ -30,6 +30,7 @@ from wireloom.pipeline.schemas import (
     arrow_schema,
     spark_schema,
 )
+from wireloom.protocols.registry import protocols
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
@@ -120,8 +121,9 @@ def nodes(messages: DataFrame) -> DataFrame:
 
         return step.join(step.observe(_view(rows)), clock)[0]
 
-    named = messages.where(f.col("attributes")["node_id"].isNotNull())
-    return _by(named, f.col("attributes")["node_id"], NODES, work)
+    attributes = sorted({name for each in protocols().values() if (name := each.conversation.node_attribute)})
+    node = f.coalesce(*(f.col("attributes")[name] for name in attributes))
+    return _by(messages.where(node.isNotNull()), node, NODES, work)
 
 
 def _by(

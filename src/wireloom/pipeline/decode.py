@@ -98,8 +98,9 @@ def _decoder(name: str) -> tuple[ColumnDecoder, Settings]:
 def auditor(name: str, trust: str) -> Auditor | None:
     """Who looks at the packets of a protocol after the fact; `trust` is a trust file, or empty."""
     decoder, settings = _decoder(name)
-    if trust and any(field.name == "trust" for field in dataclasses.fields(settings)):
-        settings = dataclasses.replace(settings, **{"trust": trust})
+    setting = protocol(name).trust_setting
+    if trust and setting is not None:
+        settings = dataclasses.replace(settings, **{setting: trust})
     return decoder.auditor(settings)
 
 

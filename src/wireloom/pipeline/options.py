@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from wireloom.journal.keys import read_key_file
@@ -110,8 +110,8 @@ def check_trust(path: str) -> str:
         return ""
     absolute = str(Path(path).resolve())
     for known in protocols().values():
-        if any(each.name == "trust" for each in fields(known.settings_type)):
-            known.columns().auditor(known.settings({"trust": absolute}))
+        if known.trust_setting is not None:
+            known.columns().auditor(known.settings({known.trust_setting: absolute}))
     return absolute
 
 

@@ -215,6 +215,8 @@ class Protocol(abc.ABC):
     """The setting that says how large a message may be; the hub's limit on all messages holds it down."""
     decompressed_size: ClassVar[str | None] = None
     """Likewise for what a message may become when it is decompressed."""
+    trust_setting: ClassVar[str | None] = None
+    """The setting that names a file of trusted keys, in protocols whose packets are signed."""
     loopback_settings: ClassVar[Mapping[str, object]] = types.MappingProxyType({})
     """Settings of the listener on loopback that a hub without any configuration opens."""
     takes_tokens: ClassVar[bool] = True

@@ -23,6 +23,11 @@ BUILT_IN = {
     "wolpertinger": "wireloom.protocols.wolpertinger:WOLPERTINGER",
     "yamp": "wireloom.protocols.yamp:YAMP",
 }
+INTERNAL = "emp"
+"""The protocol of connections inside the hub, such as the one that publishes events posted over HTTP.
+
+It carries acknowledged publishes, content types and the context of a trace.
+"""
 
 
 @cache

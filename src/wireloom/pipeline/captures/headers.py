@@ -1,6 +1,6 @@
 """The headers of many packets as columns: who sends to whom, and where in the packet the payload is.
 
-`plain.parse_headers` says the same for one packet, and a test compares the two.
+The reference decoder is `parse_headers` in `tests/captures/plain.py`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OTHER = 0
 
 @dataclass(slots=True)
 class Segments:
-    """A row a packet, by `plain.Segment`; `start` is a place in `data`, addresses are two halves of 16 bytes.
+    """One row for each packet. `start` is an index into `data`; an address is two halves of 16 bytes.
 
     `original_offset` is where the packet's payload is in the capture.
     """

@@ -1,7 +1,7 @@
 """The packets of a capture as arrays: pcap and pcapng by kernels that make no object a packet.
 
 `PacketScanner` is given bytes as they come (a mapped file, pieces of a decompressed one) and keeps what must be
-known between two pieces: byte order, interfaces, the last time. `plain.py` says the same in readable Python.
+known between two pieces: byte order, interfaces, the last time. `tests/captures/plain.py` is the reference.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _scan_pcap(data, start, stop, big, unit_ns, rows):  # type: ignore[no-untype
 
 @kernel
 def _to_ns(high, low, resolution, offset_s):  # type: ignore[no-untyped-def]
-    """`plain.Interface.time_ns`; sums in floating point first tell what would not fit."""
+    """`pcap.Interface.time_ns` for a kernel; sums in floating point first tell what would not fit."""
     ticks = np.uint64(high) << np.uint64(32) | np.uint64(low)
     power = resolution & 0x7F
     whole = np.int64(0)

@@ -2,7 +2,7 @@
 
 - pcap: draft-ietf-opsawg-pcap; pcapng: draft-ietf-opsawg-pcapng; link types: the registry of tcpdump.org.
 
-`packets.py` and `headers.py` read whole captures with kernels that use these. `tests/captures/pcap.py` is the
+`packets.py` and `headers.py` read whole captures with kernels that use these. `tests/captures/plain.py` is the
 reference decoder: one packet at a time, in plain Python. A property test compares the two.
 """
 

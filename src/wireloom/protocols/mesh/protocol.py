@@ -210,6 +210,7 @@ class Mesh(Protocol):
     hub_settings: ClassVar[Mapping[str, object]] = MappingProxyType({"require": Require.TRUSTED})
     loopback_settings: ClassVar[Mapping[str, object]] = MappingProxyType({"require": Require.ANY})
     takes_tokens: ClassVar[bool] = False
+    trust_setting: ClassVar[str | None] = "trust"
     carried_attributes: ClassVar[tuple[str, ...]] = (
         *("event_type", "flags", "timestamp", "signed_at", URGENT),
         *(name for _, name in messages.HEX_ATTRIBUTES),
