@@ -14,11 +14,14 @@ from wireloom.model import (
     KINDS,
     Authenticity,
     Direction,
+    InvalidState,
     Kind,
     Message,
     NotSupported,
+    PeerClosed,
     ProtocolViolation,
     RequestFailed,
+    RequestTimeout,
     WireloomError,
     encode_value,
     iso_time,
@@ -216,3 +219,15 @@ def test_a_failed_request_says_code_and_body() -> None:
     assert str(RequestFailed("404", b"no such topic")) == "request failed with 404: no such topic"
     assert str(RequestFailed("404")) == "request failed with 404"
     assert "\ufffd" in str(RequestFailed("1", b"\xff"))
+
+
+def test_errors_are_also_what_python_calls_them() -> None:
+    """So `except TimeoutError` and `except ConnectionError` of a service work for ours."""
+    assert issubclass(RequestTimeout, TimeoutError)
+    assert issubclass(PeerClosed, ConnectionError)
+    assert str(PeerClosed("gone")) == "gone" and PeerClosed("gone").errno is None
+
+
+def test_never_and_not_now_are_different_errors() -> None:
+    assert not issubclass(InvalidState, NotSupported)
+    assert not issubclass(NotSupported, InvalidState)

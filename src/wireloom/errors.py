@@ -43,11 +43,11 @@ class HandshakeFailed(WireloomError):
     """The peers could not agree to talk."""
 
 
-class PeerClosed(WireloomError):
+class PeerClosed(WireloomError, ConnectionError):
     """The connection is gone; whatever waited for it fails with this."""
 
 
-class RequestTimeout(WireloomError):
+class RequestTimeout(WireloomError, TimeoutError):
     """No answer came in time."""
 
 
@@ -80,7 +80,11 @@ class LimitExceeded(WireloomError):
 
 
 class NotSupported(WireloomError):
-    """The protocol has no way to say this."""
+    """The protocol has no way to say this, now or later."""
+
+
+class InvalidState(WireloomError):
+    """The connection is in a state in which this cannot be sent, such as an answer to a request that does not wait."""
 
 
 def without_traces(error: ErrorType) -> ErrorType:

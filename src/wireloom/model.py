@@ -24,6 +24,7 @@ from wireloom.errors import (
     ConfigError,
     HandshakeFailed,
     JournalError,
+    InvalidState,
     LimitExceeded,
     MalformedBody,
     NotSupported,

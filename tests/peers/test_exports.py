@@ -25,6 +25,7 @@ NAMES = [
     "Limits",
     "MalformedBody",
     "Message",
+    "InvalidState",
     "NotSupported",
     "Peer",
     "PeerClosed",

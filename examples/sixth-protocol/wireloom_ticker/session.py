@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation
+from wireloom.model import InvalidState, Kind, Message, NotSupported, PeerClosed, ProtocolViolation
 from wireloom.protocols.contract import LOGIN, NOTHING, Batch, Role, Session, SessionState, is_control
 from wireloom_ticker import frames
 from wireloom_ticker.frames import Frame
@@ -104,7 +104,7 @@ class TickerSession(Session):
         frame = to_frame(message, self.settings)
         if answer:
             if frame.id not in self._owed:
-                raise NotSupported(f"no request with id {frame.id} waits for an answer")
+                raise InvalidState(f"no request with id {frame.id} waits for an answer")
             self._owed.discard(frame.id)
         elif frame.id is not None:
             self._waiting.add(frame.id)

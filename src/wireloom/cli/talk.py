@@ -210,6 +210,8 @@ async def _start(events: Subscription, arguments: argparse.Namespace) -> None:
     try:
         async with asyncio.timeout(arguments.timeout):
             await events.start()
+    except RequestTimeout:
+        raise
     except TimeoutError:
         within = f"{arguments.url} did not answer the subscription within {arguments.timeout:g} s"
         raise RequestTimeout(f"{within}; {hint}") from None

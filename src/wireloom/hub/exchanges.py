@@ -17,6 +17,7 @@ from wireloom.hub.logs import about
 from wireloom.model import (
     NO_ATTRIBUTES,
     Authenticity,
+    InvalidState,
     Kind,
     LimitExceeded,
     Message,
@@ -165,8 +166,8 @@ class Exchanges:
                 message.kind, request.topic, message.body, None, request.id, message.status, message.content_type,
                 NO_ATTRIBUTES, "", None, None, None, _NOBODY,
             )))  # fmt: skip
-        except (NotSupported, LimitExceeded) as error:
-            if message.kind is Kind.ERROR and isinstance(error, NotSupported):
+        except (NotSupported, InvalidState, LimitExceeded) as error:
+            if message.kind is Kind.ERROR and isinstance(error, NotSupported | InvalidState):
                 self._untold(requester, request, error)
                 return
             self._hub.metrics.undeliverable.add(1, requester.name)
@@ -233,7 +234,7 @@ class Exchanges:
         cancel = Message(Kind.CANCEL, exchange.topic, correlation_id=provider_id, attributes=attributes)
         try:
             exchange.provider.send(cancel)
-        except (NotSupported, PeerClosed):
+        except (NotSupported, InvalidState, PeerClosed):
             self._hub.metrics.undeliverable.add(1, exchange.provider.name)
             return False
         return True
@@ -251,13 +252,13 @@ class Exchanges:
         )
         try:
             requester.send(error)
-        except NotSupported as unsaid:
+        except (NotSupported, InvalidState) as unsaid:
             self._untold(requester, request, unsaid)
         except WireloomError as unsent:
             extra = about("answer.unsent", requester)
             log.info("%r: an answer could not be sent: %s", requester, unsent, extra=extra)
 
-    def _untold(self, requester: Connection, request: Message, why: NotSupported) -> None:
+    def _untold(self, requester: Connection, request: Message, why: WireloomError) -> None:
         """A request failed, and the peer cannot be told: others are."""
         extra = about("answer.unsaid", requester)
         log.info("%r: request %s failed, and %s", requester, request.id, why, extra=extra)

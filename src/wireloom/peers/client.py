@@ -228,6 +228,9 @@ class Client(Peer):
         except RequestFailed as error:
             driver.give_up()
             raise HandshakeFailed(f"{place.url} refused the token: {error}") from None
+        except WireloomError:
+            driver.give_up()
+            raise
         except TimeoutError:
             driver.give_up()
             speaks = f"does it speak {place.protocol.name}?"

@@ -15,6 +15,7 @@ from wireloom.chunked_json import is_large
 from wireloom.model import (
     NO_ATTRIBUTES,
     Authenticity,
+    InvalidState,
     Kind,
     LimitExceeded,
     Message,
@@ -232,7 +233,7 @@ class Answers:
                 body, content_type = self._peer.encode(step)
                 try:
                     driver.send(Message(Kind.PROGRESS, message.topic, body, None, message.id, "progress", content_type))
-                except NotSupported:
+                except (NotSupported, InvalidState):
                     continue  # nobody asked for steps, or the protocol has none; the result still counts
                 if driver.is_crowded:
                     await driver.drain()
@@ -383,7 +384,7 @@ class Answers:
         try:
             driver.send(answer)
         except WireloomError as error:
-            level = logging.WARNING if isinstance(error, NotSupported) else logging.DEBUG
+            level = logging.WARNING if isinstance(error, NotSupported | InvalidState) else logging.DEBUG
             LOG.log(level, "an answer could not be sent: %s", error)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import wireloom
 from tests.protocols.reading import joined, messages_of
-from wireloom.model import Kind, LimitExceeded, Message, NotSupported, PeerClosed, RequestFailed
+from wireloom.model import InvalidState, Kind, LimitExceeded, Message, NotSupported, PeerClosed, RequestFailed
 from wireloom.protocols.contract import Role, SessionState
 from wireloom.protocols.emp import EMP, extensions, frames
 from wireloom.protocols.emp.frames import Block, Extension, Frame, Type
@@ -166,7 +166,7 @@ def test_a_mistake_of_the_caller_raises_at_once() -> None:
     session = working()
     with pytest.raises(NotSupported, match="extension"):
         session.send(compressed(BODY, attributes={"compression": "gzip", "extension.200": "no hex"}), 0.0)
-    with pytest.raises(NotSupported, match="no request 7 waits"):
+    with pytest.raises(InvalidState, match="no request 7 waits"):
         session.send(compressed(BODY, kind=Kind.RESPONSE, correlation_id="7"), 0.0)
     assert not session.offloads and session.outgoing() == b""
 

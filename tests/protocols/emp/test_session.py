@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.protocols.emp.strategies import any_message, mutated_stream, said, stream
 from tests.protocols.reading import joined, messages_of
-from wireloom.model import Direction, Kind, LimitExceeded, Message, NotSupported, PeerClosed
+from wireloom.model import Direction, InvalidState, Kind, LimitExceeded, Message, NotSupported, PeerClosed
 from wireloom.protocols.contract import Publishes, Role, SessionState
 from wireloom.protocols.emp import EMP, EmpSettings, extensions, frames
 from wireloom.protocols.emp.extensions import RequestResponse
@@ -162,7 +162,7 @@ def test_exchanges_are_not_initiated_during_the_handshake() -> None:
     session.send(Message(Kind.EVENT, body=b"hello"), 0.0)
     assert sent.id == "1"
     assert session.outgoing() == b""
-    with pytest.raises(NotSupported, match="after the handshake"):
+    with pytest.raises(InvalidState, match="after the handshake"):
         session.send(Message(Kind.PING), 0.0)
     session.receive(HELLO, 1.0)
     assert session.outgoing() == request(1) + DATA
@@ -375,7 +375,7 @@ def test_no_second_ping_before_the_first_is_answered() -> None:
     assert session.outgoing() == PING
     session.expire(20.0)
     assert session.outgoing() == b""
-    with pytest.raises(NotSupported, match="one ping at a time"):
+    with pytest.raises(InvalidState, match="one ping at a time"):
         session.send(Message(Kind.PING), 20.0)
     session.receive(PONG, 30.0)
     session.expire(30.0)
@@ -600,7 +600,7 @@ def test_a_request_is_answered_once() -> None:
     session.receive(request(5), 1.0)
     session.send(Message(Kind.RESPONSE, correlation_id="5"), 1.0)
     session.outgoing()
-    with pytest.raises(NotSupported, match="no request 5 waits"):
+    with pytest.raises(InvalidState, match="no request 5 waits"):
         session.send(Message(Kind.RESPONSE, correlation_id="5"), 1.0)
     assert session.outgoing() == b""
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.protocols.hsp.strategies import any_frame, mutated_stream
 from tests.protocols.reading import data_of, joined, messages_of
-from wireloom.model import Direction, Kind, LimitExceeded, Message, NotSupported, PeerClosed
+from wireloom.model import Direction, InvalidState, Kind, LimitExceeded, Message, NotSupported, PeerClosed
 from wireloom.protocols.contract import Role, SessionState
 from wireloom.protocols.hsp import HSP, frames
 from wireloom.protocols.hsp.frames import Ack, Data, DataAck, Error, ErrorUndef
@@ -143,7 +143,7 @@ def test_a_data_ack_is_answered_once() -> None:
     session = opened()
     session.receive(wire(DataAck(5, 7, b"")), 0)
     acknowledge(session, 5)
-    with pytest.raises(NotSupported, match="no DATA_ACK with id 5 waits for an answer"):
+    with pytest.raises(InvalidState, match="no DATA_ACK with id 5 waits for an answer"):
         acknowledge(session, 5)
     assert said(session) == [Ack(5)]
 
@@ -151,7 +151,7 @@ def test_a_data_ack_is_answered_once() -> None:
 def test_an_answer_to_nothing_cannot_be_sent() -> None:
     session = opened()
     for answer in (Message(Kind.RESPONSE, correlation_id="5"), Message(Kind.ERROR, correlation_id="5")):
-        with pytest.raises(NotSupported, match="id 5"):
+        with pytest.raises(InvalidState, match="id 5"):
             session.send(answer, 0)
     assert session.outgoing() == b""
 

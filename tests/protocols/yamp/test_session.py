@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.protocols.reading import joined, messages_of
 from tests.protocols.yamp.strategies import any_frame, spoiled
 from wireloom.formats import body_formats
-from wireloom.model import BodyError, Kind, LimitExceeded, Message, NotSupported, PeerClosed
+from wireloom.model import BodyError, InvalidState, Kind, LimitExceeded, Message, NotSupported, PeerClosed
 from wireloom.protocols.contract import Batch, Role, SessionState
 from wireloom.protocols.yamp import YAMP, frames
 from wireloom.protocols.yamp.frames import FrameType, ResponseType
@@ -568,7 +568,7 @@ def test_a_final_answer_has_its_type_and_can_be_given_once(kind: Kind, status: s
     (frame,) = said(server)
     assert isinstance(frame, frames.Response)
     assert (frame.type, frame.request_uid, frame.body) == (type_, UID, b"1")
-    with pytest.raises(NotSupported, match="waits for an answer"):
+    with pytest.raises(InvalidState, match="waits for an answer"):
         server.send(answer, 0.0)
 
 
@@ -657,7 +657,7 @@ def test_the_uid_of_a_killed_request_may_be_used_again() -> None:
     answer = Message(Kind.RESPONSE, correlation_id=str(uuid.UUID(bytes=UID)))
     server.send(answer, 0.0)
     assert len(said(server)) == 1
-    with pytest.raises(NotSupported, match="waits for an answer"):
+    with pytest.raises(InvalidState, match="waits for an answer"):
         server.send(answer, 0.0)
 
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from wireloom.model import (
+    InvalidState,
     Kind,
     LimitExceeded,
     Message,
@@ -423,11 +424,11 @@ class EmpSession(CallSession):
             raise PeerClosed("the emp connection is closing; only answers that are owed can be sent")
         if kind is _PING:
             if held or self._ping_sent is not None:
-                raise NotSupported("emp allows one ping at a time, after the handshake: wait for the pong")
+                raise InvalidState("emp allows one ping at a time, after the handshake: wait for the pong")
             self._ping(now)
             return message
         if answer is not None and answer not in pending.owed:
-            raise NotSupported(f"no request {answer} waits for a response")
+            raise InvalidState(f"no request {answer} waits for a response")
         if kind is _ERROR and answer is not None and self.settings.profile is Profile.OFF:
             # There is no way to say it. The peer will wait in vain, and the id must not be taken for ever.
             del pending.owed[answer]

@@ -11,7 +11,16 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from wireloom.model import Kind, Message, NotSupported, PeerClosed, ProtocolViolation, message_of, without_traces
+from wireloom.model import (
+    InvalidState,
+    Kind,
+    Message,
+    NotSupported,
+    PeerClosed,
+    ProtocolViolation,
+    message_of,
+    without_traces,
+)
 from wireloom.protocols.column_session import KERNEL_FROM, CallSession
 from wireloom.protocols.contract import (
     HUB_PREFIX,
@@ -324,7 +333,7 @@ class HspSession(CallSession):
 
     def _discharge(self, message_id: int) -> None:
         if message_id not in self._owed:
-            raise NotSupported(f"no DATA_ACK with id {message_id} waits for an answer")
+            raise InvalidState(f"no DATA_ACK with id {message_id} waits for an answer")
         self._owed.pop(message_id, None)
 
     def _draw_id(self) -> int:

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from wireloom.model import (
     Authenticity,
+    InvalidState,
     Kind,
     LimitExceeded,
     Message,
@@ -419,7 +420,7 @@ class WolpertingerSession(Transmission):
         call_id = message.correlation_id or ""
         owed = self._owed.get(call_id)
         if owed is None:
-            raise NotSupported(f"no call with id {call_id} waits for an answer")
+            raise InvalidState(f"no call with id {call_id} waits for an answer")
         component, carried = owed.component, owed.carried
         silent = message.kind is _RESPONSE and message.attributes.get("response") == messages.NO_RESPONSE
         if silent:
@@ -447,7 +448,7 @@ class WolpertingerSession(Transmission):
     def _send_progress(self, message: Message, now: float) -> Message:
         """A Heartbeat; it names no call and has no room for a step's body."""
         if not self._owed:
-            raise NotSupported("a Heartbeat is sent only while a call is worked on")
+            raise InvalidState("a Heartbeat is sent only while a call is worked on")
         if now - self._heartbeat_at >= _OFTEN:
             self._heartbeat(now)
         return message

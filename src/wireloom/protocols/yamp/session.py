@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from wireloom.formats import body_formats
 from wireloom.formats.conversion import conversion_of, converted, takes_long
 from wireloom.model import (
+    InvalidState,
     Kind,
     LimitExceeded,
     Message,
@@ -394,7 +395,8 @@ class YampSession(CallSession):
         elif kind is Kind.PING and state is _OPEN:
             self._ping(message.body, now)
         else:
-            raise NotSupported(f"a yamp session sends no {kind} for its application in state {state}")
+            error = InvalidState if kind is Kind.PING else NotSupported
+            raise error(f"a yamp session sends no {kind} for its application in state {state}")
         return message
 
     def _ask(self, message: Message, now: float) -> Message:
@@ -412,7 +414,7 @@ class YampSession(CallSession):
         owed = self._owed.get(request_id)
         if owed is None:
             if request_id not in self._owed.killed:
-                raise NotSupported(f"no yamp request {message.correlation_id} waits for an answer")
+                raise InvalidState(f"no yamp request {message.correlation_id} waits for an answer")
             if message.kind is not _PROGRESS:
                 del self._owed.killed[request_id]
             self.count("yamp.response.killed")
