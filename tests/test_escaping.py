@@ -22,8 +22,8 @@ from tests.hub.running import hub_on, url_of
 from wireloom import connect, serve
 from wireloom.cli.pipeline import _text
 from wireloom.conformance.report import line as conformance_line
-from wireloom.conformance.run import Result, Verdict, choose
-from wireloom.console.recent_traffic import Lately
+from wireloom.conformance.run import CaseResult, CaseVerdict, choose
+from wireloom.console.recent_traffic import RecentTraffic
 from wireloom.escaping import visible, visible_html
 from wireloom.hub.logs import TextLines
 from wireloom.hub.metrics import MOST, Counter
@@ -172,14 +172,14 @@ def test_a_line_of_the_log_cannot_be_forged() -> None:
 
 
 def test_console_and_report_show_no_text_in_another_order(journal: Path) -> None:
-    lately = Lately(journal)
+    lately = RecentTraffic(journal)
     lately.look()
     text = json.dumps([*lately.messages.since(0), *lately.topics(), *lately.exchanges.since(0)], ensure_ascii=False)
     assert harmless(text.replace("\n", "")) and "\\\\u202e" in text
     pages = report._table(("topic",), [(NASTY,)]) + plots.bars([(NASTY, 1.0)], NASTY) + visible_html(NASTY)
     assert harmless(pages.replace("\n", ""))
     assert harmless(_text(NASTY, "") + _text({"a": NASTY}, "") + _text(NASTY.encode(), ""))
-    result = Result(choose(protocol("hsp"), Role.SERVER)[0], Verdict.FAILED, NASTY)
+    result = CaseResult(choose(protocol("hsp"), Role.SERVER)[0], CaseVerdict.FAILED, NASTY)
     assert harmless(conformance_line(result))
 
 

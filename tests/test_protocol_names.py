@@ -23,6 +23,7 @@ FRONT_ENDS = (
 ALLOWED = {
     ("extras.py", "mesh"),  # the extras of pyproject.toml
     ("extras.py", "wolpertinger"),
+    *(("testing/memory_hub.py", name) for name in ("emp", "hsp", "wolpertinger", "yamp")),  # what its hub listens to
     ("peers/peer.py", "wireloom.peers.wolpertinger.components"),  # `Peer.call`: typed calls of components
 }
 PACKAGES = tuple(f"wireloom.{part}.{name}" for part in ("protocols", "peers") for name in BUILT_IN)

@@ -20,7 +20,7 @@ import wireloom.testing
 from wireloom.cli import main as command_line
 from wireloom.hub import config
 from wireloom.hub.hub import Hub
-from wireloom.hub.limits import Limits
+from wireloom.hub.limits import HubLimits
 from wireloom.hub.metrics import Counter
 from wireloom.pipeline.schemas import STATE, TABLES, Table
 from wireloom.protocols.contract import Settings
@@ -70,7 +70,7 @@ def defaults(kind: type[Settings]) -> list[list[str]]:
     ("heading", "kind"),
     [
         ("[journal]", config.JournalSettings),
-        ("[limits]", Limits),
+        ("[limits]", HubLimits),
         ("[archive]", config.ArchiveSettings),
         ("[tracing]", config.TracingSettings),
         *((name, protocol.settings_type) for name, protocol in protocols().items()),

@@ -23,8 +23,8 @@ from wireloom.errors import (
     BodyError,
     ConfigError,
     HandshakeFailed,
-    JournalError,
     InvalidState,
+    JournalError,
     LimitExceeded,
     MalformedBody,
     NotSupported,
@@ -40,7 +40,8 @@ from wireloom.values import Reader, plain, reader_of
 
 __all__ = [
     "BODY_READERS", "KINDS", "NO_ATTRIBUTES", "Authenticity", "BodyError", "ConfigError", "Direction",
-    "HandshakeFailed", "JournalError", "Kind", "LimitExceeded", "MalformedBody", "Message", "NotSupported",
+    "HandshakeFailed", "InvalidState", "JournalError", "Kind", "LimitExceeded", "MalformedBody", "Message",
+    "NotSupported",
     "PeerClosed", "ProtocolViolation", "RequestFailed", "RequestTimeout", "ValidationError", "WireloomError",
     "encode_value", "from_event_data", "iso_time", "local_path", "message_of", "parse_iso_time", "parse_size",
     "plain_value", "to_event_data", "type_of_json", "typed_value", "without_traces",

@@ -242,7 +242,7 @@ async def yamp_cancels(target: Target) -> None:
 
 
 def call(number: int, component: str, method: str) -> bytes:
-    xml = layer2.write(layer2.Call(component, str(uuid.UUID(int=number + 1)), method))
+    xml = layer2.write(layer2.RemoteMethodCall(component, str(uuid.UUID(int=number + 1)), method))
     return b"message_id:%d;%b" % (number + 1, binascii.b2a_base64(xml))
 
 

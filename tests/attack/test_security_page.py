@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from tests.attack.harness import load
-from wireloom.hub.limits import Limits
+from wireloom.hub.limits import HubLimits
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "explanation" / "security.md").read_text()
@@ -26,4 +26,4 @@ def test_every_test_on_the_page_exists() -> None:
 def test_every_limit_is_on_the_page() -> None:
     # What is no limit on a peer, but on the hub itself.
     own = {"drain_seconds", "busy_poll_seconds", "request_timeout"}
-    assert {each.name for each in fields(Limits)} - own - set(re.findall(r"`(\w+)`", PAGE)) == set()
+    assert {each.name for each in fields(HubLimits)} - own - set(re.findall(r"`(\w+)`", PAGE)) == set()

@@ -35,7 +35,7 @@ from wireloom.pipeline.captures.pcap import (
     WRONG_LENGTH,
     WRONG_ORDER,
     WRONG_TRAILER,
-    Damage,
+    CaptureDamage,
     Interface,
     network_start,
     parse_interface,
@@ -53,7 +53,7 @@ class Packet:
     data: bytes
 
 
-def read_packets(data: bytes) -> Iterator[Packet | Damage]:
+def read_packets(data: bytes) -> Iterator[Packet | CaptureDamage]:
     """All packets of a capture; damage, if any, is the last thing."""
     if len(data) >= 4:
         for order in "<>":
@@ -62,64 +62,64 @@ def read_packets(data: bytes) -> Iterator[Packet | Damage]:
                 return _read_pcap(data, order, magic == PCAP_NANO)
             if magic == PCAPNG:
                 return _read_pcapng(data)
-    return iter([Damage(0, NO_CAPTURE)])
+    return iter([CaptureDamage(0, NO_CAPTURE)])
 
 
-def _read_pcap(data: bytes, order: str, nano: bool) -> Iterator[Packet | Damage]:
+def _read_pcap(data: bytes, order: str, nano: bool) -> Iterator[Packet | CaptureDamage]:
     if len(data) < 24:
-        yield Damage(0, CUT_OFF)
+        yield CaptureDamage(0, CUT_OFF)
         return
     link = struct.unpack_from(order + "I", data, 20)[0] & 0xFFFF
     at = 24
     while at < len(data):
         if len(data) - at < 16:
-            yield Damage(at, CUT_OFF)
+            yield CaptureDamage(at, CUT_OFF)
             return
         seconds, rest, captured, original = struct.unpack_from(order + "IIII", data, at)
         if captured > MAX_PACKET:
-            yield Damage(at, WRONG_LENGTH)
+            yield CaptureDamage(at, WRONG_LENGTH)
             return
         if captured > len(data) - at - 16:
-            yield Damage(at, CUT_OFF)
+            yield CaptureDamage(at, CUT_OFF)
             return
         time_ns = seconds * 10**9 + rest * (1 if nano else 1000)
         yield Packet(at + 16, time_ns, link, original, data[at + 16 : at + 16 + captured])
         at += 16 + captured
 
 
-def _read_pcapng(data: bytes) -> Iterator[Packet | Damage]:
+def _read_pcapng(data: bytes) -> Iterator[Packet | CaptureDamage]:
     at, order, last_ns = 0, "<", 0
     interfaces: list[Interface] = []
     while at < len(data):
         if len(data) - at < 12:
-            yield Damage(at, CUT_OFF)
+            yield CaptureDamage(at, CUT_OFF)
             return
         if struct.unpack_from("<I", data, at)[0] == SECTION:
             orders = [o for o in "<>" if struct.unpack_from(o + "I", data, at + 8)[0] == BYTE_ORDER]
             if not orders:
-                yield Damage(at, WRONG_ORDER)
+                yield CaptureDamage(at, WRONG_ORDER)
                 return
             order, interfaces = orders[0], []
         kind, size = struct.unpack_from(order + "II", data, at)
         if size < 12 or size % 4 or size > MAX_BLOCK:
-            yield Damage(at, WRONG_BLOCK)
+            yield CaptureDamage(at, WRONG_BLOCK)
             return
         if size > len(data) - at:
-            yield Damage(at, CUT_OFF)
+            yield CaptureDamage(at, CUT_OFF)
             return
         if struct.unpack_from(order + "I", data, at + size - 4)[0] != size:
-            yield Damage(at, WRONG_TRAILER)
+            yield CaptureDamage(at, WRONG_TRAILER)
             return
         body = data[at + 8 : at + size - 4]
         if kind == INTERFACE:
             if len(body) < 8:
-                yield Damage(at, WRONG_BLOCK)
+                yield CaptureDamage(at, WRONG_BLOCK)
                 return
             interfaces.append(parse_interface(body, order))
         elif kind in (PACKET, OLD_PACKET, SIMPLE_PACKET):
             found = _parse_packet(kind, body, order, interfaces, last_ns, at)
             yield found
-            if isinstance(found, Damage):
+            if isinstance(found, CaptureDamage):
                 return
             last_ns = found.time_ns
         at += size
@@ -127,9 +127,9 @@ def _read_pcapng(data: bytes) -> Iterator[Packet | Damage]:
 
 def _parse_packet(
     kind: int, body: bytes, order: str, interfaces: list[Interface], last_ns: int, at: int
-) -> Packet | Damage:
+) -> Packet | CaptureDamage:
     if len(body) < (4 if kind == SIMPLE_PACKET else 20):
-        return Damage(at, WRONG_BLOCK)
+        return CaptureDamage(at, WRONG_BLOCK)
     number = high = low = 0
     if kind == SIMPLE_PACKET:
         (original,) = struct.unpack_from(order + "I", body)
@@ -139,12 +139,12 @@ def _parse_packet(
         number, high, low, captured, original = struct.unpack_from(order + form, body)
         head = 20
     if number >= len(interfaces):
-        return Damage(at, NO_INTERFACE)
+        return CaptureDamage(at, NO_INTERFACE)
     own = interfaces[number]
     if kind == SIMPLE_PACKET and own.snap:
         captured = min(captured, own.snap)
     if captured > len(body) - head:
-        return Damage(at, WRONG_LENGTH)
+        return CaptureDamage(at, WRONG_LENGTH)
     time_ns = last_ns if kind == SIMPLE_PACKET else own.time_ns(high << 32 | low)
     return Packet(at + 8 + head, time_ns, own.link, original, body[head : head + captured])
 

@@ -24,7 +24,7 @@ from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.captures.storage import changed_at
 from wireloom.pipeline.decode_job import Report, write_decoded
 from wireloom.pipeline.join_job import Plan, join_facts
-from wireloom.pipeline.options import Options
+from wireloom.pipeline.options import SourceOptions
 from wireloom.pipeline.run import FLOWS
 from wireloom.pipeline.source import FlowGroup, JournalStreamReader, decoded_parts, partitions
 from wireloom.protocols.hsp import frames
@@ -73,7 +73,7 @@ def test_a_stream_leaves_captures_alone_that_came_just_now(tmp_path: Path) -> No
     # A copy that keeps the time of its original came now all the same.
     os.utime(path, (1, 1))
     assert time.time() - changed_at(str(path)) < 1000
-    waiting = JournalStreamReader(Options.parse({"path": inputs[0], "lateness": "100000"}))
+    waiting = JournalStreamReader(SourceOptions.parse({"path": inputs[0], "lateness": "100000"}))
     assert waiting.latestOffset({}, waiting.getDefaultReadLimit()) == {}
     waiting.prepareForTriggerAvailableNow()
     assert len(waiting.latestOffset({}, waiting.getDefaultReadLimit())) == 2
@@ -110,13 +110,13 @@ def test_a_capture_waits_for_an_earlier_one_that_is_still_coming(
 def test_a_wrong_lateness_is_named(tmp_path: Path, value: str) -> None:
     path = rotation(tmp_path / "c", 3, count=2)[0]
     with pytest.raises(ConfigError, match=r"option 'lateness' is .*a number of seconds such as 3"):
-        Options.parse({"path": str(path), "lateness": value})
+        SourceOptions.parse({"path": str(path), "lateness": value})
 
 
 def test_a_batch_reads_arriving_captures_in_order_of_time(tmp_path: Path) -> None:
     """What a batch holds goes through one reader, in order of time; see `merging.py`."""
     paths = rotation(tmp_path / "c", 4)
-    options = Options.parse({"path": str(tmp_path / "c")}).captures
+    options = SourceOptions.parse({"path": str(tmp_path / "c")}).captures
     expected = None
     for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [3, 1, 5, 0, 4, 2]):
         files = tuple((str(paths[number]), 0, paths[number].stat().st_size) for number in order)
@@ -129,7 +129,7 @@ def test_a_batch_reads_arriving_captures_in_order_of_time(tmp_path: Path) -> Non
 class CaptureWorkers:
     """Does what Spark's workers do with the captures between two positions, one task after the other."""
 
-    def __init__(self, warehouse: Path, options: Options, start: planning.Offsets, end: planning.Offsets) -> None:
+    def __init__(self, warehouse: Path, options: SourceOptions, start: planning.Offsets, end: planning.Offsets) -> None:
         self.warehouse, self.options, self.start, self.end = warehouse, options, start, end
         self.tasks = 1
 
@@ -148,7 +148,7 @@ class CaptureWorkers:
 def commit_captures(root: Path, folder: Path, start: planning.Offsets, end: planning.Offsets, number: int = 0) -> None:
     """One batch of a stream of captures."""
     warehouse = new_warehouse(root)
-    options = Options.parse({"path": str(folder), "stateDir": warehouse.store.below(FLOWS).url, "flowGroups": "2"})
+    options = SourceOptions.parse({"path": str(folder), "stateDir": warehouse.store.below(FLOWS).url, "flowGroups": "2"})
     BatchCommit(warehouse, number, CaptureWorkers(warehouse.store, options, start, end)).commit()
 
 

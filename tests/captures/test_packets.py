@@ -17,10 +17,10 @@ A, B = "10.0.0.1:4000", "10.0.0.2:5042"
 A6, B6 = "[fd00::1]:4000", "[fd00::2]:5042"
 
 
-def scan(data: bytes, pieces: list[int] | None = None) -> list[plain.Packet | pcap.Damage]:
+def scan(data: bytes, pieces: list[int] | None = None) -> list[plain.Packet | pcap.CaptureDamage]:
     """Everything the kernel finds, in the form of the plain reader; the data arrives in pieces that end at `pieces`."""
     scanner = PacketScanner()
-    found: list[plain.Packet | pcap.Damage] = []
+    found: list[plain.Packet | pcap.CaptureDamage] = []
     base = 0
     buffer = b""
     given = 0
@@ -138,7 +138,7 @@ def test_kernel_and_plain_reader_agree_on_mutated_captures_however_they_are_cut(
         pieces = sorted(rng.sample(range(len(data)), min(3, len(data))))
         assert scan(data) == expected
         assert scan(data, pieces) == expected
-        damaged += any(isinstance(found, pcap.Damage) for found in expected)
+        damaged += any(isinstance(found, pcap.CaptureDamage) for found in expected)
     assert 50 < damaged < 350
 
 

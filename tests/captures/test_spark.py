@@ -15,7 +15,7 @@ from tests.captures.conversations import STREAM_PROTOCOLS, Wire, exchange, talk
 from tests.captures.reading import read_files
 from tests.captures.writing import Captured, pcap, pcapng
 from wireloom.model import ConfigError
-from wireloom.pipeline.options import Options
+from wireloom.pipeline.options import SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,7 +119,7 @@ def test_a_stream_of_captures_needs_a_folder_for_what_is_unfinished(tmp_path: Pa
 
     path = tmp_path / "a.pcap"
     path.write_bytes(pcap(conversations(4, count=1)))
-    options = Options.parse({"path": str(path)})
+    options = SourceOptions.parse({"path": str(path)})
     with pytest.raises(ConfigError, match="stateDir"):
         partitions(options, {}, planning.latest(options.inputs))
 
@@ -139,14 +139,14 @@ def test_wrong_options_are_errors_that_name_the_right_ones(tmp_path: Path, optio
     path = tmp_path / "a.pcap"
     path.write_bytes(pcap([]))
     with pytest.raises(ConfigError, match=re.escape(words)):
-        Options.parse({"path": str(path), option: value})
+        SourceOptions.parse({"path": str(path), option: value})
 
 
 def test_an_input_without_captures_is_an_error_that_says_what_would_be_right(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     for given in (tmp_path, tmp_path / "*.pcap"):
         with pytest.raises(ConfigError, match="no journal and no captures here; name"):
-            Options.parse({"path": str(given)})
-    assert json.dumps(Options.parse({"path": str(tmp_path / "notes.txt")}).inputs) == json.dumps(
+            SourceOptions.parse({"path": str(given)})
+    assert json.dumps(SourceOptions.parse({"path": str(tmp_path / "notes.txt")}).inputs) == json.dumps(
         [str(tmp_path / "notes.txt")]
     )

@@ -31,7 +31,7 @@ from wireloom.model import ConfigError, Direction, Kind, Message
 from wireloom.pipeline.captures import tcp, websocket
 from wireloom.pipeline.captures.detect import Choice, parse_given
 from wireloom.pipeline.captures.reader import CaptureReader
-from wireloom.pipeline.options import Options
+from wireloom.pipeline.options import SourceOptions
 from wireloom.protocols.hsp import frames
 from wireloom.protocols.hsp.profile import ENVELOPE, make_envelope
 
@@ -111,7 +111,7 @@ def test_reserved_types_of_hsp_are_the_hubs_only_where_a_setting_says_so(tmp_pat
 def test_a_wrong_setting_for_captures_is_named(given: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "a.pcap").write_bytes(b"")
     with pytest.raises(ConfigError, match=said):
-        Options.parse({"path": str(tmp_path / "a.pcap"), "set": given})
+        SourceOptions.parse({"path": str(tmp_path / "a.pcap"), "set": given})
 
 
 def test_a_gap_before_the_end_is_given_up_by_the_captures_own_clock(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_numbers_of_topics_have_names_where_a_map_is_given(tmp_path: Path) -> No
     path.write_bytes(pcap(wire.packets))
     for name, text in (("map.json", '{"7": "sensors/kitchen"}'), ("map.toml", '[topics]\n7 = "sensors/kitchen"\n')):
         (tmp_path / name).write_text(text)
-        options = Options.parse({"path": str(path), "topics": str(tmp_path / name)}).captures
+        options = SourceOptions.parse({"path": str(path), "topics": str(tmp_path / name)}).captures
         found = read_files([path], CaptureReader(Choice.parse(), topics=options.topics))
         plain = read_files([path])
         unnamed = plain.said()[1][1]
@@ -489,7 +489,7 @@ def test_numbers_of_topics_have_names_where_a_map_is_given(tmp_path: Path) -> No
     (tmp_path / "wrong.json").write_text('{"seven": 7}')
     for wrong, words in (("wrong.json", "must map numbers to topics"), ("none.json", "cannot read the map of topics")):
         with pytest.raises(ConfigError, match=words):
-            Options.parse({"path": str(path), "topics": str(tmp_path / wrong)})
+            SourceOptions.parse({"path": str(path), "topics": str(tmp_path / wrong)})
 
 
 @pytest.mark.parametrize("name", STREAM_PROTOCOLS)
@@ -597,10 +597,10 @@ def test_keys_beside_a_capture_open_what_is_encrypted(tmp_path: Path) -> None:
     keys.rename(tmp_path / "elsewhere")
     given = {"path": str(tmp_path / "0000.pcap"), "keys": str(tmp_path / "elsewhere")}
     with pytest.raises(ConfigError, match=r"elsewhere:2: a line must be"):
-        Options.parse(given)
+        SourceOptions.parse(given)
     (tmp_path / "elsewhere").write_text(right)
     assert requests()[0] == "other"
-    found = read_files([given["path"]], CaptureReader(Choice.parse(), keys=Options.parse(given).keys))
+    found = read_files([given["path"]], CaptureReader(Choice.parse(), keys=SourceOptions.parse(given).keys))
     assert ("request", b'["secret"]') in [(m["kind"], m["body"]) for m in found.messages]
     with pytest.raises(ConfigError, match="cannot read the key file: No such file"):
-        Options.parse({**given, "keys": str(tmp_path / "nowhere")})
+        SourceOptions.parse({**given, "keys": str(tmp_path / "nowhere")})

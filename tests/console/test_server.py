@@ -16,7 +16,7 @@ import pytest
 import wireloom
 from tests.certificates import Authority
 from tests.hub.running import hub_on, open_to, stream_to, url_of
-from wireloom.console import Console, Settings
+from wireloom.console import Console, ConsoleSettings
 from wireloom.console.server import HEADERS
 from wireloom.hub import Hub
 from wireloom.model import ConfigError
@@ -37,7 +37,7 @@ url = "http://127.0.0.1:0"
 @asynccontextmanager
 async def console_on(hub: Hub, **settings: object) -> AsyncIterator[Console]:
     chosen: dict[str, object] = {"url": "http://127.0.0.1:0", "hub": hub.urls["http"], **settings}
-    async with Console(Settings(**chosen)) as console:  # type: ignore[arg-type]
+    async with Console(ConsoleSettings(**chosen)) as console:  # type: ignore[arg-type]
         yield console
 
 
@@ -184,8 +184,8 @@ async def test_from_elsewhere_only_with_token_and_tls(tmp_path: Path) -> None:
     tls = wireloom.TLS(certificate, key)
     for given in ({}, {"token": "x" * 20}, {"tls": tls}):
         with pytest.raises(ConfigError, match="can be reached from other machines"):
-            Console(Settings(url="http://0.0.0.0:0", **given))  # type: ignore[arg-type]
-    Console(Settings(url="http://0.0.0.0:0", token="x" * 20, tls=tls))
+            Console(ConsoleSettings(url="http://0.0.0.0:0", **given))  # type: ignore[arg-type]
+    Console(ConsoleSettings(url="http://0.0.0.0:0", token="x" * 20, tls=tls))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ async def test_from_elsewhere_only_with_token_and_tls(tmp_path: Path) -> None:
 )
 def test_an_address_that_is_none_is_refused_in_words(settings: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(told)):
-        Settings(**settings).check()  # type: ignore[arg-type]
+        ConsoleSettings(**settings).check()  # type: ignore[arg-type]
 
 
 async def test_with_a_token_nobody_gets_in_without_it(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ async def test_with_a_token_nobody_gets_in_without_it(tmp_path: Path) -> None:
 
 
 async def test_without_a_hub_it_says_so_and_comes_back(tmp_path: Path) -> None:
-    async with Console(Settings(url="http://127.0.0.1:0", hub="http://127.0.0.1:9")) as console:
+    async with Console(ConsoleSettings(url="http://127.0.0.1:0", hub="http://127.0.0.1:9")) as console:
         async for snapshot in snapshots(console):
             assert snapshot["hub"]["up"] is False and "wireloom hub" in snapshot["hub"]["why"]  # type: ignore[index]
             break

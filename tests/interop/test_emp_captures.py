@@ -16,7 +16,7 @@ from tests.cli.running import wireloom
 from tests.pipeline.commands import WIRELOOM
 from wireloom.model import ConfigError
 from wireloom.pipeline.captures.reader import CaptureReader
-from wireloom.pipeline.options import Options
+from wireloom.pipeline.options import SourceOptions
 
 RECORDED = json.loads((Path(__file__).parents[1] / "vectors" / "emp-erlang-exclusive.json").read_text())
 STREAMS = tuple(
@@ -97,11 +97,11 @@ def test_pipeline_run_gives_messages_and_exchanges(tmp_path: Path) -> None:
 def test_settings_of_a_protocol_reach_the_reader_of_captures(tmp_path: Path) -> None:
     path = tmp_path / "erlang.pcap"
     path.write_bytes(pcap(conversation(5040), nano=True))
-    options = Options.parse({"path": str(path), "set": 'emp.size_mode="inclusive",mesh.seeds=["a:1", "b:2"]'})
+    options = SourceOptions.parse({"path": str(path), "set": 'emp.size_mode="inclusive",mesh.seeds=["a:1", "b:2"]'})
     assert [each[:2] for each in options.captures.given] == [("emp", "size_mode"), ("mesh", "seeds")]
     found = read_files([path], CaptureReader(options.captures.choice))
     assert found.messages == []
     assert all('size_mode = "exclusive"' in str(row["detail"]) for row in found.rejects)
     for name, problem in (("emp.sise_mode", "unknown setting 'sise_mode'"), ("smtp.size", "smtp")):
         with pytest.raises(ConfigError, match=problem):
-            Options.parse({"path": str(path), "set": f"{name}=1"})
+            SourceOptions.parse({"path": str(path), "set": f"{name}=1"})

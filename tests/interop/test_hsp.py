@@ -12,7 +12,7 @@ import wireloom
 from tests.cli.running import wireloom as command
 from tests.hub.running import hub_on, port_of, url_of
 from tests.interop.netty_hsp import ACK, DATA, DATA_ACK, PING, PONG, Heard, Line, netty_client, netty_server
-from wireloom.conformance.run import Verdict, check_server
+from wireloom.conformance.run import CaseVerdict, check_server
 
 HUB = """
 [[listener]]
@@ -52,7 +52,7 @@ def test_commands_talk_to_its_server(words: tuple[str, ...], tmp_path: Path) -> 
 async def test_it_passes_every_case_of_conformance_that_a_peer_must() -> None:
     with netty_server() as server:
         outcome = await check_server(server.url, patience=20.0)
-    assert [each.case.name for each in outcome.results if each.verdict is not Verdict.PASSED] == []
+    assert [each.case.name for each in outcome.results if each.verdict is not CaseVerdict.PASSED] == []
 
 
 async def said_by(line: Line) -> Heard | None:

@@ -25,7 +25,7 @@ from tests.interop.yamp_peers import (
     Flavour,
     yamp_server,
 )
-from wireloom.conformance.run import Verdict, check_server
+from wireloom.conformance.run import CaseVerdict, check_server
 from wireloom.protocols.cases import Level
 
 FLAVOURS = pytest.mark.parametrize("flavour", [JAVASCRIPT, JAVASCRIPT_MSGPACK, GO], ids=["js", "js-msgpack", "go"])
@@ -112,16 +112,16 @@ async def test_the_conformance_cases_are_fair_to_their_server() -> None:
         outcome = await check_server(server.url, patience=1.0)
     verdicts = {each.case.name: each.verdict for each in outcome.results}
     assert outcome.conforms
-    failed = [each for each in outcome.results if each.verdict is Verdict.FAILED]
+    failed = [each for each in outcome.results if each.verdict is CaseVerdict.FAILED]
     assert {each.case.level for each in failed} == {Level.SHOULD}
     assert {each.case.name for each in failed} == {
         "a ping's payload comes back",
         "close closes",
     }
-    assert verdicts["the handshake is echoed"] is Verdict.PASSED
-    assert verdicts["an event is not answered"] is Verdict.PASSED
-    assert verdicts["a request that nobody handles is answered"] is Verdict.DIFFERS
-    skipped = {each.case.name: each.detail for each in outcome.results if each.verdict is Verdict.SKIPPED}
+    assert verdicts["the handshake is echoed"] is CaseVerdict.PASSED
+    assert verdicts["an event is not answered"] is CaseVerdict.PASSED
+    assert verdicts["a request that nobody handles is answered"] is CaseVerdict.DIFFERS
+    skipped = {each.case.name: each.detail for each in outcome.results if each.verdict is CaseVerdict.SKIPPED}
     assert skipped == dict.fromkeys(
         (
             "the answer is of type error",

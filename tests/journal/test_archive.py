@@ -17,7 +17,7 @@ from wireloom.journal.archive_format import SegmentId, archived_segments, load_i
 from wireloom.journal.archive_keys import decrypt, new_key
 from wireloom.journal.archive_pack import pack
 from wireloom.journal.disk import LOCAL
-from wireloom.journal.identity import Ancestor, Identity, load_identity
+from wireloom.journal.identity import Ancestor, JournalIdentity, load_identity
 from wireloom.journal.keys import Keys
 from wireloom.journal.reader import read_all
 from wireloom.journal.retention import ARCHIVE, Keep, prune
@@ -298,7 +298,7 @@ def test_a_fork_of_an_ancestor_is_not_read(folder: Path, store: Store) -> None:
     identity = load_identity(folder)
     assert identity is not None
     end = int(found[2].name[:20]) - 1
-    chain = Identity("kitchen", "f" * 16, ancestors=(Ancestor(identity.epoch, end),))
+    chain = JournalIdentity("kitchen", "f" * 16, ancestors=(Ancestor(identity.epoch, end),))
     archive = Archive(store, chain)
     archive.refresh()
     assert archive.names() == [path.name for path in found[:2]]

@@ -22,7 +22,7 @@ from wireloom.pipeline.checkpoint import take_over
 from wireloom.pipeline.decode_job import DecodeJob, Report
 from wireloom.pipeline.driver import Driver, MicroBatch
 from wireloom.pipeline.join_job import Plan, join_facts
-from wireloom.pipeline.options import Options
+from wireloom.pipeline.options import SourceOptions
 from wireloom.pipeline.run import FLOWS
 from wireloom.pipeline.warehouse import Warehouse
 from wireloom.store import Store
@@ -53,7 +53,7 @@ def make_driver(inputs: Sequence[str | Path], warehouse: str | Path, max_bytes: 
     """A driver of a warehouse, which is made if need be."""
     made = take_over(Warehouse.prepared(warehouse))
     given = {"paths": json.dumps([str(each) for each in inputs]), "maxBytesPerTrigger": str(max_bytes)}
-    options = Options.parse(
+    options = SourceOptions.parse(
         {**given, "partitionBytes": "100k", "lateness": "0", "stateDir": made.store.below(FLOWS).url}
     )
     job = DecodeJob(options, made.store)

@@ -13,7 +13,7 @@ from tests.pipeline.batches import LocalWorkers, contents, cut, new_warehouse, r
 from wireloom.journal import Entry, Journal, Record, read_all
 from wireloom.model import ConfigError, Direction
 from wireloom.pipeline.batch import BatchCommit
-from wireloom.pipeline.options import Options
+from wireloom.pipeline.options import SourceOptions
 from wireloom.pipeline.query import ask
 from wireloom.protocols.mesh import frames
 from wireloom.protocols.mesh.encryption import Cipher, compress, encrypt
@@ -140,7 +140,7 @@ def test_nodes_are_what_their_packets_say(journal: Path, tmp_path: Path) -> None
 
 def test_a_trust_file_that_cannot_be_read_is_named(journal: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
-        Options.parse({"path": str(journal), "trust": str(tmp_path / "nowhere.json")})
+        SourceOptions.parse({"path": str(journal), "trust": str(tmp_path / "nowhere.json")})
 
 
 def test_what_the_hub_refused_although_it_was_well_formed_is_found(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def roomy(number: int, identity: Identity = ALICE, flags: int = 0) -> bytes:
     """A packet that only a listener with other limits than usual takes."""
     fields = arrange([Field(Type.STRING, b"a/b"), *(Field(Type.BINARY, b"x" * 200) for _ in range(70))])
     packet = sign_packet(Packet(number, EventType.EVENT, START, fields, flags), identity)
-    return frames.encode(packet, frames.Limits(0xFFFF, 0xFFFF, ignore_reserved_flags=True))
+    return frames.encode(packet, frames.PacketLimits(0xFFFF, 0xFFFF, ignore_reserved_flags=True))
 
 
 def test_what_a_listener_with_higher_limits_accepted_is_read_back_and_checked(tmp_path: Path) -> None:

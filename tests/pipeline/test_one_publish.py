@@ -11,7 +11,7 @@ from tests.hub.running import ALL, hub_on, url_of
 from tests.hub.test_access import RULES, TOKEN, tokens
 from tests.hub.test_cloudevents import receiver
 from tests.pipeline.batches import cut, ranges, run_batches
-from wireloom.console.recent_traffic import Lately
+from wireloom.console.recent_traffic import RecentTraffic
 from wireloom.hub import Hub
 from wireloom.model import Message, RequestFailed
 from wireloom.pipeline.query import ask
@@ -141,7 +141,7 @@ def test_the_report_shows_the_topics_that_people_published_to(warehouse: Path, t
 
 async def test_the_console_shows_the_same(tmp_path: Path) -> None:
     async with hub_on(tmp_path, HUB) as hub:
-        lately = Lately(tmp_path / "journal")
+        lately = RecentTraffic(tmp_path / "journal")
         lately.look()
         await talk(hub)
     lately.look()

@@ -16,7 +16,7 @@ from wireloom.model import Direction
 from wireloom.pipeline.pair_kernel import Clock
 from wireloom.pipeline.query import ask
 from wireloom.pipeline.steps import exchanges_partial, resends
-from wireloom.protocols.wolpertinger.layer2 import Call, Document, Response
+from wireloom.protocols.wolpertinger.layer2 import Document, RemoteMethodCall, Response
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 from wireloom.protocols.wolpertinger.transmission import encode
 from wireloom.protocols.wolpertinger.values import Value
@@ -29,7 +29,7 @@ CALLS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(8)]
 
 
 def call(number: int, message_id: int) -> tuple[Direction, bytes]:
-    return C2S, _line(Call("Test", CALLS[number], "Echo", (Value("int32", number),)), message_id)
+    return C2S, _line(RemoteMethodCall("Test", CALLS[number], "Echo", (Value("int32", number),)), message_id)
 
 
 def answer(number: int, message_id: int) -> tuple[Direction, bytes]:

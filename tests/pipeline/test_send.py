@@ -16,7 +16,7 @@ from wireloom.cli.main import main
 from wireloom.model import ConfigError, Kind, Message, PeerClosed, RequestFailed
 from wireloom.pipeline import Warehouse, tables
 from wireloom.pipeline.schemas import MESSAGES, arrow_schema
-from wireloom.pipeline.send import Pace, SendFailed, Sent, send_batches
+from wireloom.pipeline.send import Pace, SendCounts, SendFailed, send_batches
 from wireloom.pipeline.send_options import DEFAULTS, SendOptions
 from wireloom.testing import FaultProxy
 
@@ -66,7 +66,7 @@ async def test_a_peer_receives_every_event_in_order_with_its_body(scheme: str, a
     async with wireloom.serve(f"{scheme}://127.0.0.1:0", receiver) as server:
         sent = await send_batches([events(*said[:400]), events(*said[400:])], SendOptions(server.url, ack=ack))
         await receiver.have(len(said))
-    assert sent == Sent(published=1000, acknowledged=1000 if ack else 0)
+    assert sent == SendCounts(published=1000, acknowledged=1000 if ack else 0)
     assert [message[1:] for message in receiver.seen] == said
 
 
@@ -74,7 +74,7 @@ async def test_a_hub_has_what_it_acknowledged_in_its_journal(tmp_path: Path) -> 
     async with hub_on(tmp_path) as hub:
         said = [("sensors/kitchen", b"1"), ("sensors/attic", b"2")]
         sent = await send_batches([events(*said)], SendOptions(url_of(hub), ack=True, topic_prefix="again/"))
-        assert sent == Sent(published=2, acknowledged=2)
+        assert sent == SendCounts(published=2, acknowledged=2)
         kept = [(e.message.topic, e.message.body) for e in journaled(tmp_path) if e.message.kind is Kind.REQUEST]
     assert kept == [("again/sensors/kitchen", b"1"), ("again/sensors/attic", b"2")]
 
@@ -101,7 +101,7 @@ async def test_what_belongs_to_its_connection_is_left_out_and_counted() -> None:
         await receiver.have(2)
     assert receiver.seen == [("event", "a", b"1"), ("event", "b", b"4")]
     skipped = Counter({"request": 3, "hub operation": 3, "response": 1, "ping": 1, "event without topic": 1})
-    assert sent == Sent(published=2, skipped=skipped)
+    assert sent == SendCounts(published=2, skipped=skipped)
     assert str(sent).startswith("2 published, 9 skipped (3 ")
 
 

@@ -17,7 +17,7 @@ import wireloom
 from tests.pipeline.journals import COMPARED, expected_messages
 from wireloom.model import ConfigError, Message
 from wireloom.pipeline.schemas import MESSAGES, spark_schema
-from wireloom.pipeline.send import Sent
+from wireloom.pipeline.send import SendCounts
 from wireloom.pipeline.send_options import SendOptions
 from wireloom.pipeline.sink import Sink, TaskSent
 from wireloom.pipeline.source import WireloomSource
@@ -97,7 +97,11 @@ def test_selected_rows_of_a_journal_arrive_in_order_and_a_stream_sends_the_same(
 
 
 def test_what_all_tasks_sent_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    tasks = [TaskSent(Sent(3, 3, skipped=Counter(ping=1))), TaskSent(Sent(2, 2, skipped=Counter(ping=1))), None]
+    tasks = [
+        TaskSent(SendCounts(3, 3, skipped=Counter(ping=1))),
+        TaskSent(SendCounts(2, 2, skipped=Counter(ping=1))),
+        None,
+    ]
     Sink(SendOptions(URL, ack=True)).commit(tasks)
     assert capsys.readouterr().err == f"wireloom: to {URL}: 5 published (5 acknowledged), 2 skipped (2 ping)\n"
 

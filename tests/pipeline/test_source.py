@@ -13,7 +13,7 @@ from wireloom.model import ConfigError, JournalError
 from wireloom.pipeline import planning
 from wireloom.pipeline.decode import decode_range
 from wireloom.pipeline.filters import Wanted
-from wireloom.pipeline.options import Options
+from wireloom.pipeline.options import SourceOptions
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, spark_schema
 from wireloom.pipeline.source import partitions
 
@@ -142,7 +142,7 @@ def test_blocks_that_cannot_match_are_not_decoded(journal: Path) -> None:
 )
 def test_wrong_options_are_named(journal: Path, options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        Options.parse({"path": str(journal), **options})
+        SourceOptions.parse({"path": str(journal), **options})
 
 
 def test_there_are_as_many_tasks_for_each_core_of_the_cluster(tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_there_are_as_many_tasks_for_each_core_of_the_cluster(tmp_path: Path) ->
 
 
 def test_options_know_no_case(journal: Path) -> None:
-    chosen = Options.parse({"path": str(journal), "PARTITIONBYTES": "2k", "Table": "rejects"})
+    chosen = SourceOptions.parse({"path": str(journal), "PARTITIONBYTES": "2k", "Table": "rejects"})
     assert (chosen.partition_bytes, chosen.table) == (2048, REJECTS)
 
 
 def test_a_path_that_is_no_journal_is_named(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="does not exist"):
-        Options.parse({"path": str(tmp_path / "nowhere")})
+        SourceOptions.parse({"path": str(tmp_path / "nowhere")})

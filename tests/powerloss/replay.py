@@ -31,7 +31,7 @@ from wireloom.journal.keys import Keys
 from wireloom.journal.state import save_state
 from wireloom.model import Direction, JournalError
 from wireloom.protocols.hsp import frames
-from wireloom.testing.simulated_disk import Call, SimulatedDisk
+from wireloom.testing.simulated_disk import DiskCall, SimulatedDisk
 
 SEGMENT = 3 * 1024
 QUOTA = 16 * 1024
@@ -360,7 +360,7 @@ class Replay:
         self.report.failures[f"{operation} {errno.errorcode[error]}"] += 1
         self.disk.faults.clear()
 
-        def is_meant(call: Call) -> bool:
+        def is_meant(call: DiskCall) -> bool:
             return call.path.name.endswith(end) and (operation != "open" or bool(call.flags & os.O_CREAT))
 
         skip, times = random.choice((0, 0, 1, 5)), random.choice((1, 1, 2))
@@ -385,7 +385,7 @@ class Replay:
         finally:
             self._resting, self.disk.faults = before, faults
 
-    def _behind(self, call: Call) -> None:
+    def _behind(self, call: DiskCall) -> None:
         self.report.operations += 1
         if self._resting:
             return
@@ -422,7 +422,7 @@ class Replay:
             if inside:
                 self._cut_again(disk, lineage, "read", everything=False, depth=depth)
 
-        def behind(call: Call) -> None:
+        def behind(call: DiskCall) -> None:
             if random.random() < 0.1:
                 disk.after = None
                 self._cut_again(disk, lineage, f"behind {call}", everything=everything, depth=depth)

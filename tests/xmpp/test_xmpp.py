@@ -15,7 +15,7 @@ from tests.hub.running import eventually, hub_on, journaled, records, url_of
 from tests.protocols.wolpertinger.tables import tables_of
 from tests.protocols.wolpertinger.test_components import Everything
 from tests.xmpp.prosody import ACCOUNTS, MISSING, Prosody, is_installed, prosody
-from wireloom.conformance.run import Verdict, check_server
+from wireloom.conformance.run import CaseVerdict, check_server
 from wireloom.model import ConfigError, Direction, HandshakeFailed, Kind, PeerClosed, RequestFailed
 from wireloom.peers.components import Components
 from wireloom.peers.server import Server
@@ -67,7 +67,7 @@ async def test_a_call_with_gzip_aes_and_splitting_answered_with_a_heartbeat_in_b
 
 async def test_a_peer_passes_the_conformance_cases(server: Prosody, bob: Server) -> None:
     outcome = await check_server(server.url("alice", "bob@localhost/desk"), tls=server.tls, patience=20.0)
-    others = {each.case.name: each.detail for each in outcome.results if each.verdict is not Verdict.PASSED}
+    others = {each.case.name: each.detail for each in outcome.results if each.verdict is not CaseVerdict.PASSED}
     assert others == {"lines may come byte by byte": "over this transport lines come whole"}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message, NotSupported
 from wireloom.protocols.contract import Decoder, Protocol, Role, Scheme, Settings
-from wireloom.protocols.pairing import Conversation, Rule, Severity, pings, requests
+from wireloom.protocols.pairing import Conversation, PairingRule, Severity, pings, requests
 from wireloom_ticker import frames
 from wireloom_ticker.frames import Frame
 
@@ -115,10 +115,10 @@ class TickerDecoder(Decoder):
 CONVERSATION = Conversation(
     pairings=(
         requests(
-            unknown=Rule("ticker.answer.unknown-id", Severity.WARNING, "an answer to no pending request"),
-            again=Rule("ticker.id.reused", Severity.WARNING, "a request with the id of one that is pending"),
+            unknown=PairingRule("ticker.answer.unknown-id", Severity.WARNING, "an answer to no pending request"),
+            again=PairingRule("ticker.id.reused", Severity.WARNING, "a request with the id of one that is pending"),
         ),
-        pings(unknown=Rule("ticker.pong.unasked", Severity.INFO, "a PONG that nobody asked for")),
+        pings(unknown=PairingRule("ticker.pong.unasked", Severity.INFO, "a PONG that nobody asked for")),
     )
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from wireloom.cli import options
 from wireloom.conformance import report
-from wireloom.conformance.run import TIMEOUT, WAIT, Result, check_clients, check_server
+from wireloom.conformance.run import TIMEOUT, WAIT, CaseResult, check_clients, check_server
 from wireloom.model import ConfigError
 
 EXAMPLE = """\
@@ -85,5 +85,5 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if outcome.conforms else 1
 
 
-def _tell(result: Result) -> None:
+def _tell(result: CaseResult) -> None:
     print(report.line(result), flush=True)

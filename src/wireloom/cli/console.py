@@ -42,13 +42,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the console until it is stopped."""
-    from wireloom.console import Console, Settings
+    from wireloom.console import Console, ConsoleSettings
     from wireloom.transports.tls import TLS
 
     token = arguments.token_file.read_text().strip() if arguments.token_file else None
     if token is not None and len(token) < 16:
         raise ConfigError(f"{arguments.token_file}: the token must have at least 16 characters")
-    settings = Settings(
+    settings = ConsoleSettings(
         url=arguments.url,
         hub=arguments.hub,
         journal=arguments.journal,

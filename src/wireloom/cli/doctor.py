@@ -38,7 +38,7 @@ spark.stop()
 """
 
 
-class Verdict(StrEnum):
+class Health(StrEnum):
     """How a check ended."""
 
     FINE = "fine"
@@ -47,11 +47,11 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One thing that was looked at: how it is, and what to do if it is not as it should be."""
 
     what: str
-    verdict: Verdict
+    verdict: Health
     seen: str
     mend: str = ""
 
@@ -72,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Look at everything; what is broken gives exit code 1."""
-    checks: list[Callable[[], Iterator[Finding]]] = [
+    checks: list[Callable[[], Iterator[CheckResult]]] = [
         check_python,
         check_packages,
         check_java,
@@ -89,8 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
                 _show(finding)
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
-        return int(any(finding.verdict is Verdict.BROKEN for finding in found))
-    broken, warned = (sum(each.verdict is v for each in found) for v in (Verdict.BROKEN, Verdict.WARNING))
+        return int(any(finding.verdict is Health.BROKEN for finding in found))
+    broken, warned = (sum(each.verdict is v for each in found) for v in (Health.BROKEN, Health.WARNING))
     if not broken and not warned:
         print("all is well")
     else:
@@ -98,35 +98,35 @@ def run(arguments: argparse.Namespace) -> int:
     return int(broken > 0)
 
 
-def _show(finding: Finding) -> None:
+def _show(finding: CheckResult) -> None:
     print(visible(f"{finding.verdict:8} {finding.what}: {finding.seen}"), flush=True)
     if finding.mend:
         print(visible(f"         → {finding.mend}"), flush=True)
 
 
-def check_python() -> Iterator[Finding]:
+def check_python() -> Iterator[CheckResult]:
     """The version of Python."""
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
-        yield Finding("Python", Verdict.BROKEN, version, f"Wireloom needs Python {oldest} or newer")
+        yield CheckResult("Python", Health.BROKEN, version, f"Wireloom needs Python {oldest} or newer")
     else:
-        yield Finding("Python", Verdict.FINE, version)
+        yield CheckResult("Python", Health.FINE, version)
 
 
-def check_packages() -> Iterator[Finding]:
+def check_packages() -> Iterator[CheckResult]:
     """The packages of each extra; the library itself needs none."""
     for extra, modules in MODULES.items():
         missing = [name for name in modules if not _is_there(name)]
         if missing:
-            yield Finding(
+            yield CheckResult(
                 f"packages for {extra}",
-                Verdict.WARNING,
+                Health.WARNING,
                 f"not installed: {', '.join(missing)}",
                 f"pip install 'wireloom[{extra}]', if you want what it brings",
             )
         else:
-            yield Finding(f"packages for {extra}", Verdict.FINE, ", ".join(map(_versioned, modules)))
+            yield CheckResult(f"packages for {extra}", Health.FINE, ", ".join(map(_versioned, modules)))
 
 
 def _is_there(module: str) -> bool:
@@ -144,27 +144,27 @@ def _versioned(module: str) -> str:
         return name
 
 
-def check_java() -> Iterator[Finding]:
+def check_java() -> Iterator[CheckResult]:
     """A Java that Spark runs on."""
     try:
         from wireloom.pipeline.java import find_java
     except ModuleNotFoundError:
         what = "not looked for: only the pipeline needs it, whose packages are missing"
-        yield Finding("Java", Verdict.WARNING, what, "pip install 'wireloom[spark]' for the pipeline")
+        yield CheckResult("Java", Health.WARNING, what, "pip install 'wireloom[spark]' for the pipeline")
         return
     try:
         java = find_java()
     except ConfigError as error:
         seen, _, mend = str(error).partition(". ")
-        yield Finding("Java", Verdict.BROKEN, seen, mend)
+        yield CheckResult("Java", Health.BROKEN, seen, mend)
     else:
-        yield Finding("Java", Verdict.FINE, f"{java.version} in {java.home}")
+        yield CheckResult("Java", Health.FINE, f"{java.version} in {java.home}")
 
 
-def check_spark() -> Iterator[Finding]:
+def check_spark() -> Iterator[CheckResult]:
     """Whether Spark starts and computes, in a process of its own."""
     if not _is_there("pyspark"):
-        yield Finding("Spark", Verdict.WARNING, "not installed", "pip install 'wireloom[spark]' for the pipeline")
+        yield CheckResult("Spark", Health.WARNING, "not installed", "pip install 'wireloom[spark]' for the pipeline")
         return
     began = time.monotonic()
     try:
@@ -172,16 +172,16 @@ def check_spark() -> Iterator[Finding]:
             [sys.executable, "-c", _TRY_SPARK], capture_output=True, text=True, timeout=180, check=False
         )
     except subprocess.TimeoutExpired:
-        yield Finding("Spark", Verdict.BROKEN, "did not start within 3 minutes", "look at memory and load")
+        yield CheckResult("Spark", Health.BROKEN, "did not start within 3 minutes", "look at memory and load")
         return
     if tried.returncode:
         last = (tried.stderr.strip().splitlines() or ["no word why"])[-1]
-        yield Finding("Spark", Verdict.BROKEN, f"does not start: {last}", "mend Java first, then try again")
+        yield CheckResult("Spark", Health.BROKEN, f"does not start: {last}", "mend Java first, then try again")
     else:
-        yield Finding("Spark", Verdict.FINE, f"{tried.stdout.strip()} starts in {time.monotonic() - began:.1f} s")
+        yield CheckResult("Spark", Health.FINE, f"{tried.stdout.strip()} starts in {time.monotonic() - began:.1f} s")
 
 
-def check_ports() -> Iterator[Finding]:
+def check_ports() -> Iterator[CheckResult]:
     """The default ports: free, or taken by whom it may be."""
     wanted = {
         f"{scheme.name}://127.0.0.1:{scheme.port}": (scheme.port, scheme.transport == "udp")
@@ -191,14 +191,14 @@ def check_ports() -> Iterator[Finding]:
     } | {name: (port, False) for name, port in PAGES.items()}
     taken = [(name, port) for name, (port, datagrams) in wanted.items() if not _is_free(port, datagrams)]
     for name, port in taken:
-        yield Finding(
+        yield CheckResult(
             f"port {port}",
-            Verdict.WARNING,
+            Health.WARNING,
             f"in use; it is the default of {name}",
             "if that is no Wireloom of yours, name another port in the configuration",
         )
     if not taken:
-        yield Finding("ports", Verdict.FINE, "the default ports are free")
+        yield CheckResult("ports", Health.FINE, "the default ports are free")
 
 
 def _is_free(port: int, datagrams: bool) -> bool:
@@ -212,7 +212,7 @@ def _is_free(port: int, datagrams: bool) -> bool:
     return True
 
 
-def check_disk(folder: Path) -> Iterator[Finding]:
+def check_disk(folder: Path) -> Iterator[CheckResult]:
     """Room, and how long the disk takes to promise that a message is kept."""
     place = folder.absolute()
     while not place.exists():
@@ -220,21 +220,21 @@ def check_disk(folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(place).free
     gigabytes = f"{free / 1024**3:.1f} GiB free in {place}"
     if free < ENOUGH_FREE:
-        yield Finding("disk", Verdict.WARNING, gigabytes, "make room: on a full disk the hub acknowledges nothing")
+        yield CheckResult("disk", Health.WARNING, gigabytes, "make room: on a full disk the hub acknowledges nothing")
     else:
-        yield Finding("disk", Verdict.FINE, gigabytes)
+        yield CheckResult("disk", Health.FINE, gigabytes)
     try:
         took = _sync_time(place)
     except OSError as error:
         mend = "choose a folder you may write to with --data, or mend its permissions"
-        yield Finding("disk sync", Verdict.BROKEN, f"cannot write to {place}: {error.strerror}", mend)
+        yield CheckResult("disk sync", Health.BROKEN, f"cannot write to {place}: {error.strerror}", mend)
         return
     seen = f"{took * 1000:.2f} ms a sync"
     if took > SLOW_SYNC:
         mend = "acknowledgements wait for it: use a faster disk, or `sync = false` if you can lose the last seconds"
-        yield Finding("disk sync", Verdict.WARNING, seen, mend)
+        yield CheckResult("disk sync", Health.WARNING, seen, mend)
     else:
-        yield Finding("disk sync", Verdict.FINE, seen)
+        yield CheckResult("disk sync", Health.FINE, seen)
 
 
 def _sync_time(folder: Path) -> float:
@@ -250,13 +250,13 @@ def _sync_time(folder: Path) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def check_files() -> Iterator[Finding]:
+def check_files() -> Iterator[CheckResult]:
     """How many files, and so connections, one process may have open."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < FEW_FILES:
         mend = f"the hub needs one for each connection: `ulimit -n {min(hard, 65536)}`, or LimitNOFILE in its unit"
-        yield Finding("open files", Verdict.WARNING, f"at most {soft}", mend)
+        yield CheckResult("open files", Health.WARNING, f"at most {soft}", mend)
     else:
-        yield Finding("open files", Verdict.FINE, f"at most {soft}")
+        yield CheckResult("open files", Health.FINE, f"at most {soft}")

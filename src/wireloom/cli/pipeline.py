@@ -134,11 +134,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run_pipeline(arguments: argparse.Namespace) -> int:
     """Read journals into tables."""
-    from wireloom.cli.progress import Progress
+    from wireloom.cli.progress import ProgressLine
     from wireloom.pipeline.query import describe
     from wireloom.pipeline.run import Pipeline
 
-    progress = Progress()
+    progress = ProgressLine()
     options = {
         "maxBytesPerTrigger": arguments.max_bytes,
         "ports": arguments.ports,
@@ -187,10 +187,10 @@ def _setting(text: str) -> tuple[str, str]:
 
 def run_compact(arguments: argparse.Namespace) -> int:
     """Merge small files, delete what nobody needs."""
-    from wireloom.cli.progress import Progress, size
+    from wireloom.cli.progress import ProgressLine, size
     from wireloom.pipeline.compact import compact
 
-    progress = Progress()
+    progress = ProgressLine()
     for name, done in compact(arguments.warehouse, keep_hours=arguments.keep_hours).items():
         progress.note(
             f"{name}: {done.before} files became {done.after}, {done.deleted} deleted; {size(done.bytes)} in the table"
@@ -200,10 +200,10 @@ def run_compact(arguments: argparse.Namespace) -> int:
 
 def run_upgrade(arguments: argparse.Namespace) -> int:
     """Bring a warehouse up to date."""
-    from wireloom.cli.progress import Progress
+    from wireloom.cli.progress import ProgressLine
     from wireloom.pipeline.upgrade import upgrade
 
-    progress = Progress()
+    progress = ProgressLine()
     for name, count in upgrade(arguments.warehouse).items():
         progress.note(f"{name}: {count:,} rows were told anew")
     progress.note(f"{arguments.warehouse} is up to date")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _WIDTH = 24
 
 
-class Progress:
+class ProgressLine:
     """Says what happens while a pipeline runs."""
 
     def __init__(self, out: TextIO | None = None) -> None:

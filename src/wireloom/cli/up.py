@@ -30,8 +30,8 @@ FAILED = 2
 """The exit code of our commands when something must be set right by a person."""
 
 
-class PartFailed(WireloomError):
-    """A part ended again and again; the text holds its last words."""
+class ChildFailed(WireloomError):
+    """A child process ended again and again; the text holds its last lines of output."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -63,7 +63,7 @@ async def _up(arguments: argparse.Namespace) -> None:
     data: Path = arguments.data
     logs = data / "logs"
     config = ["--config", str(arguments.config)] if arguments.config else []
-    hub = Part("hub", ["hub", *config, "--data", str(data)], logs)
+    hub = ChildProcess("hub", ["hub", *config, "--data", str(data)], logs)
     parts = [hub]
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -82,14 +82,14 @@ async def _up(arguments: argparse.Namespace) -> None:
             journal = hub.said(r"journal in (.+)")
             trust = ["--trust", str(arguments.trust)] if arguments.trust else []
             words = ["--input", journal, "--warehouse", str(data / "warehouse"), "--continuous", *trust]
-            pipeline = Part("pipeline", ["pipeline", "run", *words], logs)
+            pipeline = ChildProcess("pipeline", ["pipeline", "run", *words], logs)
             parts.append(pipeline)
             keepers.append(pipeline.keep_running())
             print(f"pipeline: tables in {data / 'warehouse'} (Spark starts; it catches up)", flush=True)
         if not arguments.no_console:
             pages = hub.said(r"listening on (https?://\S+)")
             words = ["--url", arguments.console, "--hub", pages, "--warehouse", str(data / "warehouse")]
-            console = Part("console", ["console", *words], logs)
+            console = ChildProcess("console", ["console", *words], logs)
             parts.append(console)
             keepers.append(console.keep_running())
             await _first(stopped, console.until("console at"), keepers)
@@ -116,7 +116,7 @@ async def _first(
         raise KeyboardInterrupt
 
 
-class Part:
+class ChildProcess:
     """A child process that runs one of our commands, with its standard error in a log."""
 
     def __init__(self, name: str, words: Sequence[str], logs: Path) -> None:
@@ -178,9 +178,9 @@ class Part:
             words = self._log.read_bytes()[written:].decode(errors="replace").strip()[-LAST_WORDS:]
             if starts == 1 and code == FAILED:
                 # It has said in a line what is wrong, and trying again will not mend that.
-                raise PartFailed(f"the {self.name} does not start: {words.rpartition('wireloom: ')[2]}")
+                raise ChildFailed(f"the {self.name} does not start: {words.rpartition('wireloom: ')[2]}")
             if failures >= GIVE_UP_AFTER:
-                raise PartFailed(f"the {self.name} ended {failures} times in a row, see {self._log}: {words}")
+                raise ChildFailed(f"the {self.name} ended {failures} times in a row, see {self._log}: {words}")
             why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             print(f"{self.name}: ended ({why}); starting it again", flush=True)
             await asyncio.sleep(START_AGAIN_AFTER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from wireloom.conformance.run import Outcome, Result, Verdict
+from wireloom.conformance.run import CaseOutcome, CaseResult, CaseVerdict
 from wireloom.escaping import visible, visible_html
 from wireloom.model import type_of_json
 
@@ -19,22 +19,22 @@ small { opacity: .75; display: block; }
 """
 
 
-def line(result: Result) -> str:
+def line(result: CaseResult) -> str:
     """One case as a line of the table in the terminal.
 
     >>> from wireloom.conformance.run import choose
     >>> from wireloom.protocols.registry import protocol
     >>> from wireloom.protocols.contract import Role
-    >>> print(line(Result(choose(protocol("hsp"), Role.SERVER)[0], Verdict.FAILED, "the peer closed")))
+    >>> print(line(CaseResult(choose(protocol("hsp"), Role.SERVER)[0], Verdict.FAILED, "the peer closed")))
     failed   must     a PING is answered with a PONG: the peer closed
     """
     why = f": {result.detail}" if result.detail else ""
     return visible(f"{result.verdict:8} {result.case.level:8} {result.case.name}{why}")
 
 
-def summary(outcome: Outcome) -> str:
+def summary(outcome: CaseOutcome) -> str:
     """What came out, in a sentence."""
-    passed, failed, differs, skipped = (outcome.count(verdict) for verdict in Verdict)
+    passed, failed, differs, skipped = (outcome.count(verdict) for verdict in CaseVerdict)
     differing = f"{differs} differ from our decisions, " if differs else ""
     numbers = f"{passed} passed, {failed} failed, {differing}{skipped} skipped"
     if not outcome.conforms:
@@ -44,14 +44,14 @@ def summary(outcome: Outcome) -> str:
     return f"{numbers}: the {outcome.role} conforms to {outcome.protocol.title}"
 
 
-def to_json(outcome: Outcome) -> Mapping[str, type_of_json]:
+def to_json(outcome: CaseOutcome) -> Mapping[str, type_of_json]:
     """Everything that is known, for programs."""
     return {
         "protocol": outcome.protocol.name,
         "url": outcome.url,
         "role": str(outcome.role),
         "conforms": outcome.conforms,
-        "counts": {str(verdict): outcome.count(verdict) for verdict in Verdict},
+        "counts": {str(verdict): outcome.count(verdict) for verdict in CaseVerdict},
         "cases": [
             {
                 "name": each.case.name,
@@ -66,7 +66,7 @@ def to_json(outcome: Outcome) -> Mapping[str, type_of_json]:
     }
 
 
-def to_html(outcome: Outcome) -> str:
+def to_html(outcome: CaseOutcome) -> str:
     """A page that needs no other file and runs no script; what the peer said is text and nothing else."""
     title = visible_html(f"{outcome.protocol.title}: conformance of a {outcome.role}")
     rows = "\n".join(map(_row, outcome.results))
@@ -94,7 +94,7 @@ def to_html(outcome: Outcome) -> str:
 """
 
 
-def _row(result: Result) -> str:
+def _row(result: CaseResult) -> str:
     case, verdict = result.case, visible_html(result.verdict)
     why = f"<small>{visible_html(result.detail)}</small>" if result.detail else ""
     return (

@@ -27,7 +27,7 @@ _AGAIN = 0.2
 """Seconds between two looks whether a server that is gone has come back."""
 
 
-class Verdict(StrEnum):
+class CaseVerdict(StrEnum):
     """How a case ended."""
 
     PASSED = "passed"
@@ -38,31 +38,31 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CaseResult:
     """A case, how it ended, and why if it was not passed."""
 
     case: Case
-    verdict: Verdict
+    verdict: CaseVerdict
     detail: str = ""
     seconds: float = 0.0
     is_barred: bool = False
     """Skipped, because the peer failed in another case that this one needs."""
 
 
-Tell = Callable[[Result], object]
+Tell = Callable[[CaseResult], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """What was found out about a peer."""
 
     protocol: Protocol
     url: str
     role: Role
     """The end that was looked at."""
-    results: Sequence[Result]
+    results: Sequence[CaseResult]
 
-    def count(self, verdict: Verdict, level: Level | None = None) -> int:
+    def count(self, verdict: CaseVerdict, level: Level | None = None) -> int:
         """How many cases ended like that."""
         return sum(1 for each in self.results if each.verdict is verdict and level in (None, each.case.level))
 
@@ -72,7 +72,7 @@ class Outcome:
         return sum(
             1
             for each in self.results
-            if each.case.level is Level.MUST and (each.verdict is Verdict.FAILED or each.is_barred)
+            if each.case.level is Level.MUST and (each.verdict is CaseVerdict.FAILED or each.is_barred)
         )
 
     @property
@@ -121,7 +121,7 @@ async def check_server(
     patience: float = TIMEOUT,
     only: str | None = None,
     tell: Tell | None = None,
-) -> Outcome:
+) -> CaseOutcome:
     """Run the cases for servers against the one at a URL, each on a connection of its own.
 
     After each, the server must still be there: one that dies of a case has not passed it. Cases that it cannot be
@@ -133,7 +133,7 @@ async def check_server(
     own = settings_for(place.protocol, place.settings_with(settings))
     context = client_context(tls) if place.secure else None
     options = Options(tls=context, certificates=tls, server_hostname=tls.server_hostname if tls is not None else None)
-    results: list[Result] = []
+    results: list[CaseResult] = []
 
     async def dial(probe: PipeProbe) -> None:
         await place.transport.connect(place.address, probe, options)
@@ -154,20 +154,20 @@ async def check_server(
     killed_by = ""
     for case in cases:
         if killed_by:
-            result = Result(case, Verdict.SKIPPED, f"the server is gone since {killed_by!r}", is_barred=True)
+            result = CaseResult(case, CaseVerdict.SKIPPED, f"the server is gone since {killed_by!r}", is_barred=True)
         elif barred := _barred(case, results):
             result = barred
         else:
             result = await _run(case, await reach())
             death = await _death(reach, life)
             if death:
-                verdict = Verdict.DIFFERS if case.level is Level.DECISION else Verdict.FAILED
+                verdict = CaseVerdict.DIFFERS if case.level is Level.DECISION else CaseVerdict.FAILED
                 result = replace(result, verdict=verdict, detail=f"the server died of it: {death}")
                 killed_by = case.name if await _death(reach, life, patience=patience) else ""
         results.append(result)
         if tell is not None:
             tell(result)
-    return Outcome(place.protocol, place.url, Role.SERVER, results)
+    return CaseOutcome(place.protocol, place.url, Role.SERVER, results)
 
 
 async def _death(
@@ -199,12 +199,12 @@ async def _death(
         await asyncio.sleep(_AGAIN)
 
 
-def _barred(case: Case, results: Iterable[Result]) -> Result | None:
+def _barred(case: Case, results: Iterable[CaseResult]) -> CaseResult | None:
     """The result of a case that says nothing about this peer: it needs another, which was not passed."""
     for each in results:
-        if each.case.name in case.needs and each.verdict is not Verdict.PASSED:
-            failed = each.verdict is Verdict.FAILED or each.is_barred
-            return Result(case, Verdict.SKIPPED, f"it needs {each.case.name!r}", is_barred=failed)
+        if each.case.name in case.needs and each.verdict is not CaseVerdict.PASSED:
+            failed = each.verdict is CaseVerdict.FAILED or each.is_barred
+            return CaseResult(case, CaseVerdict.SKIPPED, f"it needs {each.case.name!r}", is_barred=failed)
     return None
 
 
@@ -218,7 +218,7 @@ async def check_clients(
     only: str | None = None,
     tell: Tell | None = None,
     listening: Callable[[str], object] | None = None,
-) -> Outcome:
+) -> CaseOutcome:
     """Listen at a URL, and lead each client that connects through the next case for clients.
 
     `listening` is called with the URL once clients may come. Cases that nobody came for within `wait` seconds
@@ -240,7 +240,7 @@ async def check_clients(
     finally:
         listener.close()
     door.skip_rest()
-    return Outcome(place.protocol, place.url, Role.CLIENT, [door.results[case.name] for case in cases])
+    return CaseOutcome(place.protocol, place.url, Role.CLIENT, [door.results[case.name] for case in cases])
 
 
 class _Door:
@@ -249,7 +249,7 @@ class _Door:
     def __init__(
         self, protocol: Protocol, cases: Sequence[Case], settings: Settings, timeout: float, tell: Tell | None
     ) -> None:
-        self.results: dict[str, Result] = {}
+        self.results: dict[str, CaseResult] = {}
         self._protocol = protocol
         self._cases = cases
         self._left = list(cases)
@@ -286,7 +286,7 @@ class _Door:
         why = f"{NOBODY} after {last!r}" if last else NOBODY
         for case in self._cases:
             if case.name not in self.results:
-                self._settle(Result(case, Verdict.SKIPPED, why))
+                self._settle(CaseResult(case, CaseVerdict.SKIPPED, why))
 
     async def _serve(self, probe: PipeProbe) -> None:
         if not await probe.is_open() or not self._left:
@@ -301,24 +301,24 @@ class _Door:
             self._settle(barred)
         await probe.leave()
 
-    def _settle(self, result: Result) -> None:
+    def _settle(self, result: CaseResult) -> None:
         self.results[result.case.name] = result
         self._settled.set()
         if self._tell is not None:
             self._tell(result)
 
 
-async def _run(case: Case, probe: PipeProbe) -> Result:
+async def _run(case: Case, probe: PipeProbe) -> CaseResult:
     """Lead the peer through one case, and leave it."""
     begun = time.monotonic()
-    verdict, detail = Verdict.PASSED, ""
+    verdict, detail = CaseVerdict.PASSED, ""
     try:
         await case.run(probe)
     except CaseFailed as failed:
-        verdict = Verdict.DIFFERS if case.level is Level.DECISION else Verdict.FAILED
+        verdict = CaseVerdict.DIFFERS if case.level is Level.DECISION else CaseVerdict.FAILED
         detail = str(failed)
     except CaseSkipped as skipped:
-        verdict, detail = Verdict.SKIPPED, str(skipped)
+        verdict, detail = CaseVerdict.SKIPPED, str(skipped)
     finally:
         await probe.leave()
-    return Result(case, verdict, detail, round(time.monotonic() - begun, 3))
+    return CaseResult(case, verdict, detail, round(time.monotonic() - begun, 3))

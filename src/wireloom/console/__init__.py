@@ -1,5 +1,5 @@
 """The live page: what the hub and the pipeline are doing, in a browser."""
 
-from wireloom.console.server import Console, Settings
+from wireloom.console.server import Console, ConsoleSettings
 
-__all__ = ["Console", "Settings"]
+__all__ = ["Console", "ConsoleSettings"]

@@ -17,7 +17,7 @@ from typing import cast
 
 import aiohttp
 
-from wireloom.console.recent_traffic import Lately, Line, showable
+from wireloom.console.recent_traffic import Line, RecentTraffic, showable
 from wireloom.escaping import visible
 from wireloom.journal.retention import cursors
 from wireloom.journal.segment import bytes_after
@@ -41,7 +41,7 @@ select time, severity, rule, protocol, connection, detail, message_id from findi
 
 
 @dataclass(slots=True)
-class Cursor:
+class TailCursor:
     """How much of each ring one browser has seen."""
 
     messages: int = 0
@@ -50,13 +50,13 @@ class Cursor:
     has_history: bool = False
 
 
-class Watch:
+class PageData:
     """Looks at everything now and then; `snapshot` is what was seen last."""
 
     def __init__(self, hub_url: str, journal: Path | None = None, warehouse: Path | str | None = None) -> None:
         self.hub_url = hub_url.rstrip("/")
         self.warehouse = warehouse
-        self._lately = None if journal is None else Lately(journal)
+        self._lately = None if journal is None else RecentTraffic(journal)
         self._hub: Line = {}
         """What the hub said last."""
         self._fault: str | None = "the hub was not asked yet"
@@ -71,7 +71,7 @@ class Watch:
         self._rows = (0.0, 0)
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> Watch:
+    async def __aenter__(self) -> PageData:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
         await self._ask_hub()
         parts = [(self._ask_hub, HUB_EVERY), (self._look, JOURNAL_EVERY)]
@@ -92,7 +92,7 @@ class Watch:
         urls = self._hub.get("listeners")
         return [str(url) for name, url in urls.items() if name != "http"] if isinstance(urls, dict) else []
 
-    def snapshot(self, cursor: Cursor) -> Line:
+    def snapshot(self, cursor: TailCursor) -> Line:
         """What is known now; of messages, exchanges and rejects what this browser has not seen."""
         why = self.fault
         found: Line = {
@@ -144,7 +144,7 @@ class Watch:
         self._measure(cast("dict[str, dict[str, int]]", status["protocols"]))
         self._hub, self._fault, self._answered = showable(status), None, time.monotonic()
         if self._lately is None and isinstance(folder := status.get("journal"), str):
-            self._lately = Lately(folder)
+            self._lately = RecentTraffic(folder)
 
     def _measure(self, totals: dict[str, dict[str, int]]) -> None:
         now = time.monotonic()

@@ -88,7 +88,7 @@ class _Asked:
         return None if answered is None or asked is None else (answered - asked) // 1000
 
 
-class Lately:
+class RecentTraffic:
     """What was said lately. `look` reads the disk: call it in a thread, one call at a time."""
 
     def __init__(self, journal: Path | str) -> None:

@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 from aiohttp import web
 
 from wireloom.console import send
-from wireloom.console.page_data import Cursor, Watch
+from wireloom.console.page_data import PageData, TailCursor
 from wireloom.escaping import visible
 from wireloom.model import ConfigError, Kind, Message, WireloomError
 from wireloom.transports.address import is_loopback, parse_url
@@ -59,7 +59,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConsoleSettings:
     """How the console is reached, and what it looks at.
 
     `via` is the listener of the hub that publishes and requests go through; by default one that the hub names.
@@ -76,7 +76,7 @@ class Settings:
     def check(self) -> None:
         """Refuse what is no address of a page, and to be reachable from elsewhere without a token and TLS.
 
-        >>> Settings(url="http://0.0.0.0:5080").check()
+        >>> ConsoleSettings(url="http://0.0.0.0:5080").check()
         Traceback (most recent call last):
         wireloom.errors.ConfigError: the console at http://0.0.0.0:5080 can be reached from other machines: ...
         """
@@ -100,11 +100,11 @@ class Console:
         print(console.url)
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ConsoleSettings) -> None:
         settings.check()
         self.settings = settings
         self.url = settings.url
-        self._watch = Watch(settings.hub, settings.journal, settings.warehouse)
+        self._watch = PageData(settings.hub, settings.journal, settings.warehouse)
         self._closing = asyncio.Event()
         pages = resources.files("wireloom.console") / "static"
         self._door = (pages / "sign-in.html").read_bytes()
@@ -196,7 +196,7 @@ class Console:
         """One snapshot a second, as server-sent events."""
         response = web.StreamResponse(headers=HEADERS | {"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        cursor = Cursor()
+        cursor = TailCursor()
         with contextlib.suppress(ConnectionResetError):
             while not self._closing.is_set():
                 found = self._watch.snapshot(cursor) | {"via": self._via()}

@@ -56,10 +56,10 @@ _MATCH = {Right.PUBLISH: matches, Right.REQUEST: matches, Right.SUBSCRIBE: cover
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AccessRule:
     """Gives some identities some rights.
 
-    >>> rule = Rule(("certificate:meter-*",), {Right.PUBLISH: ("sensors/#",)})
+    >>> rule = AccessRule(("certificate:meter-*",), {Right.PUBLISH: ("sensors/#",)})
     >>> rule.applies_to(("certificate:meter-7",)), rule.applies_to(("token:meter-7",))
     (True, False)
     """
@@ -138,7 +138,7 @@ class Tokens:
 class AccessConfig:
     """The table `[access]`."""
 
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[AccessRule, ...] = ()
     tokens: Tokens = field(default_factory=Tokens)
     attempts_per_minute: float = 10.0
 
@@ -179,7 +179,7 @@ def parse_access(table: object) -> AccessConfig:
     return AccessConfig(tuple(map(parse_rule, rules)), tokens, float(attempts))
 
 
-def parse_rule(table: Mapping[str, object]) -> Rule:
+def parse_rule(table: Mapping[str, object]) -> AccessRule:
     """One table `[[access.rule]]`."""
     known = ("who", *Right)
     for key in table:
@@ -202,7 +202,7 @@ def parse_rule(table: Mapping[str, object]) -> Rule:
                 raise WrongKey(right, f"{right}: {error}") from None
     if not any(rights.values()):
         raise WrongKey("who", f"the rule allows nothing; say what, with {', '.join(Right)}")
-    return Rule(who, rights)
+    return AccessRule(who, rights)
 
 
 def _texts(table: Mapping[str, object], key: str) -> tuple[str, ...]:

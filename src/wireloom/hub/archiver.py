@@ -22,7 +22,7 @@ from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
 from wireloom.journal.archive import Archive, Claim, Conflict, FencedOff, not_archived
 from wireloom.journal.archive_disk import ArchiveDisk, remember_archive
-from wireloom.journal.daemon_executor import DaemonThreads
+from wireloom.journal.daemon_executor import DaemonExecutor
 from wireloom.journal.index import warm
 from wireloom.journal.segment import REFUSED, is_sealed, segments
 from wireloom.model import JournalError, WireloomError, type_of_json
@@ -88,7 +88,7 @@ class Archiver:
         self._finishes.set()
         self._wakes.set()
         if self._thread.is_alive():
-            await asyncio.get_running_loop().run_in_executor(DaemonThreads("archive-end"), self._thread.join)
+            await asyncio.get_running_loop().run_in_executor(DaemonExecutor("archive-end"), self._thread.join)
 
     def stop(self) -> None:
         """End soon; an upload that is under way is left to itself."""

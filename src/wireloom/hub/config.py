@@ -42,7 +42,7 @@ from typing import TypeVar
 from wireloom.extras import how_to_install
 from wireloom.hub.access import AccessConfig, parse_access, parse_rule
 from wireloom.hub.config_errors import Collector, WrongKey, taken, taken_by_pages, unknown_tokens
-from wireloom.hub.limits import Limits, check_positive
+from wireloom.hub.limits import HubLimits, check_positive
 from wireloom.hub.routes import Route, parse_route
 from wireloom.hub.webhooks import WebhookConfig, parse_webhook
 from wireloom.journal.archive_keys import check_recipient
@@ -208,7 +208,7 @@ class HubConfig:
     data: Path
     listeners: tuple[ListenerConfig, ...]
     journal: JournalSettings = field(default_factory=JournalSettings)
-    limits: Limits = field(default_factory=Limits)
+    limits: HubLimits = field(default_factory=HubLimits)
     http: HttpConfig | None = None
     access: AccessConfig = field(default_factory=AccessConfig)
     webhooks: tuple[WebhookConfig, ...] = ()
@@ -485,7 +485,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
         return collector.table(values, parse, functools.partial(wrong, key, 0), otherwise)
 
     journal = section(JournalSettings, "journal", JournalSettings())
-    limits = section(Limits, "limits", Limits())
+    limits = section(HubLimits, "limits", HubLimits())
     tracing = section(TracingSettings, "tracing", None) if "tracing" in table else None
     archive = section(ArchiveSettings, "archive", None) if "archive" in table else None
     access = _access(table.get("access", {}), wrong, collector)
@@ -589,7 +589,7 @@ def _http_warnings(http: HttpConfig) -> Iterator[str]:
         )
 
 
-def _held_down(listener: ListenerConfig, limits: Limits) -> Iterator[str]:
+def _held_down(listener: ListenerConfig, limits: HubLimits) -> Iterator[str]:
     """Sizes that a listener's settings name and the limits do not allow."""
     usual, held = listener.protocol.settings({}), limits.hold_down(listener.protocol, listener.settings)
     for each in fields(listener.settings):

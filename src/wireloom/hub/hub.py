@@ -30,11 +30,11 @@ from wireloom.hub.retention import DiskWatch, Retention
 from wireloom.hub.router import Router
 from wireloom.hub.status import status
 from wireloom.hub.turn import Turn
-from wireloom.hub.watchdog import Watch
+from wireloom.hub.watchdog import Watchdog
 from wireloom.hub.webhooks import Webhooks
 from wireloom.journal.blocks import MAX_REFUSED
 from wireloom.journal.commit import GroupCommit
-from wireloom.journal.daemon_executor import DaemonThreads
+from wireloom.journal.daemon_executor import DaemonExecutor
 from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.writer import Journal
 from wireloom.model import ConfigError, Direction
@@ -88,7 +88,7 @@ class Hub:
         self.access = Access(config.access)
         self.doorkeeper = Doorkeeper(config.limits, config.access.attempts_per_minute)
         self.topic_limits = TopicLimits(config.limits)
-        self.watch = Watch(self)
+        self.watch = Watchdog(self)
         self.connections: dict[int, Connection] = {}
         self.queued_bytes = 0
         """Of all queues."""
@@ -575,7 +575,7 @@ class Hub:
                 await self._in_time(self.archiver.finish(), max(deadline, self.now() + _GRACE))
                 self.archiver.stop()
             if self.tracing is not None:
-                flushing = self._loop.run_in_executor(DaemonThreads("tracing"), self.tracing.close)
+                flushing = self._loop.run_in_executor(DaemonExecutor("tracing"), self.tracing.close)
                 await self._in_time(flushing, max(deadline, self.now() + _GRACE))
 
     async def _in_time(self, waiting: Awaitable[object], deadline: float) -> bool:

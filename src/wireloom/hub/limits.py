@@ -58,7 +58,7 @@ class OverRate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits(Settings):
+class HubLimits(Settings):
     """The table `[limits]`."""
 
     message_bytes: int = 16 * 1024 * 1024
@@ -139,7 +139,7 @@ class Limits(Settings):
 
         >>> from wireloom.protocols.registry import protocol
         >>> hsp = protocol("hsp")
-        >>> Limits(message_bytes=2048).hold_down(hsp, hsp.settings()).max_payload
+        >>> HubLimits(message_bytes=2048).hold_down(hsp, hsp.settings()).max_payload
         2048
         """
         sizes: dict[str, int] = {}
@@ -171,12 +171,12 @@ class TopicFault(NamedTuple):
 class TopicLimits:
     """Which topics may be published to, and which patterns subscribed to: well formed, and not too long.
 
-    >>> limits = TopicLimits(Limits(topic_levels=2))
+    >>> limits = TopicHubLimits(HubLimits(topic_levels=2))
     >>> limits.fault("a/b"), limits.fault("a/b/c")
     (None, TopicFault(text="topic 'a/b/c' has 3 levels; topic_levels in [limits] is 2", setting='topic_levels'))
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: HubLimits) -> None:
         self._limits = limits
         self._good: dict[str, None] = {}
         """Topics that were looked at lately."""
@@ -294,12 +294,12 @@ class Buckets:
 class Doorkeeper:
     """Counts connections, in all and by address, and keeps the rates."""
 
-    def __init__(self, limits: Limits, attempts_per_minute: float) -> None:
+    def __init__(self, limits: HubLimits, attempts_per_minute: float) -> None:
         self._here: Counter[str] = Counter()
         self._count = 0
         self.configure(limits, attempts_per_minute)
 
-    def configure(self, limits: Limits, attempts_per_minute: float) -> None:
+    def configure(self, limits: HubLimits, attempts_per_minute: float) -> None:
         """Take new limits; who is here stays."""
         self.limits = limits
         rate = attempts_per_minute / 60

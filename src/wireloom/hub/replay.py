@@ -22,7 +22,7 @@ from wireloom.hub.backlogs import Backlog, Backlogs
 from wireloom.hub.journal_events import PublicationReader, Published, Routing
 from wireloom.hub.limits import LimitReached
 from wireloom.hub.logs import about
-from wireloom.journal.daemon_executor import DaemonThreads
+from wireloom.journal.daemon_executor import DaemonExecutor
 from wireloom.journal.reader import Offset
 from wireloom.journal.tail import Since, parse_since
 from wireloom.model import ConfigError, JournalError, Kind, Message, PeerClosed
@@ -61,8 +61,8 @@ class Replays:
         self._running: dict[Connection, dict[str, _Replay]] = {}
         self._count = 0
         self._by_payer: Counter[str] = Counter()
-        self._threads = DaemonThreads("replay", _THREADS)
-        self._archive_threads = DaemonThreads("replay-archive", _ARCHIVE_THREADS)
+        self._threads = DaemonExecutor("replay", _THREADS)
+        self._archive_threads = DaemonExecutor("replay-archive", _ARCHIVE_THREADS)
         self.backlogs = Backlogs(lambda: hub.config.limits.replay_bytes, lambda: hub.reached("replay_bytes"))
         """What was read and is not sent yet."""
         self._turns = asyncio.Lock()

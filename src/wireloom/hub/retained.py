@@ -20,7 +20,7 @@ from wireloom.hub.backlogs import Backlog, weight
 from wireloom.hub.journal_events import Publications, Routing
 from wireloom.hub.last_value_index import FILE, LatestFile, LatestTickets
 from wireloom.hub.logs import about
-from wireloom.journal.daemon_executor import DaemonThreads
+from wireloom.journal.daemon_executor import DaemonExecutor
 from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.reader import Entry, Offset
 from wireloom.journal.runs import read_runs
@@ -62,7 +62,7 @@ class LastValues:
         self._sending: dict[asyncio.Task[None], tuple[Connection, str]] = {}
         self._searching = asyncio.Lock()
         """One search of all topics at a time."""
-        self._threads = DaemonThreads("last-values", 2)
+        self._threads = DaemonExecutor("last-values", 2)
 
     @property
     def tickets(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from wireloom.hub.config import JournalSettings
 from wireloom.hub.logs import about
 from wireloom.hub.metrics import Metrics
-from wireloom.journal.daemon_executor import DaemonThreads
+from wireloom.journal.daemon_executor import DaemonExecutor
 from wireloom.journal.disk import LOCAL, Disk
 from wireloom.journal.retention import ARCHIVE, Expired, Keep, prune
 from wireloom.journal.segment import segments
@@ -56,7 +56,7 @@ class Retention:
         self._due = 0.0
         self._running: asyncio.Future[list[Expired]] | None = None
         self._told_held = ""
-        self._thread = DaemonThreads("retention")
+        self._thread = DaemonExecutor("retention")
 
     def tick(self, loop: asyncio.AbstractEventLoop) -> None:
         """Called often; looks when it is time."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from wireloom.hub.hub import Hub
 
 
-class Watch:
+class Watchdog:
     """Holds all connections to the limits of time and memory."""
 
     def __init__(self, hub: Hub) -> None:

@@ -23,7 +23,7 @@ from wireloom.hub.cloudevents import Mode, from_message, to_http
 from wireloom.hub.config_errors import WrongKey
 from wireloom.hub.journal_events import PublicationReader, Published, Routing
 from wireloom.hub.logs import about
-from wireloom.journal.daemon_executor import DaemonThreads
+from wireloom.journal.daemon_executor import DaemonExecutor
 from wireloom.journal.disk import make_folders
 from wireloom.journal.reader import Offset
 from wireloom.journal.retention import CURSORS
@@ -111,7 +111,7 @@ class Webhook:
         self._journal = hub.config.journal_folder
         self._cursor = self._journal / CURSORS / _cursor_name(config.name)
         self._backoff = Backoff(minimum=0.2, maximum=LONGEST_WAIT)
-        self._thread = DaemonThreads("webhook")
+        self._thread = DaemonExecutor("webhook")
         self._saved = 0.0
         self._unsaved: dict[str, type_of_json] | None = None
         """How far it is, if that is not on disk."""

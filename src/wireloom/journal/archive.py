@@ -37,7 +37,7 @@ from wireloom.journal.archive_format import (
     load_index,
 )
 from wireloom.journal.disk import LOCAL, Disk
-from wireloom.journal.identity import Ancestor, Identity
+from wireloom.journal.identity import Ancestor, JournalIdentity
 from wireloom.journal.segment import OpenSegment
 from wireloom.journal.state import StateDamaged, decode_state, encode_state
 from wireloom.model import JournalError, WireloomError, type_of_json
@@ -110,7 +110,7 @@ def load_claim(store: Store, hub: str) -> Claim:
 class Archive:
     """What is archived of one journal: of its epoch and of those it comes from. Safe to share by threads."""
 
-    def __init__(self, store: Store, identity: Identity, reads: Store | None = None) -> None:
+    def __init__(self, store: Store, identity: JournalIdentity, reads: Store | None = None) -> None:
         """`reads` is the same store for those who read it and cannot wait."""
         self.store = store
         self._reads = store if reads is None else reads

@@ -107,7 +107,7 @@ class SegmentId(NamedTuple):
         return cls(found[1], found[2], int(found[4]), found[3] is not None)
 
 
-class Frame(NamedTuple):
+class ArchiveFrame(NamedTuple):
     """One zstd frame of an archived segment: whole blocks, which can be read without the frames before it."""
 
     offset: int
@@ -160,7 +160,7 @@ class Index:
     """Bytes of the object."""
     withheld: int
     """How many blocks of keys were blanked."""
-    frames: tuple[Frame, ...]
+    frames: tuple[ArchiveFrame, ...]
 
     @property
     def segment(self) -> SegmentId:
@@ -170,7 +170,7 @@ class Index:
     def encode(self) -> bytes:
         """The index object: JSON with a checksum."""
         frames: list[type_of_json] = [list(frame) for frame in self.frames]
-        said: dict[str, type_of_json] = {**asdict(self), "columns": list(Frame._fields), "frames": frames}
+        said: dict[str, type_of_json] = {**asdict(self), "columns": list(ArchiveFrame._fields), "frames": frames}
         return encode_state({**said, "format": FORMAT})
 
     @classmethod
@@ -181,10 +181,10 @@ class Index:
             if said.get("format") != FORMAT:
                 raise ArchiveDamaged(f"{name}: is of format {said.get('format')!r}, and this version reads {FORMAT!r}")
             columns = cast("list[str]", said["columns"])
-            places = [columns.index(field) for field in Frame._fields]
+            places = [columns.index(field) for field in ArchiveFrame._fields]
             rows = cast("list[list[int]]", said["frames"])
             known: dict[str, object] = {field.name: said[field.name] for field in fields(cls)}
-            known["frames"] = tuple(Frame(*(int(row[place]) for place in places)) for row in rows)
+            known["frames"] = tuple(ArchiveFrame(*(int(row[place]) for place in places)) for row in rows)
             found = cls(**known)  # type: ignore[arg-type]
         except StateDamaged as damage:
             raise ArchiveDamaged(str(damage)) from None
@@ -203,13 +203,13 @@ class Index:
         if (at, start) != (self.stored, self.length) or not self.frames:
             raise ArchiveDamaged(f"{name}: is damaged: its frames are not the whole segment")
 
-    def frames_between(self, start: int, end: int) -> tuple[Frame, ...]:
+    def frames_between(self, start: int, end: int) -> tuple[ArchiveFrame, ...]:
         """The frames that hold the bytes from `start` to `end` of the segment."""
         first = bisect_right(self.frames, start, key=lambda frame: frame.start) - 1
         last = bisect_right(self.frames, end - 1, key=lambda frame: frame.start)
         return self.frames[max(first, 0) : last] if start < end else ()
 
-    def frames_from(self, packet_id: int) -> tuple[Frame, ...]:
+    def frames_from(self, packet_id: int) -> tuple[ArchiveFrame, ...]:
         """The frames that hold blocks with this packet id or a later one."""
         return tuple(frame for frame in self.frames if frame.last >= packet_id)
 
@@ -235,7 +235,7 @@ def archived_segments(store: Store, hub: str = "", epoch: str = "", *, after: st
             yield found
 
 
-def unpack(frame: Frame, stored: bytes, name: str) -> bytes:
+def unpack(frame: ArchiveFrame, stored: bytes, name: str) -> bytes:
     """The blocks in a frame, checked. `stored` are its bytes in the object `name`."""
     import zstandard
 
@@ -301,7 +301,7 @@ class ArchivedSegment:
         base = wanted[0].start
         return data[start - base : end - base]
 
-    def _frames(self, wanted: tuple[Frame, ...]) -> bytes:
+    def _frames(self, wanted: tuple[ArchiveFrame, ...]) -> bytes:
         """The blocks of frames that follow each other. Those that are not held are fetched with one request."""
         held = [None if self._cache is None else self._cache.get(self.name, frame.offset) for frame in wanted]
         missing = [frame for frame, data in zip(wanted, held, strict=True) if data is None]

@@ -17,7 +17,7 @@ import numpy as np
 import zstandard
 
 from wireloom.journal import blocks
-from wireloom.journal.archive_format import FRAME_BYTES, LARGEST_FRAME, ArchiveDamaged, Frame, Index, SegmentId
+from wireloom.journal.archive_format import FRAME_BYTES, LARGEST_FRAME, ArchiveDamaged, ArchiveFrame, Index, SegmentId
 from wireloom.journal.index import BlockIndex, index_blocks
 from wireloom.journal.keys import DECRYPTION_SECRETS, blanked
 from wireloom.model import JournalError
@@ -167,7 +167,7 @@ def _index(
         said = int(np.searchsorted(stating, end)) - int(np.searchsorted(stating, start)) if stating else 0
         is_any = high > low
         frames.append(
-            Frame(
+            ArchiveFrame(
                 offset, size, start, end - start,
                 int(ids[0]) if is_any else 0, int(ids[-1]) if is_any else 0,
                 int(times.min()) if is_any else 0, int(times.max()) if is_any else 0,

@@ -28,7 +28,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 
-from wireloom.journal.daemon_executor import DaemonThreads
+from wireloom.journal.daemon_executor import DaemonExecutor
 from wireloom.journal.writer import Journal, PendingCommit
 from wireloom.model import JournalError
 
@@ -88,7 +88,7 @@ class GroupCommit:
         """Ticket, order of arrival, callback; sorted."""
         self._arrivals = 0
         self._room: list[Callable[[], None]] = []
-        self._thread = DaemonThreads("journal")
+        self._thread = DaemonExecutor("journal")
         self._syncing = False
         self._in_flight: PendingCommit | None = None
         """What the thread commits."""
@@ -213,7 +213,7 @@ class GroupCommit:
 
         Cancelling it leaves that to the thread, and to recovery if the process ends before.
         """
-        thread = self._thread if self._given_up else DaemonThreads("journal")
+        thread = self._thread if self._given_up else DaemonExecutor("journal")
         sealing = thread.submit(self._seal)
         thread.shutdown(wait=False)
         await asyncio.shield(asyncio.wrap_future(sealing))

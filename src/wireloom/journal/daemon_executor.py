@@ -18,10 +18,10 @@ T = TypeVar("T")
 _Work = tuple[Future[T], Callable[[], T]]
 
 
-class DaemonThreads(Executor):
+class DaemonExecutor(Executor):
     """An executor whose threads end with the process, whatever they are doing. They start with the first call.
 
-    >>> threads = DaemonThreads("example")
+    >>> threads = DaemonExecutor("example")
     >>> threads.submit(sum, [1, 2]).result()
     3
     >>> threads.shutdown()

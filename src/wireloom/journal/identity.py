@@ -45,7 +45,7 @@ class Ancestor:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class JournalIdentity:
     """What `journal.json` says."""
 
     hub: str
@@ -76,7 +76,7 @@ class Identity:
         )
 
 
-NO_EPOCHS = Identity("", FORMAT_1)
+NO_EPOCHS = JournalIdentity("", FORMAT_1)
 """That of a journal of format 1."""
 
 
@@ -91,7 +91,7 @@ class LastIds:
 class IdentityFile:
     """`journal.json` of the one process that writes the journal."""
 
-    def __init__(self, folder: Path, identity: Identity, disk: Disk) -> None:
+    def __init__(self, folder: Path, identity: JournalIdentity, disk: Disk) -> None:
         """Use `claim`."""
         self.identity = identity
         self.path = folder / FILE
@@ -113,7 +113,7 @@ class IdentityFile:
         """At a clean stop: these ids come next, nothing was taken after them."""
         self._save(replace(self.identity, reserved=following, refused_reserved=refused_following))
 
-    def _save(self, identity: Identity) -> None:
+    def _save(self, identity: JournalIdentity) -> None:
         ancestors: list[type_of_json] = [{"end": each.end, "epoch": each.epoch} for each in identity.ancestors]
         value: dict[str, type_of_json] = {
             "ancestors": ancestors,
@@ -154,7 +154,7 @@ def claim(
     epoch = f"{random_bits(64) | 1:016x}"
     name = hub or (known.hub if known is not None else "") or f"{random_bits(64):016x}"
     if known is None:
-        identity = Identity(name, epoch)
+        identity = JournalIdentity(name, epoch)
     elif why or known.epoch == FORMAT_1:
         ended = (Ancestor(known.epoch, last.frames), *known.ancestors)[:MOST_ANCESTORS]
         identity = replace(known, hub=name, epoch=epoch, ancestors=ended)
@@ -165,14 +165,14 @@ def claim(
     return file, why
 
 
-def load_identity(folder: Path, disk: Disk = LOCAL) -> Identity | None:
+def load_identity(folder: Path, disk: Disk = LOCAL) -> JournalIdentity | None:
     """What `journal.json` says; None if there is none. Raises StateDamaged."""
     value = load_state(folder / FILE, disk)
     if value is None:
         return None
     try:
         found = cast("list[dict[str, type_of_json]]", value["ancestors"])
-        return Identity(
+        return JournalIdentity(
             str(value["hub"]),
             str(value["epoch"]),
             int(cast(int, value["generation"])),
@@ -185,7 +185,7 @@ def load_identity(folder: Path, disk: Disk = LOCAL) -> Identity | None:
         raise StateDamaged(f"{folder / FILE}: is damaged: something is missing in it") from None
 
 
-def _from_segments(folder: Path, disk: Disk) -> Identity | None:
+def _from_segments(folder: Path, disk: Disk) -> JournalIdentity | None:
     """What the newest readable segment says of the journal; None where there is no segment."""
     found = segments(folder, disk)
     for path in reversed(found):
@@ -194,5 +194,5 @@ def _from_segments(folder: Path, disk: Disk) -> Identity | None:
                 head = opened.head()
         except (OSError, JournalError):
             continue
-        return Identity(head.hub, head.epoch or FORMAT_1, head.generation)
+        return JournalIdentity(head.hub, head.epoch or FORMAT_1, head.generation)
     return NO_EPOCHS if found else None

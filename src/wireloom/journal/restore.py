@@ -16,7 +16,7 @@ from wireloom.journal.archive_disk import remember_archive
 from wireloom.journal.archive_format import ArchiveDamaged, SegmentId
 from wireloom.journal.archive_keys import Secrets, decrypt
 from wireloom.journal.disk import CREATE, LOCAL, Disk, make_folders, write_all
-from wireloom.journal.identity import Identity, IdentityFile
+from wireloom.journal.identity import IdentityFile, JournalIdentity
 from wireloom.journal.segment import REFUSED
 from wireloom.model import ConfigError
 from wireloom.store import ObjectMissing, Store, open_store
@@ -26,7 +26,7 @@ from wireloom.store import ObjectMissing, Store, open_store
 class Restored:
     """What was restored."""
 
-    identity: Identity
+    identity: JournalIdentity
     segments: int
     size: int
     last: int
@@ -54,7 +54,7 @@ def find_archive(url: str, hub: str = "") -> Archive:
         what = f"archives of several hubs: name one of {', '.join(found)}" if found else "no archive of a hub here"
         raise ConfigError(f"{store.url}: {what}")
     claim = load_claim(store, hub or found[0])
-    return Archive(store, Identity(claim.hub, claim.epoch, claim.generation, claim.ancestors))
+    return Archive(store, JournalIdentity(claim.hub, claim.epoch, claim.generation, claim.ancestors))
 
 
 def _hubs(store: Store) -> Iterator[str]:

@@ -18,7 +18,7 @@ from typing import Self
 
 from wireloom.journal import blocks
 from wireloom.journal.disk import LOCAL, Disk
-from wireloom.journal.identity import NO_EPOCHS, Identity
+from wireloom.journal.identity import NO_EPOCHS, JournalIdentity
 from wireloom.journal.keys import keys_in
 from wireloom.journal.log import RECORD_TAGS
 from wireloom.journal.reader import Decoding, Entry, Offset, Record, Unreadable, blocks_in, check_segment
@@ -47,7 +47,7 @@ Since = Offset | int
 Found = Entry | Unreadable | Record
 
 
-def parse_since(text: str, now_ns: int | None = None, identity: Identity | None = None) -> Since:
+def parse_since(text: str, now_ns: int | None = None, identity: JournalIdentity | None = None) -> Since:
     """What a person writes: an offset, a time (RFC 3339), how long ago (`90s`, `15m`, `2h`, `7d`), or `start`.
 
     An offset may have its epoch before it (`<epoch>:1042.7`). Then `identity`, that of the journal, tells whether it is

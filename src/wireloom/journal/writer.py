@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Self, cast
 from wireloom.journal import blocks
 from wireloom.journal.context import Context, Principal
 from wireloom.journal.disk import LOCAL, READ, Disk, make_folders, write_all
-from wireloom.journal.identity import Identity, IdentityFile, LastIds, RandomBits, claim
+from wireloom.journal.identity import IdentityFile, JournalIdentity, LastIds, RandomBits, claim
 from wireloom.journal.keys import Keys
 from wireloom.journal.lines import Line
 from wireloom.journal.log import (
@@ -207,7 +207,7 @@ class Journal:
         return journal
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> JournalIdentity:
         """Whose journal this is, and its epochs."""
         return self._identity.identity
 
@@ -536,7 +536,7 @@ class Journal:
         self._told_damage = text
 
 
-def _started(version: str, own: Identity, found: Recovery) -> dict[str, type_of_json]:
+def _started(version: str, own: JournalIdentity, found: Recovery) -> dict[str, type_of_json]:
     """What the record `started` says."""
     details: dict[str, type_of_json] = {"version": version}
     if own.ancestors:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from wireloom.model import ConfigError, Kind, Message, RequestFailed
-from wireloom.peers.typed_handlers import Signature, handler_of
+from wireloom.peers.typed_handlers import HandlerSignature, handler_of
 from wireloom.topics import is_pattern, matches, validate_pattern
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class ServiceOperation:
     """`request` or `event`."""
     topic: str
     function: Callable[..., object]
-    signature: Signature
+    signature: HandlerSignature
 
 
 def unknown_topic(topic: str | None) -> RequestFailed:

@@ -28,7 +28,7 @@ from wireloom.peers.driver import Driver
 from wireloom.peers.handler_runner import Answers
 from wireloom.peers.inbox import Inbox
 from wireloom.peers.pending_calls import Call, PendingCalls, Waiting
-from wireloom.peers.replays import Replays
+from wireloom.peers.replays import ReplaySubscriptions
 from wireloom.peers.send_queue import PIECE, fresh
 from wireloom.protocols.contract import HUB_PREFIX, Batch, Format, Protocol, Session
 from wireloom.topics import Subscriptions
@@ -70,7 +70,7 @@ class Channel:
         """Patterns the other end was asked for, and the subscriptions that need each."""
         self._provided: dict[str, None] = {}
         """Topics this end answers requests for, as the other end, a hub, was told."""
-        self._replays = Replays()
+        self._replays = ReplaySubscriptions()
         """Subscriptions to the past, by the name that the other end knows them by."""
         self._streams: list[Inbox[Message]] = []
         self._holds: set[str] = set()

@@ -32,7 +32,7 @@ class Replay(Subscription):
     def __init__(
         self,
         peer: Peer,
-        replays: Replays,
+        replays: ReplaySubscriptions,
         pattern: str,
         inbox: Inbox[Message],
         since: str | datetime,
@@ -79,7 +79,7 @@ class Replay(Subscription):
         self.inbox.put(message)
 
 
-class Replays:
+class ReplaySubscriptions:
     """The replays of one peer."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class HandlerSignature:
     """What a handler takes and returns, for those who describe a service."""
 
     body: tuple[tuple[str, object, bool], ...]
@@ -44,19 +44,19 @@ class Signature:
         return bool(self.body)
 
 
-def handler_of(function: Callable[..., object], local: Mapping[str, object]) -> tuple[Handler, Signature]:
+def handler_of(function: Callable[..., object], local: Mapping[str, object]) -> tuple[Handler, HandlerSignature]:
     """A handler from a function, and what it takes; `local` are names that its annotations may use."""
     parameters = list(inspect.signature(function).parameters.values())
     hints = {each.name: _annotation(function, each.annotation, local) for each in parameters}
     returned = _annotation(function, inspect.signature(function).return_annotation, local)
     if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in parameters):
-        return typing.cast("Handler", function), Signature((), returned)
+        return typing.cast("Handler", function), HandlerSignature((), returned)
     roles = _roles(parameters, hints)
     body = [each for each in parameters if roles[each.name] == "body"]
     if not body:
-        return _untyped(function, parameters), Signature((), returned)
+        return _untyped(function, parameters), HandlerSignature((), returned)
     described = tuple((each.name, hints[each.name], each.default is each.empty) for each in body)
-    return _Typed(function, parameters, roles, described).handler(), Signature(described, returned)
+    return _Typed(function, parameters, roles, described).handler(), HandlerSignature(described, returned)
 
 
 def _roles(parameters: list[inspect.Parameter], hints: Mapping[str, object]) -> dict[str, str]:

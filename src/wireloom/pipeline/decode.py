@@ -40,7 +40,7 @@ from wireloom.pipeline.steps.message_arrays import DIRECTIONS, coded, constant, 
 from wireloom.protocols.audit import Auditor
 from wireloom.protocols.columns import BROKEN, ColumnDecoder, Columns, Spans
 from wireloom.protocols.contract import CUT, Settings, apply_agreed
-from wireloom.protocols.pairing import Rule, Severity
+from wireloom.protocols.pairing import PairingRule, Severity
 from wireloom.protocols.publish_rules import requests_are_publishes
 from wireloom.protocols.registry import protocol, protocols
 
@@ -152,7 +152,7 @@ class Audited:
                     unknown = pa.nulls(chosen.num_rows, pa.string())
                     named = chosen.append_column("message_id", unknown).append_column("correlation_id", unknown)
                     details = chosen["detail"].to_pylist()
-                    self._findings.append(findings.of_table(named, Rule(rule, Severity(severity), ""), details))
+                    self._findings.append(findings.of_table(named, PairingRule(rule, Severity(severity), ""), details))
 
     def findings(self) -> pa.Table | None:
         """All findings."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from wireloom.pipeline import tables
-from wireloom.pipeline.options import Options
+from wireloom.pipeline.options import SourceOptions
 from wireloom.pipeline.schemas import (
     EXCHANGES,
     FINDINGS,
@@ -75,7 +75,7 @@ class Report:
 class DecodeJob:
     """The first job of a batch; travels to the workers."""
 
-    options: Options
+    options: SourceOptions
     warehouse: Store
     only_messages: bool = False
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from wireloom.pipeline import planning, plans
 from wireloom.pipeline.batch import BatchCommit, Workers
 from wireloom.pipeline.captures import planning as captures
-from wireloom.pipeline.options import Options
+from wireloom.pipeline.options import SourceOptions
 from wireloom.pipeline.planning import Offsets
 from wireloom.pipeline.plans import BatchPlan
 from wireloom.pipeline.schemas import LEFT_OUT, MESSAGES, REJECTS
@@ -61,7 +61,7 @@ class MicroBatch:
 class Driver:
     """Does batch after batch."""
 
-    def __init__(self, warehouse: Warehouse, options: Options, workers: WorkersFor, cores: int | None = None) -> None:
+    def __init__(self, warehouse: Warehouse, options: SourceOptions, workers: WorkersFor, cores: int | None = None) -> None:
         """`cores` is how many tasks run at a time, where that is known: the cores of the cluster, not of the driver."""
         self.warehouse, self.options, self.workers, self.cores = warehouse, options, workers, cores
         self._state: State | None = None

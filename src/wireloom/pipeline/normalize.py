@@ -20,7 +20,7 @@ VERBS = [str(verb) for verb in Verb]
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class Normalized:
     """The columns of `messages` that say what a message is."""
 
     kind: NDArray[np.uint8]
@@ -31,7 +31,7 @@ class Meant:
 
 def meanings(
     kind: NDArray[np.uint8], topic: pa.Array, attributes: pa.Array, acknowledges: NDArray[np.bool_] | None = None
-) -> Meant:
+) -> Normalized:
     """What messages of these kinds (indexes into `KINDS`) and topics are.
 
     `acknowledges` marks those that are acknowledged publishes if they are requests.
@@ -48,7 +48,7 @@ def meanings(
     ]
     is_changed = any(each.topic != name for each, name in zip(found, own, strict=True))
     verb = [len(VERBS) if each.verb is None else VERBS.index(each.verb) for each in found]
-    return Meant(
+    return Normalized(
         np.array([KIND_CODES[each.kind] for each in found] or [0], np.uint8)[places],
         coded(places, [each.topic for each in found]) if is_changed else topic_column,
         coded(np.array(verb or [0], np.int8)[places], [*VERBS, None]),

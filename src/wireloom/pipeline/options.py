@@ -58,7 +58,7 @@ class CaptureOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SourceOptions:
     """The options of the source, checked."""
 
     inputs: tuple[str, ...]
@@ -74,7 +74,7 @@ class Options:
     """So much later than another input may come what is earlier than it."""
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Options:
+    def parse(cls, given: Mapping[str, str]) -> SourceOptions:
         """Options by name, in any case; an unknown or a wrong one is an error that names the right ones."""
         known = {name.lower(): name for name in DEFAULTS}
         values = dict(DEFAULTS)

@@ -93,7 +93,7 @@ def _opened(warehouse: Path | str, query: str) -> Iterator[duckdb.DuckDBPyConnec
             raise _wrong(str(error)) from None
 
 
-def describe(warehouse: Path | str) -> dict[str, tables.Summary]:
+def describe(warehouse: Path | str) -> dict[str, tables.TableSummary]:
     """The tables of a warehouse by name, and how large they are."""
     found = Warehouse.existing(warehouse)
     return {name: tables.summary(found.folder(table), table) for name, table in TABLES.items()}

@@ -214,7 +214,7 @@ def warm() -> None:
     """Compile or load the kernels."""
     from wireloom.journal.index import index_blocks
 
-    tags = blocks.encode_tags("hsp", "127.0.0.1:1", "127.0.0.1:2")
+    tags = blocks.encode_tags("any", "127.0.0.1:1", "127.0.0.1:2")
     block = blocks.encode_packet(1, 0, tags, 0, b"", blocks.record_comment("opened", {}, 1), 1)
     data = np.frombuffer(block, np.uint8)
     found = index_blocks(data, 0, len(data), check_hash=False)

@@ -20,7 +20,7 @@ from wireloom.pipeline import planning, state
 from wireloom.pipeline.batch import PipelineFailed
 from wireloom.pipeline.checkpoint import take_over
 from wireloom.pipeline.driver import Driver, MicroBatch
-from wireloom.pipeline.options import Options
+from wireloom.pipeline.options import SourceOptions
 from wireloom.pipeline.warehouse import Warehouse
 from wireloom.store.folder import FolderStore
 
@@ -84,10 +84,10 @@ class Pipeline:
     ) -> None:
         given = {"paths": json.dumps([str(path) for path in inputs]), **(options or {})}
         # Wrong options are told before anything is made.
-        self.inputs = Options.parse(given).inputs
+        self.inputs = SourceOptions.parse(given).inputs
         self.warehouse = Warehouse.prepared(warehouse, table_format)
         flows = self.warehouse.store.below(FLOWS).url
-        self._options = Options.parse({**given, "stateDir": flows})
+        self._options = SourceOptions.parse({**given, "stateDir": flows})
         self.summary = Summary()
         if master and remote:
             raise ConfigError(

@@ -44,7 +44,7 @@ class SendFailed(WireloomError):
 
 
 @dataclass
-class Sent:
+class SendCounts:
     """What became of the rows."""
 
     published: int = 0
@@ -55,8 +55,8 @@ class Sent:
     skipped: Counter[str] = field(default_factory=Counter)
     """Rows that were left out, by reason."""
 
-    def __add__(self, other: Sent) -> Sent:
-        return Sent(
+    def __add__(self, other: SendCounts) -> SendCounts:
+        return SendCounts(
             self.published + other.published,
             self.acknowledged + other.acknowledged,
             self.requested + other.requested,
@@ -67,7 +67,7 @@ class Sent:
     def __str__(self) -> str:
         """One line for a person.
 
-        >>> print(Sent(3, 3, 2, 1, Counter(ping=4, response=1)))
+        >>> print(SendCounts(3, 3, 2, 1, Counter(ping=4, response=1)))
         3 published (3 acknowledged), 2 requested (1 refused), 5 skipped (4 ping, 1 response)
         """
         words = f"{self.published:,} published"
@@ -81,7 +81,7 @@ class Sent:
         return words
 
 
-class Row(NamedTuple):
+class MessageRow(NamedTuple):
     """One row of `messages`, as far as it matters for sending."""
 
     time_us: int | None
@@ -133,7 +133,7 @@ def check_columns(schema: pa.Schema, options: SendOptions) -> None:
             raise ConfigError(f"the column {name!r} is {schema.field(name).type}; it must be {what}")
 
 
-def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+def rows_of(batch: pa.RecordBatch) -> Iterator[MessageRow]:
     """The rows of a batch; without a column `kind` all are events."""
     import pyarrow as pa
 
@@ -157,17 +157,17 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
                 known, goal, data, content_type=content_type, protocol=protocol or "",
                 attributes=_URGENT if told.get(URGENT) == "1" else NO_ATTRIBUTES,
             )  # fmt: skip
-        yield Row(time_us, message, str(kind))
+        yield MessageRow(time_us, message, str(kind))
 
 
-async def send_batches(batches: Iterable[pa.RecordBatch], options: SendOptions, pace: Pace | None = None) -> Sent:
+async def send_batches(batches: Iterable[pa.RecordBatch], options: SendOptions, pace: Pace | None = None) -> SendCounts:
     """Connect, and send the rows of these batches in their order.
 
     The batches are waited for in another thread, so that the conversation goes on meanwhile.
     """
     loop = asyncio.get_running_loop()
     iterator = iter(batches)
-    sent = Sent()
+    sent = SendCounts()
     try:
         async with options.connect() as peer:
             sender = Sender(peer, options, pace or Pace(options.pace), sent)
@@ -193,7 +193,7 @@ async def send_batches(batches: Iterable[pa.RecordBatch], options: SendOptions, 
 class Sender:
     """Sends rows to one peer, and keeps count."""
 
-    def __init__(self, peer: Client, options: SendOptions, pace: Pace, sent: Sent) -> None:
+    def __init__(self, peer: Client, options: SendOptions, pace: Pace, sent: SendCounts) -> None:
         self._peer = peer
         self._options = options
         self._pace = pace
@@ -201,7 +201,7 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._pending: deque[Call] = deque()
 
-    async def send(self, row: Row) -> None:
+    async def send(self, row: MessageRow) -> None:
         """Send what the row says when it is due, as soon as there is room; or leave it out."""
         message = self._prepared(row)
         if message is None:
@@ -241,7 +241,7 @@ class Sender:
                 self._sent.acknowledged += _is_publish(call.request)
         self._pending.clear()
 
-    def _prepared(self, row: Row) -> Message | None:
+    def _prepared(self, row: MessageRow) -> Message | None:
         """What to send for a row; None, and counted, if that is nothing."""
         options, message = self._options, row.message
         topic = "" if message is None else message.topic or ""

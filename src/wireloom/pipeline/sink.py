@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from wireloom.model import ConfigError
-from wireloom.pipeline.send import COLUMNS, Sent, check_columns, send_batches
+from wireloom.pipeline.send import COLUMNS, SendCounts, check_columns, send_batches
 from wireloom.pipeline.send_options import SendOptions
 from wireloom.transports.loop import run
 
@@ -29,7 +29,7 @@ SPARKS_OWN = {"checkpointlocation"}
 class TaskSent(WriterCommitMessage):
     """What one task sent."""
 
-    sent: Sent
+    sent: SendCounts
 
 
 def checked(options: Mapping[str, str], schema: StructType, overwrite: bool) -> SendOptions:
@@ -75,4 +75,4 @@ class StreamSink(DataSourceStreamArrowWriter):
 def report(options: SendOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     """One line about what was sent."""
     parts = [message.sent for message in messages if isinstance(message, TaskSent)]
-    print(f"wireloom: to {options.url}: {reduce(Sent.__add__, parts, Sent())}", file=sys.stderr, flush=True)
+    print(f"wireloom: to {options.url}: {reduce(SendCounts.__add__, parts, SendCounts())}", file=sys.stderr, flush=True)

@@ -34,7 +34,7 @@ from wireloom.pipeline.captures import planning as captures
 from wireloom.pipeline.captures.counts import Counts
 from wireloom.pipeline.captures.planning import StateFolder
 from wireloom.pipeline.filters import Wanted
-from wireloom.pipeline.options import CaptureOptions, Options
+from wireloom.pipeline.options import CaptureOptions, SourceOptions
 from wireloom.pipeline.planning import Offsets, Range
 from wireloom.pipeline.schemas import MESSAGES, REJECTS, spark_schema
 
@@ -120,9 +120,9 @@ class WireloomSource(DataSource):
         self.options = dict(options)
 
     @cached_property
-    def chosen(self) -> Options:
+    def chosen(self) -> SourceOptions:
         """The options for reading; those for writing are others."""
-        return Options.parse(self.options)
+        return SourceOptions.parse(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -168,7 +168,7 @@ class FilteringSource(WireloomSource):
 class JournalReader(DataSourceReader):
     """Reads everything there is at planning time."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.wanted: Wanted | None = None
 
@@ -193,7 +193,7 @@ class FilteringReader(JournalReader):
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what is new since the last batch, at most `maxBytesPerTrigger` a batch."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.target: Offsets | None = None
 
@@ -233,7 +233,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def partitions(
-    options: Options,
+    options: SourceOptions,
     start: Offsets,
     end: Offsets,
     *,
@@ -253,7 +253,7 @@ def partitions(
     return found + flow_groups(options, start, end, stream)
 
 
-def flow_groups(options: Options, start: Offsets, end: Offsets, stream: bool) -> list[InputPartition]:
+def flow_groups(options: SourceOptions, start: Offsets, end: Offsets, stream: bool) -> list[InputPartition]:
     """New captures, shared out by flow."""
     files = tuple(captures.new_captures(start, end))
     if not files:
@@ -271,7 +271,7 @@ def flow_groups(options: Options, start: Offsets, end: Offsets, stream: bool) ->
 
 
 def decoded_parts(
-    options: Options, partition: InputPartition, wanted: Wanted | None = None
+    options: SourceOptions, partition: InputPartition, wanted: Wanted | None = None
 ) -> Iterator[tuple[Range, DecodedRange]]:
     """The rows of a partition, a part at a time; Spark makes an empty partition where there is nothing to read."""
     from wireloom.pipeline.decode import decode_range
@@ -293,7 +293,7 @@ def input_of(partition: InputPartition) -> tuple[int, int]:
     return 0, 0
 
 
-def read_table(options: Options, partition: InputPartition, wanted: Wanted | None = None) -> Iterator[pa.RecordBatch]:
+def read_table(options: SourceOptions, partition: InputPartition, wanted: Wanted | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of a partition that can be wanted, as record batches with exactly the table's types."""
     from wireloom.pipeline.message_table import plain
 

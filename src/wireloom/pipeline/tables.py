@@ -66,7 +66,7 @@ class WrittenFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class TableSummary:
     """What a table holds right now."""
 
     rows: int
@@ -295,12 +295,12 @@ def partition_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def summary(folder: Store, table: Table) -> Summary:
+def summary(folder: Store, table: Table) -> TableSummary:
     """How large a table is, from its log alone."""
     handle = open_table(folder)
     own = files(handle, table)
     committed = handle.history(1)[0]["timestamp"]
-    return Summary(
+    return TableSummary(
         sum(f.rows for f in own), len(own), sum(f.size for f in own), handle.version(), committed * 1_000_000
     )
 

@@ -26,7 +26,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PairingRule:
     """A rule that well-formed messages can break; `name` is stable, `text` says what was seen."""
 
     name: str
@@ -70,28 +70,28 @@ class Pairing:
     """Whether several may be open under one key, each to be closed once."""
     exchange: bool = False
     """Whether each pair is a row of `exchanges`."""
-    unknown: Rule | None = None
+    unknown: PairingRule | None = None
     """What a close, or a step, breaks for which nothing is open."""
-    again: Rule | None = None
+    again: PairingRule | None = None
     """What an opening breaks while another one with its key is open."""
-    unasked: Rule | None = None
+    unasked: PairingRule | None = None
     """What a step breaks that the opening did not ask for."""
     resent_by: str | None = None
     """The attribute, a whole number, that tells a message that is sent again from a new one. A number that the same
     direction of the connection had in the last ten minutes is that message once more: it opens and closes nothing."""
-    resent: Rule | None = None
+    resent: PairingRule | None = None
     """What a message that is sent again breaks, if anything is to be said about it."""
 
 
 def requests(
     *,
-    unknown: Rule | None = None,
-    again: Rule | None = None,
-    unasked: Rule | None = None,
+    unknown: PairingRule | None = None,
+    again: PairingRule | None = None,
+    unasked: PairingRule | None = None,
     asked_by: str | None = None,
     stopped_by: str | None = None,
     resent_by: str | None = None,
-    resent: Rule | None = None,
+    resent: PairingRule | None = None,
 ) -> Pairing:
     """Requests and their outcomes, which every protocol that has them correlates by id."""
     return Pairing(
@@ -110,7 +110,11 @@ def requests(
 
 
 def pings(
-    *, key: Key = Key.NOTHING, counted: bool = False, unknown: Rule | None = None, again: Rule | None = None
+    *,
+    key: Key = Key.NOTHING,
+    counted: bool = False,
+    unknown: PairingRule | None = None,
+    again: PairingRule | None = None,
 ) -> Pairing:
     """Pings and pongs."""
     return Pairing(
@@ -123,8 +127,8 @@ class Greeting:
     """How a direction begins: the kinds its first message may have, and what else breaks."""
 
     first: Mapping[Direction, frozenset[Kind]]
-    missing: Rule
-    repeated: Rule
+    missing: PairingRule
+    repeated: PairingRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class Conversation:
 
     pairings: tuple[Pairing, ...] = (requests(),)
     greeting: Greeting | None = None
-    one_way: Mapping[Kind, tuple[Direction, Rule]] = field(default_factory=dict)
+    one_way: Mapping[Kind, tuple[Direction, PairingRule]] = field(default_factory=dict)
     """Kinds that only one direction may have."""
     farewells: Mapping[Kind, str] = field(default_factory=lambda: {Kind.CLOSE: "close", Kind.REDIRECT: "redirect"})
     """Kinds, without a correlation id, after which the connection closes, and the reason they give."""
@@ -146,7 +150,7 @@ class Conversation:
     locked_attribute: str = ""
 
     @property
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[PairingRule, ...]:
         """Every rule, each once."""
         found = [rule for p in self.pairings for rule in (p.unknown, p.again, p.unasked, p.resent)]
         found += [self.greeting.missing, self.greeting.repeated] if self.greeting else []

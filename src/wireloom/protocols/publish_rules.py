@@ -29,7 +29,7 @@ class Verb(StrEnum):
     REQUEST = "request"
 
 
-class Meaning(NamedTuple):
+class PublishMeaning(NamedTuple):
     """What a message is, whatever operation carried it."""
 
     kind: Kind
@@ -40,7 +40,7 @@ class Meaning(NamedTuple):
     """The operation of the hub that it asks for or answers, without `$hub/`."""
 
 
-def meaning(kind: Kind, topic: str | None, *, acknowledges: bool = False) -> Meaning:
+def meaning(kind: Kind, topic: str | None, *, acknowledges: bool = False) -> PublishMeaning:
     """What a message of this kind and topic is.
 
     `acknowledges`: a request to any topic is an acknowledged publish, as hsp's that no provider took are.
@@ -54,11 +54,11 @@ def meaning(kind: Kind, topic: str | None, *, acknowledges: bool = False) -> Mea
     if topic is not None and topic.startswith(HUB_PREFIX) and kind is not Kind.EVENT:
         goal = topic.removeprefix(PUBLISH)
         if goal is topic or not may_be_published(goal):
-            return Meaning(kind, None, Verb.REQUEST if asks else None, topic.removeprefix(HUB_PREFIX))
+            return PublishMeaning(kind, None, Verb.REQUEST if asks else None, topic.removeprefix(HUB_PREFIX))
         topic, acknowledges = goal, True
     if asks and acknowledges and topic and may_be_published(topic):
-        return Meaning(Kind.EVENT, topic, Verb.PUBLISH)
-    return Meaning(kind, topic, Verb.REQUEST if asks else None)
+        return PublishMeaning(Kind.EVENT, topic, Verb.PUBLISH)
+    return PublishMeaning(kind, topic, Verb.REQUEST if asks else None)
 
 
 def published(message: Message) -> Message | None:
@@ -78,7 +78,7 @@ def published(message: Message) -> Message | None:
     return message.with_(kind=found.kind, topic=found.topic) if found.verb is Verb.PUBLISH else None
 
 
-def as_meant(message: Message, *, called: bool = False) -> tuple[Message, Meaning]:
+def as_meant(message: Message, *, called: bool = False) -> tuple[Message, PublishMeaning]:
     """A message as people are shown it, and what it is; `called`: a provider took this request.
 
     >>> as_meant(Message(Kind.REQUEST, "$hub/subscribe", protocol="emp"))[0].attributes

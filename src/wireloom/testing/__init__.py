@@ -1,9 +1,9 @@
 """For the tests of those who write services: peers and a hub without a port, and networks and disks that misbehave."""
 
-from wireloom.testing.clock import Clock
+from wireloom.testing.clock import ManualClock
 from wireloom.testing.faults import FaultProxy, Faults
 from wireloom.testing.memory_hub import MemoryHub, hub
 from wireloom.testing.pair import Pair, peer_pair
 from wireloom.testing.simulated_disk import SimulatedDisk
 
-__all__ = ["Clock", "FaultProxy", "Faults", "MemoryHub", "Pair", "SimulatedDisk", "hub", "peer_pair"]
+__all__ = ["ManualClock", "FaultProxy", "Faults", "MemoryHub", "Pair", "SimulatedDisk", "hub", "peer_pair"]

@@ -22,8 +22,8 @@ TURNS = 8
 """Turns of the loop after each step: as many as a question and its answer need."""
 
 
-class Clock:
-    """The clock of one event loop. Made by `Clock.of`, once for each loop."""
+class ManualClock:
+    """The clock of one event loop. Made by `ManualClock.of`, once for each loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.offset = 0.0
@@ -34,7 +34,7 @@ class Clock:
             loop.time = lambda: real() + self.offset  # type: ignore[method-assign]
 
     @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> Clock:
+    def of(cls, loop: asyncio.AbstractEventLoop) -> ManualClock:
         """The clock of a loop."""
         if loop not in _CLOCKS:
             _CLOCKS[loop] = cls(loop)
@@ -60,4 +60,4 @@ class Clock:
                 await asyncio.sleep(0)
 
 
-_CLOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, Clock] = WeakKeyDictionary()
+_CLOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, ManualClock] = WeakKeyDictionary()

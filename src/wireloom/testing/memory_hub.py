@@ -20,7 +20,7 @@ from wireloom.model import ConfigError, Message
 from wireloom.peers import Backoff, Client, Handler, connect
 from wireloom.protocols.contract import Framing, Scheme
 from wireloom.protocols.registry import protocol as find_protocol
-from wireloom.testing.clock import Clock
+from wireloom.testing.clock import ManualClock
 from wireloom.testing.simulated_disk import SimulatedDisk
 from wireloom.transports.address import Address
 
@@ -37,7 +37,7 @@ _NUMBERS = count(1)
 class MemoryHub:
     """A running hub in this process. Made by `hub`."""
 
-    def __init__(self, config: HubConfig, disk: SimulatedDisk, clock: Clock, urls: dict[str, str]) -> None:
+    def __init__(self, config: HubConfig, disk: SimulatedDisk, clock: ManualClock, urls: dict[str, str]) -> None:
         self._config = config
         self._urls = urls
         self.disk = disk
@@ -153,7 +153,7 @@ async def hub(
     listeners = [_in_memory(name, named.get(name), number) for name in names]
     urls = {each.protocol.name: each.url for each in listeners}
     made = dataclasses.replace(parsed, listeners=tuple(listeners), http=None)
-    found = MemoryHub(made, disk or SimulatedDisk(), Clock.of(asyncio.get_running_loop()), urls)
+    found = MemoryHub(made, disk or SimulatedDisk(), ManualClock.of(asyncio.get_running_loop()), urls)
     await found.start()
     try:
         yield found

@@ -34,10 +34,10 @@ from wireloom.journal.disk import WRITE_SYNCED, Buffer, Disk, Status
 from wireloom.testing.simulated_files import (
     NOTHING,
     SECTOR,
-    Change,
     Choices,
     Extreme,
     File,
+    FileChange,
     Folder,
     Inode,
     Link,
@@ -54,7 +54,7 @@ _MOST_LINKS = 40
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 
 
-class Call(NamedTuple):
+class DiskCall(NamedTuple):
     """One operation that somebody asked for."""
 
     number: int
@@ -69,12 +69,12 @@ class Call(NamedTuple):
 
 
 @dataclass(slots=True)
-class Fault:
+class DiskFault:
     """Calls that fail: those of an operation for which `when` holds, after `skip` of them, `times` of them."""
 
     operation: str
     error: int
-    when: Callable[[Call], bool] | None = None
+    when: Callable[[DiskCall], bool] | None = None
     skip: int = 0
     times: int | None = 1
     """None: for ever."""
@@ -82,7 +82,7 @@ class Fault:
     """Of a write, with `error` 0: so many bytes are written, and the call says so. An error comes without bytes."""
     hits: int = 0
 
-    def strikes(self, call: Call) -> bool:
+    def strikes(self, call: DiskCall) -> bool:
         """Whether this call fails."""
         if call.operation != self.operation or self.times == 0 or (self.when is not None and not self.when(call)):
             return False
@@ -107,7 +107,7 @@ class _Handle:
 class Recording:
     """The operations that changed a disk, and the disk behind each of them."""
 
-    steps: list[tuple[Call, SimulatedDisk]] = field(default_factory=list)
+    steps: list[tuple[DiskCall, SimulatedDisk]] = field(default_factory=list)
 
     def states_after(self, number: int, random: Random, count: int) -> Iterator[tuple[str, SimulatedDisk]]:
         """States in which a power cut behind the operation of that number may leave the disk."""
@@ -129,13 +129,13 @@ class SimulatedDisk(Disk):
     """See above. `before` is called before each operation, `after` behind each that changes something."""
 
     def __init__(self) -> None:
-        self.before: Callable[[Call], None] | None = None
-        self.after: Callable[[Call], None] | None = None
-        self.faults: list[Fault] = []
+        self.before: Callable[[DiskCall], None] | None = None
+        self.after: Callable[[DiskCall], None] | None = None
+        self.faults: list[DiskFault] = []
         self.calls = 0
         self._owner = object()
         self._inodes: dict[int, Inode] = {_ROOT: Folder(_ROOT, self._owner, {}, {})}
-        self._changes: list[Change] = []
+        self._changes: list[FileChange] = []
         self._handles: dict[int, _Handle] = {}
         self._last_inode = _ROOT
         self._last_handle = 1_000_000
@@ -147,14 +147,14 @@ class SimulatedDisk(Disk):
         self,
         operation: str,
         error: int,
-        when: Callable[[Call], bool] | None = None,
+        when: Callable[[DiskCall], bool] | None = None,
         *,
         skip: int = 0,
         times: int | None = 1,
         short: int | None = None,
-    ) -> Fault:
-        """Have calls of an operation fail; see `Fault`."""
-        fault = Fault(operation, error, when, skip, times, short)
+    ) -> DiskFault:
+        """Have calls of an operation fail; see `DiskFault`."""
+        fault = DiskFault(operation, error, when, skip, times, short)
         self.faults.append(fault)
         return fault
 
@@ -453,7 +453,7 @@ class SimulatedDisk(Disk):
         call = self._begin("sync_folder", path)
         with self._mutex:
             number = self._folder(path).number
-            needed, kept, done = set[tuple[int, str]](), list[Change](), list[Change]()
+            needed, kept, done = set[tuple[int, str]](), list[FileChange](), list[FileChange]()
             for change in reversed(self._changes):
                 names = change.names
                 if names & needed or any(folder == number for folder, _ in names):
@@ -525,20 +525,20 @@ class SimulatedDisk(Disk):
 
     def _ask(
         self, operation: str, path: Path, *, at: int = 0, size: int = 0, flags: int = 0
-    ) -> tuple[Call, Fault | None]:
+    ) -> tuple[DiskCall, DiskFault | None]:
         self.calls += 1
-        call = Call(self.calls, operation, path, at, size, flags)
+        call = DiskCall(self.calls, operation, path, at, size, flags)
         if self.before is not None:
             self.before(call)
         return call, next((each for each in self.faults if each.strikes(call)), None)
 
-    def _begin(self, operation: str, path: Path, *, at: int = 0, size: int = 0, flags: int = 0) -> Call:
+    def _begin(self, operation: str, path: Path, *, at: int = 0, size: int = 0, flags: int = 0) -> DiskCall:
         call, fault = self._ask(operation, path, at=at, size=size, flags=flags)
         if fault is not None:
             raise _error(fault.error, path)
         return call
 
-    def _done(self, call: Call) -> None:
+    def _done(self, call: DiskCall) -> None:
         if self.after is not None:
             self.after(call)
 
@@ -572,7 +572,7 @@ class SimulatedDisk(Disk):
         return inode
 
     def _change(self, *entries: tuple[int, str, int | None]) -> None:
-        change = Change(entries)
+        change = FileChange(entries)
         apply(change, {folder: self._own_folder(folder).names for folder, _ in change.names})
         self._changes.append(change)
 

@@ -209,7 +209,7 @@ class Link:
 Inode = File | Folder | Link
 
 
-class Change(NamedTuple):
+class FileChange(NamedTuple):
     """Names that change together: folder, name, and what stands there afterwards (None: nothing)."""
 
     entries: tuple[tuple[int, str, int | None], ...]
@@ -272,7 +272,7 @@ class Choices:
             case _:
                 return Pick(file, None, random)
 
-    def of_names(self, changes: Sequence[Change]) -> list[bool]:
+    def of_names(self, changes: Sequence[FileChange]) -> list[bool]:
         """Which changes of names the disk would have, before the order of each name is looked at."""
         random, count = self.random, len(changes)
         match random.choice(("nothing", "all", "prefix", "suffix", "any", "any", "all but one", "only one")):
@@ -316,12 +316,12 @@ class Extreme(Choices):
         """What is left of a file."""
         return Pick(file, file.step if self._data else 0, None, file.step if self._size else 0)
 
-    def of_names(self, changes: Sequence[Change]) -> list[bool]:
+    def of_names(self, changes: Sequence[FileChange]) -> list[bool]:
         """Which changes of names are left."""
         return [self._names(at, len(changes)) for at in range(len(changes))]
 
 
-def apply(change: Change, folders: dict[int, dict[str, int]]) -> None:
+def apply(change: FileChange, folders: dict[int, dict[str, int]]) -> None:
     """Change names as a change says."""
     for folder, name, number in change.entries:
         if number is None:

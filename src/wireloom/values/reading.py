@@ -121,7 +121,7 @@ def fields_reader(fields: Iterable[tuple[str, object, bool]]) -> Reader[dict[str
     {'a': 1}
     """
     compiler = _Compiler()
-    compiled = [Field(name, compiler.compile(kind), required) for name, kind, required in fields]
+    compiled = [TypedField(name, compiler.compile(kind), required) for name, kind, required in fields]
     return Reader(dict, _fields(compiled, "the arguments"), {})
 
 
@@ -135,7 +135,7 @@ def _new_reader(kind: object) -> Reader[Any]:
 _cached_reader = lru_cache(maxsize=1024)(_new_reader)
 
 
-class Field(NamedTuple):
+class TypedField(NamedTuple):
     """One field of a map."""
 
     name: str
@@ -203,12 +203,12 @@ class _Compiler:
             return self._named_tuple(kind)
         raise ConfigError(f"{kind.__qualname__} cannot be read from a body: make it a dataclass, or read plain values")
 
-    def _dataclass_fields(self, kind: type, arguments: tuple[object, ...]) -> list[Field]:
+    def _dataclass_fields(self, kind: type, arguments: tuple[object, ...]) -> list[TypedField]:
         hints = type_hints(kind)
         named = dict(zip(getattr(kind, "__parameters__", ()), arguments, strict=False))
         missing = dataclasses.MISSING
         return [
-            Field(
+            TypedField(
                 each.name,
                 self.compile(_with_arguments(hints[each.name], named)),
                 each.default is missing and each.default_factory is missing,
@@ -217,7 +217,7 @@ class _Compiler:
             if each.init
         ]
 
-    def _typed_dict_fields(self, kind: type) -> list[Field]:
+    def _typed_dict_fields(self, kind: type) -> list[TypedField]:
         required: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined]
         found = []
         for name, hint in type_hints(kind).items():
@@ -225,7 +225,7 @@ class _Compiler:
             needed = (
                 name in required if origin not in (typing.Required, typing.NotRequired) else origin is typing.Required
             )
-            found.append(Field(name, self.compile(hint), needed))
+            found.append(TypedField(name, self.compile(hint), needed))
         return found
 
     def _named_tuple(self, kind: Any) -> Read:
@@ -429,7 +429,7 @@ def _items(reads: Iterable[tuple[Read, object]], walk: Walk) -> list[object]:
     return found
 
 
-def _fields(fields: Sequence[Field], name_of_type: str) -> Callable[[Any, Walk], dict[str, object]]:
+def _fields(fields: Sequence[TypedField], name_of_type: str) -> Callable[[Any, Walk], dict[str, object]]:
     def read(value: Any, walk: Walk) -> dict[str, object]:
         if not isinstance(value, dict):
             raise expected(f"{name_of_type} as a map", value)
@@ -452,7 +452,7 @@ def _fields(fields: Sequence[Field], name_of_type: str) -> Callable[[Any, Walk],
     return read
 
 
-def _object(kind: type, fields: Sequence[Field]) -> Read:
+def _object(kind: type, fields: Sequence[TypedField]) -> Read:
     """A dataclass from a map; keys that are no fields are ignored."""
     read_fields = _fields(fields, kind.__name__)
 
@@ -468,7 +468,7 @@ def _object(kind: type, fields: Sequence[Field]) -> Read:
     return read
 
 
-def _typed_dict(name: str, fields: Sequence[Field]) -> Read:
+def _typed_dict(name: str, fields: Sequence[TypedField]) -> Read:
     return _fields(fields, name)
 
 

@@ -6,17 +6,17 @@ from hypothesis import strategies as st
 
 from wireloom.model import Kind, Message
 from wireloom.protocols.emp import EmpSettings, extensions, frames
-from wireloom.protocols.emp.extensions import Hub, RequestResponse, Scheme
-from wireloom.protocols.emp.frames import Block, Extension, Frame, SizeMode, Type
+from wireloom.protocols.emp.extensions import CompressionScheme, HubExtension, RequestResponse
+from wireloom.protocols.emp.frames import Extension, ExtensionBlock, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import to_frame
 
 ids = st.one_of(st.integers(1, 300), st.integers(1, 2**64 - 1))
 texts = st.one_of(st.none(), st.sampled_from(["", "sensors/kitchen", "größe", "application/json"]), st.text(max_size=8))
 bodies = st.one_of(st.binary(max_size=40), st.just(b"z" * 300))
-hubs = st.builds(Hub, texts, texts, texts, st.booleans())
+hubs = st.builds(HubExtension, texts, texts, texts, st.booleans())
 contexts = st.sampled_from([b'{"traceparent": "00-%032x-%016x-01"}' % (5, 7), b'{"tracestate": "a=1"}', b"{}"])
-unknown = st.builds(Block, st.integers(2, 127) | st.integers(129, 255), st.binary(max_size=10)) | st.builds(
-    Block, st.just(129), contexts
+unknown = st.builds(ExtensionBlock, st.integers(2, 127) | st.integers(129, 255), st.binary(max_size=10)) | st.builds(
+    ExtensionBlock, st.just(129), contexts
 )
 
 
@@ -34,13 +34,13 @@ def any_frame(draw: st.DrawFn) -> Frame:
     blocks = draw(st.lists(unknown, max_size=2))
     if draw(st.booleans()):
         content = extensions.encode_request_response(RequestResponse(draw(st.booleans()), draw(ids)))
-        blocks.append(Block(Extension.REQUEST_RESPONSE, content))
+        blocks.append(ExtensionBlock(Extension.REQUEST_RESPONSE, content))
     if draw(st.booleans()):
-        blocks.append(Block(Extension.HUB, extensions.encode_hub(draw(hubs))))
+        blocks.append(ExtensionBlock(Extension.HUB, extensions.encode_hub(draw(hubs))))
     if draw(st.integers(0, 3)) == 0:
-        scheme = draw(st.sampled_from(Scheme))
-        blocks.append(Block(Extension.COMPRESSION, extensions.encode_compression(scheme)))
-        body = extensions.gzip(body) if scheme is Scheme.GZIP else body
+        scheme = draw(st.sampled_from(CompressionScheme))
+        blocks.append(ExtensionBlock(Extension.COMPRESSION, extensions.encode_compression(scheme)))
+        body = extensions.gzip(body) if scheme is CompressionScheme.GZIP else body
     return Frame(type_, body, tuple(draw(st.permutations(blocks))))
 
 

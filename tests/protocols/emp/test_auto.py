@@ -17,7 +17,7 @@ from wireloom.model import ConfigError, Direction, Kind, Message, NotSupported, 
 from wireloom.protocols.columns import Spans, Stream
 from wireloom.protocols.contract import Publishes, Role, SessionState, decode_stream
 from wireloom.protocols.emp import EMP, EmpSettings, frames
-from wireloom.protocols.emp.frames import Block, Error, Extension, Frame, SizeMode, Type
+from wireloom.protocols.emp.frames import Error, Extension, ExtensionBlock, Frame, SizeMode, Type
 from wireloom.protocols.emp.publish_columns import warm
 from wireloom.protocols.emp.session import SILENCE, EmpSession
 from wireloom.protocols.emp.sizes import told_mode
@@ -159,8 +159,12 @@ def test_with_the_mode_set_a_hello_of_the_other_names_the_setting(role: Role, ow
 @pytest.mark.parametrize(
     "frame",
     [
-        Frame(Type.DATA, b"", (Block(0, bytes.fromhex("800000000000000000000007")),)),
-        Frame(Type.DATA, b"hello", (Block(0, bytes.fromhex("800000000000000000000007")), Block(1, bytes(4)))),
+        Frame(Type.DATA, b"", (ExtensionBlock(0, bytes.fromhex("800000000000000000000007")),)),
+        Frame(
+            Type.DATA,
+            b"hello",
+            (ExtensionBlock(0, bytes.fromhex("800000000000000000000007")), ExtensionBlock(1, bytes(4))),
+        ),
         Frame(Type.ERROR, frames.encode_error(Error(3, "you are wrong"))),
     ],
 )
@@ -247,7 +251,7 @@ def test_a_listener_sends_the_blocks_to_nobody_who_has_not_sent_one() -> None:
     session = opened(Role.SERVER)
     session.send(TRACED, 0.0)
     assert sent(session) == [Frame(Type.DATA, b"!")]
-    session.receive(frames.encode(Frame(Type.DATA, b"?", (Block(200, b"other"),))), 0.0)
+    session.receive(frames.encode(Frame(Type.DATA, b"?", (ExtensionBlock(200, b"other"),))), 0.0)
     session.send(TRACED, 0.0)
     assert sent(session) == [Frame(Type.DATA, b"!")]
     assert not session.sends_topics
@@ -258,7 +262,7 @@ def test_a_listener_sends_the_blocks_to_nobody_who_has_not_sent_one() -> None:
 def test_a_peer_that_sends_a_block_gets_blocks(extension: int) -> None:
     session = opened(Role.SERVER)
     content = b"\1\0\1a" if extension == Extension.HUB else b"{}"
-    session.receive(frames.encode(Frame(Type.DATA, b"?", (Block(extension, content),))), 0.0)
+    session.receive(frames.encode(Frame(Type.DATA, b"?", (ExtensionBlock(extension, content),))), 0.0)
     session.send(TRACED, 0.0)
     assert extensions_of(sent(session)) == [[128, 129]]
     assert session.sends_topics

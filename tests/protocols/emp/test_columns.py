@@ -12,7 +12,7 @@ from tests.protocols.emp.strategies import mutated_stream, said, stream
 from wireloom.model import Direction, Kind, Message
 from wireloom.protocols.columns import Columns, SlowColumns, Spans, Stream
 from wireloom.protocols.emp import EMP, columns, extensions, frames
-from wireloom.protocols.emp.frames import Block, Frame, SizeMode, Type
+from wireloom.protocols.emp.frames import ExtensionBlock, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import to_message
 
 INCLUSIVE = {"size_mode": "inclusive"}
@@ -118,9 +118,9 @@ def test_only_rows_that_need_it_are_looked_into() -> None:
         looked.append(frame.type)
         return to_message(frame, *rest)  # type: ignore[arg-type]
 
-    request = Block(0, extensions.encode_request_response(extensions.RequestResponse(True, 2**64 - 1)))
-    hub = Block(128, extensions.encode_hub(extensions.Hub("sensors/kitchen", "application/json")))
-    packed = Frame(Type.DATA, extensions.gzip(b"zzz"), (Block(1, bytes.fromhex("01000000")),))
+    request = ExtensionBlock(0, extensions.encode_request_response(extensions.RequestResponse(True, 2**64 - 1)))
+    hub = ExtensionBlock(128, extensions.encode_hub(extensions.HubExtension("sensors/kitchen", "application/json")))
+    packed = Frame(Type.DATA, extensions.gzip(b"zzz"), (ExtensionBlock(1, bytes.fromhex("01000000")),))
     shallow = [
         Frame(Type.DATA, b"x"),
         Frame(Type.DATA, b"x", (request, hub)),
@@ -152,37 +152,37 @@ def test_warming_compiles_the_kernels() -> None:
     assert columns._find.signatures
 
 
-REQUEST = Block(0, bytes.fromhex("800000000000000000000007"))
-HUB = Block(128, extensions.encode_hub(extensions.Hub("a/b", "text/plain")))
-GZIP = Block(1, bytes.fromhex("01000000"))
+REQUEST = ExtensionBlock(0, bytes.fromhex("800000000000000000000007"))
+HUB = ExtensionBlock(128, extensions.encode_hub(extensions.HubExtension("a/b", "text/plain")))
+GZIP = ExtensionBlock(1, bytes.fromhex("01000000"))
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        Frame(Type.DATA, b"x", (Block(0, b"\x80" + bytes(11)),)),
-        Frame(Type.DATA, b"x", (Block(0, bytes(12)), HUB)),
+        Frame(Type.DATA, b"x", (ExtensionBlock(0, b"\x80" + bytes(11)),)),
+        Frame(Type.DATA, b"x", (ExtensionBlock(0, bytes(12)), HUB)),
         Frame(Type.DATA, b"x", (REQUEST, REQUEST)),
-        Frame(Type.DATA, b"x", (REQUEST, Block(0, bytes(11) + b"\1"))),
-        Frame(Type.DATA, b"x", (Block(0, bytes(11)),)),
-        Frame(Type.DATA, b"x", (Block(0, bytes(13)),)),
+        Frame(Type.DATA, b"x", (REQUEST, ExtensionBlock(0, bytes(11) + b"\1"))),
+        Frame(Type.DATA, b"x", (ExtensionBlock(0, bytes(11)),)),
+        Frame(Type.DATA, b"x", (ExtensionBlock(0, bytes(13)),)),
         Frame(Type.DATA, b"x", (HUB, HUB)),
         Frame(Type.DATA, b"x", (HUB, REQUEST)),
-        Frame(Type.DATA, b"x", (Block(128, b""),)),
-        Frame(Type.DATA, b"x", (Block(128, b"\1\0\1"),)),
-        Frame(Type.DATA, b"x", (Block(128, b"\1\0\1ab"),)),
-        Frame(Type.DATA, b"x", (Block(128, b"\1\0\1\xff"),)),
-        Frame(Type.DATA, b"x", (Block(128, b"\1\0\2\xc3\xbc"),)),
-        Frame(Type.DATA, b"x", (Block(128, b"\2\0\1\xff"),)),
-        Frame(Type.DATA, b"x", (Block(128, b"\x7b\0\1a\0\0"),)),
-        Frame(Type.DATA, b"x", (REQUEST, Block(128, b"\x84\0\x03404"))),
-        Frame(Type.DATA, b"x", (Block(0, bytes(11) + b"\7"), Block(128, b"\x84\0\x03404"))),
-        Frame(Type.DATA, b"x", (Block(0, bytes(11) + b"\7"), Block(128, b"\x80"))),
-        Frame(Type.DATA, b"x", (Block(1, bytes(4)), REQUEST)),
+        Frame(Type.DATA, b"x", (ExtensionBlock(128, b""),)),
+        Frame(Type.DATA, b"x", (ExtensionBlock(128, b"\1\0\1"),)),
+        Frame(Type.DATA, b"x", (ExtensionBlock(128, b"\1\0\1ab"),)),
+        Frame(Type.DATA, b"x", (ExtensionBlock(128, b"\1\0\1\xff"),)),
+        Frame(Type.DATA, b"x", (ExtensionBlock(128, b"\1\0\2\xc3\xbc"),)),
+        Frame(Type.DATA, b"x", (ExtensionBlock(128, b"\2\0\1\xff"),)),
+        Frame(Type.DATA, b"x", (ExtensionBlock(128, b"\x7b\0\1a\0\0"),)),
+        Frame(Type.DATA, b"x", (REQUEST, ExtensionBlock(128, b"\x84\0\x03404"))),
+        Frame(Type.DATA, b"x", (ExtensionBlock(0, bytes(11) + b"\7"), ExtensionBlock(128, b"\x84\0\x03404"))),
+        Frame(Type.DATA, b"x", (ExtensionBlock(0, bytes(11) + b"\7"), ExtensionBlock(128, b"\x80"))),
+        Frame(Type.DATA, b"x", (ExtensionBlock(1, bytes(4)), REQUEST)),
         Frame(Type.DATA, b"x", (GZIP,)),
         Frame(Type.DATA, extensions.gzip(b"zzz"), (REQUEST, GZIP, HUB)),
-        Frame(Type.DATA, b"x", (Block(77, b""), REQUEST)),
-        Frame(Type.PING, b"x", (Block(0, b""),)),
+        Frame(Type.DATA, b"x", (ExtensionBlock(77, b""), REQUEST)),
+        Frame(Type.PING, b"x", (ExtensionBlock(0, b""),)),
         Frame(Type.PING, b"x", (HUB,)),
         Frame(Type.HELLO, b""),
         Frame(Type.ERROR, b""),

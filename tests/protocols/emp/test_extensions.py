@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.protocols.emp.strategies import hubs
 from wireloom.model import LimitExceeded, NotSupported, ProtocolViolation
 from wireloom.protocols.emp import EMP, extensions, frames
-from wireloom.protocols.emp.extensions import Hub, Known, RequestResponse, Scheme
-from wireloom.protocols.emp.frames import Block, ErrorCode, Extension
+from wireloom.protocols.emp.extensions import CompressionScheme, HubExtension, Known, RequestResponse
+from wireloom.protocols.emp.frames import ErrorCode, Extension, ExtensionBlock
 
 REQUEST_7 = bytes.fromhex("80000000 0000000000000007")
 
 
-def refused(clause: str, *blocks: Block) -> frames.Error:
+def refused(clause: str, *blocks: ExtensionBlock) -> frames.Error:
     with pytest.raises(ProtocolViolation) as caught:
         extensions.read(blocks)
     return told(caught.value, clause)
@@ -49,46 +49,46 @@ def test_request_identifiers_have_64_bits() -> None:
 
 def test_unused_bits_of_the_known_extensions_are_ignored() -> None:
     assert extensions.decode_request_response(b"\xff" * 4 + REQUEST_7[4:]).id == 7
-    assert extensions.decode_compression(b"\1\xff\xff\xff") is Scheme.GZIP
-    assert extensions.decode_hub(b"\x78") == Hub()
+    assert extensions.decode_compression(b"\1\xff\xff\xff") is CompressionScheme.GZIP
+    assert extensions.decode_hub(b"\x78") == HubExtension()
 
 
 def test_request_id_zero_is_a_protocol_error() -> None:
-    assert refused("emp.request-response.zero-id", Block(0, b"\x80" + bytes(11))).code == ErrorCode.PROTOCOL
-    assert refused("emp.request-response.zero-id", Block(0, bytes(12))).code == ErrorCode.PROTOCOL
+    assert refused("emp.request-response.zero-id", ExtensionBlock(0, b"\x80" + bytes(11))).code == ErrorCode.PROTOCOL
+    assert refused("emp.request-response.zero-id", ExtensionBlock(0, bytes(12))).code == ErrorCode.PROTOCOL
 
 
 @pytest.mark.parametrize("size", [0, 4, 11, 13])
 def test_a_malformed_request_response_block_is_an_extension_error(size: int) -> None:
-    error = refused("emp.request-response.size", Block(0, bytes(size)))
+    error = refused("emp.request-response.size", ExtensionBlock(0, bytes(size)))
     assert (error.code, error.extension, error.extension_error) == (4, 0, frames.ExtensionError.MALFORMED)
 
 
 def test_a_message_is_no_request_or_response_twice() -> None:
-    error = refused("emp.request-response.repeated", Block(0, REQUEST_7), Block(0, REQUEST_7))
+    error = refused("emp.request-response.repeated", ExtensionBlock(0, REQUEST_7), ExtensionBlock(0, REQUEST_7))
     assert (error.code, error.extension) == (4, 0)
 
 
-@pytest.mark.parametrize(("number", "scheme"), [(0, Scheme.IDENTITY), (1, Scheme.GZIP)])
-def test_compression_schemes_are_those_of_the_table(number: int, scheme: Scheme) -> None:
+@pytest.mark.parametrize(("number", "scheme"), [(0, CompressionScheme.IDENTITY), (1, CompressionScheme.GZIP)])
+def test_compression_schemes_are_those_of_the_table(number: int, scheme: CompressionScheme) -> None:
     assert extensions.encode_compression(scheme) == bytes((number, 0, 0, 0))
     assert extensions.decode_compression(bytes((number, 0, 0, 0))) is scheme
 
 
 @pytest.mark.parametrize("scheme", [2, 128, 255])
 def test_an_unknown_compression_scheme_is_an_extension_error(scheme: int) -> None:
-    error = refused("emp.compression.scheme", Block(1, bytes((scheme, 0, 0, 0))))
+    error = refused("emp.compression.scheme", ExtensionBlock(1, bytes((scheme, 0, 0, 0))))
     assert (error.code, error.extension, error.extension_error) == (4, 1, frames.ExtensionError.UNKNOWN_SCHEME)
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 5])
 def test_a_malformed_compression_block_is_an_extension_error(size: int) -> None:
-    error = refused("emp.compression.size", Block(1, bytes(size)))
+    error = refused("emp.compression.size", ExtensionBlock(1, bytes(size)))
     assert (error.code, error.extension, error.extension_error) == (4, 1, frames.ExtensionError.MALFORMED)
 
 
 def test_several_compression_blocks_are_an_extension_error() -> None:
-    error = refused("emp.compression.repeated", Block(1, bytes(4)), Block(1, bytes(4)))
+    error = refused("emp.compression.repeated", ExtensionBlock(1, bytes(4)), ExtensionBlock(1, bytes(4)))
     assert (error.code, error.extension, error.extension_error) == (4, 1, frames.ExtensionError.REPEATED)
 
 
@@ -165,18 +165,18 @@ def test_the_default_limit_of_the_decompressed_size_is_16_mib() -> None:
 
 
 def test_unknown_extensions_are_kept_in_their_order() -> None:
-    blocks = (Block(9, b"a"), Block(0, REQUEST_7), Block(255, b""), Block(9, b"b"))
+    blocks = (ExtensionBlock(9, b"a"), ExtensionBlock(0, REQUEST_7), ExtensionBlock(255, b""), ExtensionBlock(9, b"b"))
     assert extensions.read(blocks) == Known(RequestResponse(True, 7), None, None, (blocks[0], blocks[2], blocks[3]))
 
 
 def test_the_block_of_the_hub_is_flags_and_the_strings_they_announce() -> None:
     content = bytes.fromhex("87") + b"\0\3a/b" + b"\0\x0atext/plain" + b"\0\x03404"
-    assert extensions.encode_hub(Hub("a/b", "text/plain", "404", error=True)) == content
-    assert extensions.decode_hub(content) == Hub("a/b", "text/plain", "404", error=True)
+    assert extensions.encode_hub(HubExtension("a/b", "text/plain", "404", error=True)) == content
+    assert extensions.decode_hub(content) == HubExtension("a/b", "text/plain", "404", error=True)
 
 
 @given(hubs)
-def test_the_block_of_the_hub_is_read_back_without_loss(value: Hub) -> None:
+def test_the_block_of_the_hub_is_read_back_without_loss(value: HubExtension) -> None:
     assert extensions.decode_hub(extensions.encode_hub(value)) == value
 
 
@@ -185,39 +185,39 @@ def test_the_block_of_the_hub_is_read_back_without_loss(value: Hub) -> None:
     [b"", b"\1", b"\1\0", b"\1\0\2a", b"\1\0\1\xff", b"\0x", b"\2\0\1ab", b"\3\0\1a", b"\4\xff\xffabc"],
 )
 def test_a_malformed_block_of_the_hub_is_an_extension_error(content: bytes) -> None:
-    error = refused("emp.hub.content", Block(128, content))
+    error = refused("emp.hub.content", ExtensionBlock(128, content))
     assert (error.code, error.extension, error.extension_error) == (4, 128, frames.ExtensionError.MALFORMED)
 
 
 def test_a_second_block_of_the_hub_is_an_extension_error() -> None:
-    error = refused("emp.hub.repeated", Block(128, b"\0"), Block(128, b"\0"))
+    error = refused("emp.hub.repeated", ExtensionBlock(128, b"\0"), ExtensionBlock(128, b"\0"))
     assert (error.code, error.extension) == (4, 128)
 
 
 def test_a_topic_too_long_for_a_character_string_is_not_sent() -> None:
-    assert len(extensions.encode_hub(Hub("x" * 65_535))) == 65_538
+    assert len(extensions.encode_hub(HubExtension("x" * 65_535))) == 65_538
     with pytest.raises(LimitExceeded, match="topic of 65536 bytes"):
-        extensions.encode_hub(Hub("x" * 65_536))
+        extensions.encode_hub(HubExtension("x" * 65_536))
 
 
 def test_a_topic_that_is_no_text_is_not_sent() -> None:
     with pytest.raises(NotSupported, match="UTF-8"):
-        extensions.encode_hub(Hub("\ud800"))
+        extensions.encode_hub(HubExtension("\ud800"))
 
 
 @given(hubs)
-def test_a_block_of_the_hub_says_the_same_each_time(hub: Hub) -> None:
+def test_a_block_of_the_hub_says_the_same_each_time(hub: HubExtension) -> None:
     content = extensions.encode_hub(hub)
     assert extensions.decode_hub(content) == extensions.decode_hub(bytes(content)) == hub
 
 
 def test_a_bad_block_of_the_hub_is_refused_each_time() -> None:
     for _ in range(2):
-        refused("emp.hub.content", Block(Extension.HUB, b"\1\0\2a"))
+        refused("emp.hub.content", ExtensionBlock(Extension.HUB, b"\1\0\2a"))
 
 
 def test_blocks_of_the_hub_that_are_long_are_not_remembered() -> None:
     before = extensions._remembered_hub.cache_info().currsize
-    hub = Hub("t" * extensions.REMEMBERED)
+    hub = HubExtension("t" * extensions.REMEMBERED)
     assert extensions.decode_hub(extensions.encode_hub(hub)) == hub
     assert extensions._remembered_hub.cache_info().currsize == before

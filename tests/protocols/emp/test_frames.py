@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.protocols.emp.strategies import any_frame
 from wireloom.model import Kind, LimitExceeded, Message, ProtocolViolation
 from wireloom.protocols.emp import EMP, frames
-from wireloom.protocols.emp.frames import Block, Error, ErrorCode, Frame, Hello, SizeMode, Type
+from wireloom.protocols.emp.frames import Error, ErrorCode, ExtensionBlock, Frame, Hello, SizeMode, Type
 
 
 def decode_all(data: bytes, **options: object) -> Frame:
@@ -110,7 +110,7 @@ def test_application_types_are_accepted(type_: int) -> None:
 
 
 def test_the_e_bit_says_that_a_block_follows_the_header() -> None:
-    with_block = frames.encode(Frame(Type.DATA, b"!", (Block(200, b"?"),)))
+    with_block = frames.encode(Frame(Type.DATA, b"!", (ExtensionBlock(200, b"?"),)))
     assert with_block == bytes.fromhex("00000012 05800000 00000009 c8000000 3f 21")
     assert frames.encode(Frame(Type.DATA, b"!"))[5] == 0
     cleared = bytearray(with_block)
@@ -119,7 +119,7 @@ def test_the_e_bit_says_that_a_block_follows_the_header() -> None:
 
 
 def test_the_m_bit_chains_an_arbitrary_number_of_blocks() -> None:
-    blocks = tuple(Block(200 + number % 50, bytes((number,))) for number in range(100))
+    blocks = tuple(ExtensionBlock(200 + number % 50, bytes((number,))) for number in range(100))
     data = frames.encode(Frame(Type.DATA, b"body", blocks))
     assert decode_all(data) == Frame(Type.DATA, b"body", blocks)
     more = [data[8 + 9 * index + 5] for index in range(100)]
@@ -127,12 +127,12 @@ def test_the_m_bit_chains_an_arbitrary_number_of_blocks() -> None:
 
 
 def test_several_blocks_of_the_same_extension_keep_their_order() -> None:
-    frame = Frame(Type.DATA, b"", (Block(9, b"a"), Block(9, b"b"), Block(9, b"")))
+    frame = Frame(Type.DATA, b"", (ExtensionBlock(9, b"a"), ExtensionBlock(9, b"b"), ExtensionBlock(9, b"")))
     assert decode_all(frames.encode(frame)) == frame
 
 
 def test_the_size_of_a_block_includes_the_size_field() -> None:
-    data = frames.encode(Frame(Type.PING, b"", (Block(9, b"abc"),)))
+    data = frames.encode(Frame(Type.PING, b"", (ExtensionBlock(9, b"abc"),)))
     assert data[8:12] == bytes.fromhex("0000000b")
 
 
@@ -156,7 +156,7 @@ def test_a_block_that_does_not_fit_its_message_is_an_extension_error(size: int) 
 
 
 def test_unused_bits_are_sent_as_zero_and_ignored_on_receipt() -> None:
-    clean = frames.encode(Frame(Type.DATA, b"!", (Block(200, b"?"), Block(201, b""))))
+    clean = frames.encode(Frame(Type.DATA, b"!", (ExtensionBlock(200, b"?"), ExtensionBlock(201, b""))))
     noisy = bytearray(clean)
     for at in (5, 13, 22):
         noisy[at] |= 0x7F
@@ -169,7 +169,7 @@ def test_unused_bits_are_sent_as_zero_and_ignored_on_receipt() -> None:
 
 
 def test_exclusive_sizes_leave_out_the_size_field_in_envelope_and_block() -> None:
-    frame = Frame(Type.DATA, b"!", (Block(200, b"?"),))
+    frame = Frame(Type.DATA, b"!", (ExtensionBlock(200, b"?"),))
     data = bytes.fromhex("0000000e 05800000 00000005 c8000000 3f 21")
     assert frames.encode(frame, SizeMode.EXCLUSIVE) == data
     assert decode_all(data, size_mode=SizeMode.EXCLUSIVE) == frame

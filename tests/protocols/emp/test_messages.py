@@ -13,7 +13,7 @@ from tests.protocols.emp.strategies import any_frame, any_message
 from wireloom.model import ConfigError, Direction, Kind, LimitExceeded, Message, NotSupported, ProtocolViolation
 from wireloom.protocols.contract import Decoded
 from wireloom.protocols.emp import EMP, EmpSettings, extensions, frames
-from wireloom.protocols.emp.frames import Block, Frame, SizeMode, Type
+from wireloom.protocols.emp.frames import ExtensionBlock, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import encode, to_frame, to_message
 from wireloom.protocols.emp.settings import Profile
 from wireloom.protocols.registry import protocol, scheme
@@ -50,7 +50,7 @@ def test_bye_ping_and_pong_have_no_body_and_one_is_ignored(type_: Type, kind: Ki
 
 
 def test_the_ignored_body_of_a_ping_is_not_decompressed() -> None:
-    frame = Frame(Type.PING, b"no gzip data", (Block(1, bytes.fromhex("01000000")),))
+    frame = Frame(Type.PING, b"no gzip data", (ExtensionBlock(1, bytes.fromhex("01000000")),))
     assert read(frame) == Message(Kind.PING, protocol="emp")
 
 
@@ -80,8 +80,8 @@ def test_data_is_an_event_whose_body_belongs_to_the_application() -> None:
 
 
 def test_data_with_request_response_is_a_request_or_a_response() -> None:
-    request = Block(0, bytes.fromhex("80000000ffffffffffffffff"))
-    response = Block(0, bytes.fromhex("00000000ffffffffffffffff"))
+    request = ExtensionBlock(0, bytes.fromhex("80000000ffffffffffffffff"))
+    response = ExtensionBlock(0, bytes.fromhex("00000000ffffffffffffffff"))
     asked = read(Frame(Type.DATA, b"?", (request,)))
     assert (asked.kind, asked.id, asked.correlation_id, asked.status) == (Kind.REQUEST, str(2**64 - 1), None, None)
     answer = read(Frame(Type.DATA, b"!", (response,)))
@@ -107,14 +107,18 @@ def test_an_other_message_needs_an_application_type(type_: str | None) -> None:
 
 
 def test_blocks_of_unknown_extensions_are_kept_in_attributes_as_hex() -> None:
-    frame = Frame(Type.DATA, b"x", (Block(9, b"\1\2"), Block(200, b""), Block(9, b"\3")))
+    frame = Frame(Type.DATA, b"x", (ExtensionBlock(9, b"\1\2"), ExtensionBlock(200, b""), ExtensionBlock(9, b"\3")))
     message = read(frame)
     assert message.attributes == {"extension.9": "0102,03", "extension.200": ""}
-    assert to_frame(message, OPTIONS).blocks == (Block(9, b"\1\2"), Block(9, b"\3"), Block(200, b""))
+    assert to_frame(message, OPTIONS).blocks == (
+        ExtensionBlock(9, b"\1\2"),
+        ExtensionBlock(9, b"\3"),
+        ExtensionBlock(200, b""),
+    )
 
 
 def test_blocks_on_control_messages_mean_nothing_and_are_kept() -> None:
-    blocks = (Block(0, bytes.fromhex("800000000000000000000001")), Block(128, b"\1\0\1a"))
+    blocks = (ExtensionBlock(0, bytes.fromhex("800000000000000000000001")), ExtensionBlock(128, b"\1\0\1a"))
     message = read(Frame(Type.PING, b"", blocks))
     assert (message.kind, message.id, message.topic) == (Kind.PING, None, None)
     assert to_frame(message, OPTIONS) == Frame(Type.PING, b"", blocks)
@@ -134,21 +138,21 @@ def test_attributes_of_other_protocols_are_not_taken_for_blocks_or_schemes() -> 
 
 
 def test_a_compressed_body_is_decompressed_and_its_scheme_told() -> None:
-    packed = Frame(Type.DATA, extensions.gzip(b"zzz"), (Block(1, bytes.fromhex("01000000")),))
+    packed = Frame(Type.DATA, extensions.gzip(b"zzz"), (ExtensionBlock(1, bytes.fromhex("01000000")),))
     message = read(packed)
     assert (message.body, message.attributes) == (b"zzz", {"compression": "gzip"})
     assert to_frame(message, OPTIONS) == packed
 
 
 def test_identity_leaves_the_body_as_it_is() -> None:
-    frame = Frame(Type.DATA, b"zzz", (Block(1, bytes(4)),))
+    frame = Frame(Type.DATA, b"zzz", (ExtensionBlock(1, bytes(4)),))
     message = read(frame)
     assert (message.body, message.attributes) == (b"zzz", {"compression": "identity"})
     assert to_frame(message, OPTIONS) == frame
 
 
 def test_the_body_of_any_message_can_be_compressed() -> None:
-    block = Block(1, bytes.fromhex("01000000"))
+    block = ExtensionBlock(1, bytes.fromhex("01000000"))
     hello = read(Frame(Type.HELLO, extensions.gzip(bytes.fromhex("01000000")), (block,)))
     assert hello.attributes == {"version": "1", "compression": "gzip"}
     error = read(Frame(Type.ERROR, extensions.gzip(frames.encode_error(frames.Error(0, "no"))), (block,)))
@@ -161,7 +165,7 @@ def test_bodies_above_the_threshold_are_sent_compressed_if_that_is_shorter() -> 
     options = EmpSettings(compress_above=100)
     assert to_frame(Message(Kind.EVENT, body=b"x" * 100), options).blocks == ()
     frame = to_frame(Message(Kind.EVENT, body=b"x" * 101), options)
-    assert frame.blocks == (Block(1, bytes.fromhex("01000000")),)
+    assert frame.blocks == (ExtensionBlock(1, bytes.fromhex("01000000")),)
     assert to_message(frame, options).body == b"x" * 101
     noise = extensions.gzip(bytes(range(256)) * 4)
     assert to_frame(Message(Kind.EVENT, body=noise + noise[:5]), EmpSettings(compress_above=0)).blocks == ()
@@ -209,7 +213,7 @@ def test_an_error_for_one_request_travels_in_a_response_with_the_block() -> None
     failed = Message(Kind.ERROR, body=b"no such topic", correlation_id="7", status="404")
     frame = to_frame(failed, OPTIONS)
     assert frame.type == Type.DATA
-    assert frame.blocks == (Block(0, bytes(11) + b"\7"), Block(128, b"\x84\0\x03404"))
+    assert frame.blocks == (ExtensionBlock(0, bytes(11) + b"\7"), ExtensionBlock(128, b"\x84\0\x03404"))
     assert read(frame) == failed.with_(protocol="emp")
     assert read(to_frame(failed.with_(status=None), OPTIONS)).status == "error"
 
@@ -339,7 +343,9 @@ def test_the_defaults_are_those_of_the_decisions() -> None:
 
 def test_what_a_higher_limit_accepted_before_can_still_be_read() -> None:
     data = frames.encode(Frame(Type.DATA, bytes(17 * 1024 * 1024)))
-    packed = frames.encode(Frame(Type.DATA, extensions.gzip(bytes(17 * 1024 * 1024)), (Block(1, b"\1\0\0\0"),)))
+    packed = frames.encode(
+        Frame(Type.DATA, extensions.gzip(bytes(17 * 1024 * 1024)), (ExtensionBlock(1, b"\1\0\0\0"),))
+    )
     decoder = EMP.decoder(Direction.C2S, EMP.lenient())
     decoder.feed(data + packed)
     assert [len(found.message.body) for found in decoder] == [17 * 1024 * 1024] * 2
@@ -356,12 +362,12 @@ def test_a_trace_travels_in_extension_129() -> None:
     assert (found.attributes["traceparent"], found.attributes["tracestate"]) == (TRACEPARENT, "x=1")
     # What was read is written again byte for byte, also when the block says more.
     assert to_frame(found, EmpSettings()) == frame
-    more = Frame(Type.DATA, b"", (Block(129, json.dumps({"id": "7", "traceparent": TRACEPARENT}).encode()),))
+    more = Frame(Type.DATA, b"", (ExtensionBlock(129, json.dumps({"id": "7", "traceparent": TRACEPARENT}).encode()),))
     assert to_frame(to_message(more, EmpSettings()), EmpSettings()) == more
 
 
 def test_another_trace_takes_the_place_of_the_one_in_the_block() -> None:
-    block = Block(129, json.dumps({"id": "7", "traceparent": TRACEPARENT}).encode())
+    block = ExtensionBlock(129, json.dumps({"id": "7", "traceparent": TRACEPARENT}).encode())
     message = to_message(Frame(Type.DATA, b"", (block,)), EmpSettings())
     later = TRACEPARENT.replace("b7ad", "0000")
     frame = to_frame(message.with_(attributes={**message.attributes, "traceparent": later}), EmpSettings())
@@ -373,7 +379,7 @@ def test_another_trace_takes_the_place_of_the_one_in_the_block() -> None:
     [b"", b"\xff", b"[]", b"[" * 5000, b'{"traceparent": 7}', b'{"traceparent": "00-x"}', b'{"tracestate": "\\u0000"}'],
 )
 def test_a_block_129_that_is_no_context_means_nothing(content: bytes) -> None:
-    frame = Frame(Type.DATA, b"x", (Block(129, content),))
+    frame = Frame(Type.DATA, b"x", (ExtensionBlock(129, content),))
     message = to_message(frame, EmpSettings())
     assert set(message.attributes) == {"extension.129"}
     assert to_frame(message, EmpSettings()) == frame
@@ -383,7 +389,7 @@ def test_a_hundred_thousand_blocks_are_read_in_proportion_to_their_number() -> N
     """Blocks were once added to a tuple one by one: that copies all those before for each."""
 
     def cost(count: int) -> float:
-        data = frames.encode(Frame(Type.DATA, b"", (Block(200),) * count))
+        data = frames.encode(Frame(Type.DATA, b"", (ExtensionBlock(200),) * count))
         begin = time.process_time()
         found = frames.decode(data)
         assert found is not None

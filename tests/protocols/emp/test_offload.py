@@ -18,13 +18,13 @@ from tests.protocols.reading import joined, messages_of
 from wireloom.model import InvalidState, Kind, LimitExceeded, Message, NotSupported, PeerClosed, RequestFailed
 from wireloom.protocols.contract import Role, SessionState
 from wireloom.protocols.emp import EMP, extensions, frames
-from wireloom.protocols.emp.frames import Block, Extension, Frame, Type
+from wireloom.protocols.emp.frames import Extension, ExtensionBlock, Frame, Type
 from wireloom.protocols.emp.offload import LARGE, LARGE_PACKED
 from wireloom.protocols.emp.session import EmpSession
 
 BODY = bytes(range(256)) * 1024
 NOISE = b"".join((n * n * 7919 % 65521).to_bytes(2) for n in range(4000))
-GZIP = Block(Extension.COMPRESSION, extensions.encode_compression(extensions.Scheme.GZIP))
+GZIP = ExtensionBlock(Extension.COMPRESSION, extensions.encode_compression(extensions.CompressionScheme.GZIP))
 PACKED = frames.encode(Frame(Type.DATA, extensions.gzip(NOISE * 9), (GZIP,)))
 """A frame whose GZIP data is large."""
 

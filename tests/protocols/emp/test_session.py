@@ -14,7 +14,7 @@ from wireloom.model import Direction, InvalidState, Kind, LimitExceeded, Message
 from wireloom.protocols.contract import Publishes, Role, SessionState
 from wireloom.protocols.emp import EMP, EmpSettings, extensions, frames
 from wireloom.protocols.emp.extensions import RequestResponse
-from wireloom.protocols.emp.frames import Block, ErrorCode, Frame, SizeMode, Type
+from wireloom.protocols.emp.frames import ErrorCode, ExtensionBlock, Frame, SizeMode, Type
 from wireloom.protocols.emp.session import EmpSession
 from wireloom.protocols.emp.states import APPLICATION, CONVERSATION, MAY_SEND, OUT_OF_TURN
 
@@ -62,7 +62,7 @@ def response(number: int, body: bytes = b"!") -> bytes:
 
 def related(asks: bool, number: int, body: bytes) -> bytes:
     content = extensions.encode_request_response(RequestResponse(asks, number))
-    return frames.encode(Frame(Type.DATA, body, (Block(0, content),)))
+    return frames.encode(Frame(Type.DATA, body, (ExtensionBlock(0, content),)))
 
 
 def last_words(session: EmpSession) -> frames.Error:
@@ -482,7 +482,7 @@ def test_application_types_are_sent_and_handed_on() -> None:
 
 def test_an_unknown_extension_is_ignored_and_kept_in_attributes() -> None:
     session = opened()
-    run = joined(session.receive(frames.encode(Frame(Type.DATA, b"x", (Block(77, b"\xca\xfe"),))), 1.0))
+    run = joined(session.receive(frames.encode(Frame(Type.DATA, b"x", (ExtensionBlock(77, b"\xca\xfe"),))), 1.0))
     assert run.messages[0].body == b"x"
     assert run.messages[0].attributes == {"extension.77": "cafe"}
     assert session.state is SessionState.OPEN
@@ -491,19 +491,19 @@ def test_an_unknown_extension_is_ignored_and_kept_in_attributes() -> None:
 @pytest.mark.parametrize(
     ("blocks", "body", "clause", "code"),
     [
-        ((Block(0, b""),), b"", "emp.request-response.size", 4),
-        ((Block(0, bytes(12)),), b"", "emp.request-response.zero-id", 3),
-        ((Block(1, b""),), b"", "emp.compression.size", 4),
-        ((Block(1, bytes(4)), Block(1, bytes(4))), b"", "emp.compression.repeated", 4),
-        ((Block(1, bytes.fromhex("02000000")),), b"", "emp.compression.scheme", 4),
-        ((Block(1, bytes.fromhex("01000000")),), b"no gzip", "emp.compression.data", 4),
-        ((Block(1, bytes.fromhex("01000000")),), extensions.gzip(bytes(101)), "emp.compression.too-large", 4),
-        ((Block(128, b""),), b"", "emp.hub.content", 4),
+        ((ExtensionBlock(0, b""),), b"", "emp.request-response.size", 4),
+        ((ExtensionBlock(0, bytes(12)),), b"", "emp.request-response.zero-id", 3),
+        ((ExtensionBlock(1, b""),), b"", "emp.compression.size", 4),
+        ((ExtensionBlock(1, bytes(4)), ExtensionBlock(1, bytes(4))), b"", "emp.compression.repeated", 4),
+        ((ExtensionBlock(1, bytes.fromhex("02000000")),), b"", "emp.compression.scheme", 4),
+        ((ExtensionBlock(1, bytes.fromhex("01000000")),), b"no gzip", "emp.compression.data", 4),
+        ((ExtensionBlock(1, bytes.fromhex("01000000")),), extensions.gzip(bytes(101)), "emp.compression.too-large", 4),
+        ((ExtensionBlock(128, b""),), b"", "emp.hub.content", 4),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_a_malformed_block_of_a_known_extension_ends_the_connection(
-    blocks: tuple[Block, ...], body: bytes, clause: str, code: int
+    blocks: tuple[ExtensionBlock, ...], body: bytes, clause: str, code: int
 ) -> None:
     session = opened(max_decompressed=100)
     run = joined(session.receive(DATA + frames.encode(Frame(Type.DATA, body, blocks)), 1.0))
@@ -643,11 +643,11 @@ def test_requests_that_wait_are_bounded_on_both_sides() -> None:
 
 def test_requests_of_application_types_are_requests_too() -> None:
     session = opened()
-    block = Block(0, extensions.encode_request_response(RequestResponse(True, 9)))
+    block = ExtensionBlock(0, extensions.encode_request_response(RequestResponse(True, 9)))
     session.receive(frames.encode(Frame(200, b"", (block,))), 1.0)
     session.send(Message(Kind.OTHER, correlation_id="9", attributes={"type": "200"}), 1.0)
     assert session.outgoing()[4] == 200
-    session.receive(frames.encode(Frame(200, b"", (Block(0, bytes(11) + b"\1"),))), 1.0)
+    session.receive(frames.encode(Frame(200, b"", (ExtensionBlock(0, bytes(11) + b"\1"),))), 1.0)
     assert_refused(session, "emp.response.unknown-id")
 
 

@@ -139,7 +139,7 @@ def test_a_batch_with_higher_limits_is_checked_with_those_limits(trust_file: str
         sign_packet(Packet(7, 3, 5, (Field(1, b"n" * 254), Field(Type.BINARY, b"b" * 254))), unknown),
         sign_packet(Packet(8, 3, 5, fields), unknown),
     ]
-    data = b"".join(frames.encode(packet, frames.Limits(2000, 100)) for packet in large)
+    data = b"".join(frames.encode(packet, frames.PacketLimits(2000, 100)) for packet in large)
     rows, rejects = rows_of_columns(
         MESH.columns().decode(
             Spans.whole(data, Stream(DGRAM)),

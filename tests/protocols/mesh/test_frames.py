@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.protocols.mesh.strategies import NODE, datagrams, mutated, packets
 from wireloom.model import LimitExceeded, NotSupported, ProtocolViolation
 from wireloom.protocols.mesh import MESH, frames
-from wireloom.protocols.mesh.frames import EventType, Field, Flag, Limits, Packet, Type
+from wireloom.protocols.mesh.frames import EventType, Field, Flag, Packet, PacketLimits, Type
 
 NAME = Field(Type.STRING, b"a/b")
 NODE_ID = Field(Type.NODE_ID, NODE)
@@ -26,7 +26,7 @@ def raw(*fields: Field, event_type: int = 3, flags: int = 0, version: int = 1, l
     return struct.pack(">BIBBQH", version, 7, flags, event_type, 1_700_000_000, size) + payload
 
 
-def refused(data: bytes, limits: Limits = frames.DEFAULT_LIMITS) -> str:
+def refused(data: bytes, limits: PacketLimits = frames.DEFAULT_LIMITS) -> str:
     with pytest.raises(ProtocolViolation) as caught:
         frames.decode(data, limits)
     assert caught.value.clause in MESH.clauses
@@ -61,7 +61,7 @@ def test_a_reserved_flag_bit_rejects_the_packet(bit: int) -> None:
 
 
 def test_reserved_flag_bits_are_ignored_by_option() -> None:
-    assert frames.decode(raw(NAME, flags=0x81), Limits(ignore_reserved_flags=True)).flags == 0x81
+    assert frames.decode(raw(NAME, flags=0x81), PacketLimits(ignore_reserved_flags=True)).flags == 0x81
 
 
 @pytest.mark.parametrize("value", [{"message_id": 2**32}, {"timestamp": 2**64}, {"flags": 256}, {"event_type": -1}])

@@ -8,7 +8,7 @@ import uuid
 from hypothesis import strategies as st
 
 from wireloom.protocols.wolpertinger import frames, layer1, layer2, values
-from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
+from wireloom.protocols.wolpertinger.layer2 import Document, Error, RemoteMethodCall, Response
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -40,7 +40,7 @@ any_value = st.recursive(
     st.one_of(scalars, structured), lambda inner: st.lists(inner, max_size=4).map(lambda v: Value("list", tuple(v))), max_leaves=6
 )  # fmt: skip
 
-calls = st.builds(Call, names, call_ids, names, st.lists(any_value, max_size=4).map(tuple))
+calls = st.builds(RemoteMethodCall, names, call_ids, names, st.lists(any_value, max_size=4).map(tuple))
 responses = st.builds(Response, names, call_ids, st.none() | any_value)
 errors = st.builds(Error, names, st.integers(-(2**31), 2**31 - 1), st.none() | call_ids)
 documents: st.SearchStrategy[Document] = st.one_of(calls, responses, errors)

@@ -11,7 +11,7 @@ from tests.protocols.reading import messages_of
 from wireloom.model import Message
 from wireloom.protocols.contract import Role
 from wireloom.protocols.wolpertinger import WolpertingerSettings, frames, layer2
-from wireloom.protocols.wolpertinger.layer2 import Call, Document
+from wireloom.protocols.wolpertinger.layer2 import Document, RemoteMethodCall
 from wireloom.protocols.wolpertinger.session import WolpertingerSession
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -91,8 +91,8 @@ def line(document: Document | bytes, message_id: int = 1, extra: str = "") -> by
     return f"{extra}message_id:{message_id};".encode() + base64.b64encode(xml) + b"\n"
 
 
-def call(component: str, method: str, *parameters: Value, call_id: str = CALL_ID) -> Call:
-    return Call(component, call_id, method, parameters)
+def call(component: str, method: str, *parameters: Value, call_id: str = CALL_ID) -> RemoteMethodCall:
+    return RemoteMethodCall(component, call_id, method, parameters)
 
 
 def said(data: bytes) -> list[frames.Frame]:

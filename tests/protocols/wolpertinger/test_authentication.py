@@ -30,7 +30,7 @@ from wireloom.protocols.contract import Role, SessionState
 from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings, frames, layer1, layer2, transmission
 from wireloom.protocols.wolpertinger.authentication import METHODS, STEPS
 from wireloom.protocols.wolpertinger.keys import Cipher, KeyPair, prove
-from wireloom.protocols.wolpertinger.layer2 import Call, Error, Response
+from wireloom.protocols.wolpertinger.layer2 import Error, RemoteMethodCall, Response
 from wireloom.protocols.wolpertinger.session import WolpertingerSession
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -143,7 +143,7 @@ def test_establishing_a_connection_is_answered_with_a_guid_as_string() -> None:
 def test_a_client_takes_a_guid_or_true_for_a_connection(value: Value | None, connected: bool) -> None:
     client = opened(Role.CLIENT, **{**CLIENT, "authenticate": 1})
     (call,) = documents(client.outgoing())
-    assert isinstance(call, Call)
+    assert isinstance(call, RemoteMethodCall)
     client.receive(line(Response("Authentication", call.call_id, value)), 0.0)
     assert (client.state is SessionState.OPEN, client.trust) == ((True, 1) if connected else (False, 0))
 
@@ -164,7 +164,7 @@ def test_keys_and_tokens_are_never_the_same_twice() -> None:
 
 def test_the_public_key_the_iv_the_token_and_the_proof_are_as_the_decisions_say() -> None:
     both = pair({**CLIENT, "authenticate": 4}, SERVER)
-    calls: list[Call] = []
+    calls: list[RemoteMethodCall] = []
     values: list[object] = []
     while True:
         up, down = both.client.outgoing(), both.server.outgoing()
@@ -174,7 +174,7 @@ def test_the_public_key_the_iv_the_token_and_the_proof_are_as_the_decisions_say(
             for frame in said(data):
                 if isinstance(frame, frames.Data):
                     document = layer1.unpack(frame, both.client.settings, cipher)
-                    if isinstance(document, Call):
+                    if isinstance(document, RemoteMethodCall):
                         calls.append(document)
                     elif isinstance(document, Response):
                         values.append(document.value)
@@ -231,12 +231,12 @@ def test_a_server_that_refuses_a_step_or_answers_nonsense_is_not_trusted(step: i
         asked = [
             layer1.unpack(each, both.client.settings, cipher) for each in said(data) if isinstance(each, frames.Data)
         ]
-        names = [each.method for each in asked if isinstance(each, Call)]
+        names = [each.method for each in asked if isinstance(each, RemoteMethodCall)]
         both.server.receive(data, 0.0)
         down = both.server.outgoing()
         if STEPS[step].method in names and both.client._step == step:
             replaced = True
-            call_id = next(each.call_id for each in asked if isinstance(each, Call))
+            call_id = next(each.call_id for each in asked if isinstance(each, RemoteMethodCall))
             said_instead: layer2.Document = {
                 "error": Error("Authentication", 100, call_id),
                 "false": Response("Authentication", call_id, Value("boolean", False)),
@@ -310,7 +310,7 @@ class Stranger:
     def ask(self, method: str, *parameters: Value, now: float = 0.0) -> layer2.Document:
         """Call a method of Authentication; the first document that comes back."""
         call_id = f"00000000-0000-0000-0000-{self.number:012d}"
-        self.server.receive(self.line(Call("Authentication", call_id, method, parameters)), now)
+        self.server.receive(self.line(RemoteMethodCall("Authentication", call_id, method, parameters)), now)
         return self.hear()[0]
 
     def climb(self, level: int) -> Stranger:
@@ -484,7 +484,7 @@ def test_the_answer_to_a_request_for_verification_is_what_the_peer_judged(judged
     peer = stranger(3)
     token = base64.b64encode(bytes(32)).decode()
     proof = peer.ask("ClusterAuthRequestVerification", text(token))
-    assert isinstance(proof, Call)
+    assert isinstance(proof, RemoteMethodCall)
     assert (proof.method, proof.parameters) == ("ClusterAuthVerify", (text(prove(KEY, token)),))
     peer.server.receive(peer.line(Response("Authentication", proof.call_id, Value("boolean", judged))), 0.0)
     (answer,) = peer.hear()
@@ -515,19 +515,19 @@ def test_calls_below_the_required_trust_are_answered_with_201() -> None:
     for component, method in (("Test", "Echo"), ("Hub", "Subscribe"), ("Hub", "Event")):
         peer.number += 1
         call_id = f"10000000-0000-0000-0000-{peer.number:012d}"
-        run = joined(peer.server.receive(peer.line(Call(component, call_id, method, (text("a"),))), 0.0))
+        run = joined(peer.server.receive(peer.line(RemoteMethodCall(component, call_id, method, (text("a"),))), 0.0))
         assert not run.messages
         assert peer.hear() == [Error(component, 201, call_id)]
     peer.ask("ClusterAuthVerify", text(prove(KEY, peer.token("Cluster"))))
-    assert messages_of(peer.server.receive(peer.line(Call("Test", CALL_ID, "Echo")), 0.0))
+    assert messages_of(peer.server.receive(peer.line(RemoteMethodCall("Test", CALL_ID, "Echo")), 0.0))
 
 
 def test_a_heartbeat_needs_no_trust() -> None:
     server = opened(required_trust=4)
     server.send(Message(Kind.REQUEST, "A.B"), 0.0)
-    assert [each.kind for each in messages_of(server.receive(line(Call("Core", CALL_ID, "Heartbeat")), 0.0))] == [
-        Kind.PROGRESS
-    ]
+    assert [
+        each.kind for each in messages_of(server.receive(line(RemoteMethodCall("Core", CALL_ID, "Heartbeat")), 0.0))
+    ] == [Kind.PROGRESS]
 
 
 # Plain text

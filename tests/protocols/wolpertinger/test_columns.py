@@ -17,7 +17,7 @@ from wireloom.model import Direction, Kind, Message, NotSupported, ProtocolViola
 from wireloom.protocols.columns import KIND_CODES, Spans, Stream
 from wireloom.protocols.contract import Decoded, Rejected, decode_stream
 from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings
-from wireloom.protocols.wolpertinger.layer2 import Call
+from wireloom.protocols.wolpertinger.layer2 import RemoteMethodCall
 from wireloom.protocols.wolpertinger.values import Value
 
 
@@ -111,7 +111,7 @@ def test_pieces_that_never_become_a_message_are_rejects(lines: list[bytes], reje
 def test_half_a_split_message_is_carried_over_in_the_state() -> None:
     own = WolpertingerSettings(split=64, gzip_from=0)
     lines = lines_of(
-        Call("Test", "0" * 8 + "-0000-0000-0000-" + "0" * 12, "Echo", (Value("string", "x" * 500),)), 7, own
+        RemoteMethodCall("Test", "0" * 8 + "-0000-0000-0000-" + "0" * 12, "Echo", (Value("string", "x" * 500),)), 7, own
     )
     random.Random(1).shuffle(lines)
     state, rows = b"", 0

@@ -10,7 +10,7 @@ from tests.protocols.wolpertinger.strategies import any_value, documents, xml_te
 from tests.protocols.wolpertinger.talk import CALL_ID, HELLO, call
 from wireloom.model import BodyError, NotSupported
 from wireloom.protocols.wolpertinger import layer2, values
-from wireloom.protocols.wolpertinger.layer2 import Call, Error, Response, parse, parse_fully, write
+from wireloom.protocols.wolpertinger.layer2 import Error, RemoteMethodCall, Response, parse, parse_fully, write
 from wireloom.protocols.wolpertinger.refusal import Refused
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -45,7 +45,7 @@ def test_reading_by_pattern_and_by_parser_and_schema_give_the_same(
 
 
 def test_messages_are_written_with_the_namespace_and_in_the_order_of_the_examples() -> None:
-    assert write(Call("Core", CALL_ID, "testMethod1", (Value("string", "a"), Value("boolean", True)))) == (
+    assert write(RemoteMethodCall("Core", CALL_ID, "testMethod1", (Value("string", "a"), Value("boolean", True)))) == (
         b"<RemoteMethodCall" + NAMESPACE + b"><ComponentName>Core</ComponentName><CallId>" + CALL_ID.encode()
         + b"</CallId><MethodName>testMethod1</MethodName><Parameters>"
         b'<object type="string">a</object><object type="boolean">true</object></Parameters></RemoteMethodCall>'
@@ -88,7 +88,9 @@ EXAMPLES = [
 def test_the_examples_of_the_specification_with_and_without_the_namespace() -> None:
     guid = "F5AFEC97-5839-4666-B8D3-8C108B241720"
     expected = [
-        Call("Core", guid, "testMethod1", (Value("string", "This is a string-example"), Value("boolean", True))),
+        RemoteMethodCall(
+            "Core", guid, "testMethod1", (Value("string", "This is a string-example"), Value("boolean", True))
+        ),
         Response("Core", guid, Value("boolean", True)),
         Error("Core", 1, guid),
     ]
@@ -277,7 +279,7 @@ def test_unknown_types_and_wrong_values_have_errors_of_their_own() -> None:
 def test_types_are_read_without_case_and_values_as_their_type_says(type_: str, text: str, value: Value) -> None:
     xml = GOOD_CALL.replace(b'"string">hello', f'"{type_}">{text}'.encode())
     read = parse(xml)
-    assert isinstance(read, Call)
+    assert isinstance(read, RemoteMethodCall)
     assert read.parameters == (value,)
 
 
@@ -329,7 +331,7 @@ def test_what_is_no_signature_is_refused(text: str) -> None:
 @given(xml_text)
 def test_every_text_that_xml_can_hold_survives(text: str) -> None:
     read = parse(write(call(text, text, Value("string", text))))
-    assert isinstance(read, Call)
+    assert isinstance(read, RemoteMethodCall)
     assert (read.component, read.method, read.parameters[0].data) == (text, text, text)
 
 

@@ -33,7 +33,7 @@ from wireloom.model import InvalidState, Kind, LimitExceeded, Message, NotSuppor
 from wireloom.protocols.contract import Role, SessionState, decode_stream
 from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings, frames, layer2
 from wireloom.protocols.wolpertinger.delivery import Seen
-from wireloom.protocols.wolpertinger.layer2 import Call, Error, Response
+from wireloom.protocols.wolpertinger.layer2 import Error, RemoteMethodCall, Response
 from wireloom.protocols.wolpertinger.refusal import ErrorCode, ResultCode
 from wireloom.protocols.wolpertinger.session import WolpertingerSession
 from wireloom.protocols.wolpertinger.values import Value
@@ -178,9 +178,9 @@ def test_what_is_said_after_an_answer_that_waits_stays_behind_it() -> None:
     server.send(request(), 1.1)
     assert documents(server.outgoing()) == []
     server.expire(1.5)
-    assert [type(each) for each in documents(server.outgoing())] == [Response, Call]
+    assert [type(each) for each in documents(server.outgoing())] == [Response, RemoteMethodCall]
     server.send(request(), 1.6)
-    assert [type(each) for each in documents(server.outgoing())] == [Call]
+    assert [type(each) for each in documents(server.outgoing())] == [RemoteMethodCall]
 
 
 def test_a_session_that_ends_sends_the_answers_it_held_back() -> None:
@@ -599,9 +599,9 @@ def test_an_invalid_response_fails_its_call_with_401() -> None:
 def test_component_names_without_case_and_method_names_with() -> None:
     client = opened(Role.CLIENT)
     asked = client.send(request(), 0.0)
-    run = joined(client.receive(line(Call("CORE", CALL_ID, "Heartbeat"), 1), 0.0))
+    run = joined(client.receive(line(RemoteMethodCall("CORE", CALL_ID, "Heartbeat"), 1), 0.0))
     assert [(each.kind, each.correlation_id) for each in run.messages] == [(Kind.PROGRESS, asked.id)]
-    run = joined(client.receive(line(Call("Core", CALL_ID, "heartbeat"), 2), 0.0))
+    run = joined(client.receive(line(RemoteMethodCall("Core", CALL_ID, "heartbeat"), 2), 0.0))
     assert [(each.kind, each.topic) for each in run.messages] == [(Kind.REQUEST, "Core.heartbeat")]
 
 
@@ -611,7 +611,7 @@ def test_component_names_without_case_and_method_names_with() -> None:
 def test_a_heartbeat_resets_the_time_of_every_call_that_waits() -> None:
     client = opened(Role.CLIENT)
     asked = [client.send(request(), 0.0).id for _ in range(3)]
-    run = joined(client.receive(line(Call("Core", CALL_ID, "Heartbeat")), 0.0))
+    run = joined(client.receive(line(RemoteMethodCall("Core", CALL_ID, "Heartbeat")), 0.0))
     assert [(each.kind, each.correlation_id) for each in run.messages] == [(Kind.PROGRESS, each) for each in asked]
     assert run.count == 1
     assert b"result:0;message_id:1;\n" in client.outgoing()
@@ -621,16 +621,16 @@ def test_heartbeats_in_a_row_count_once_a_second_and_in_batches() -> None:
     client = opened(Role.CLIENT, max_calls=1000, max_unconfirmed=1000)
     for _ in range(200):
         client.send(request(), 0.0)
-    beats = [line(Call("Core", CALL_ID, "Heartbeat"), number) for number in range(1, 4)]
+    beats = [line(RemoteMethodCall("Core", CALL_ID, "Heartbeat"), number) for number in range(1, 4)]
     batches = [batch for beat in beats for batch in client.receive(beat, 0.0)]
     assert sum(len(batch.messages) for batch in batches) == 200
     assert max(len(batch.messages) for batch in batches) <= 64
-    assert len(joined(client.receive(line(Call("Core", CALL_ID, "Heartbeat"), 9), 1.0)).messages) == 200
+    assert len(joined(client.receive(line(RemoteMethodCall("Core", CALL_ID, "Heartbeat"), 9), 1.0)).messages) == 200
 
 
 def test_a_heartbeat_without_a_call_is_confirmed_and_nothing_else() -> None:
     client = opened(Role.CLIENT)
-    run = joined(client.receive(line(Call("Core", CALL_ID, "Heartbeat")), 0.0))
+    run = joined(client.receive(line(RemoteMethodCall("Core", CALL_ID, "Heartbeat")), 0.0))
     assert not run.messages
     assert run.count == 1
     assert client.outgoing() == b"result:0;message_id:1;\n"
@@ -646,7 +646,7 @@ def test_every_ten_seconds_of_work_a_heartbeat_is_sent() -> None:
         assert server.outgoing() == b""
         server.expire(at)
         (beat,) = documents(server.outgoing())
-        assert isinstance(beat, Call)
+        assert isinstance(beat, RemoteMethodCall)
         assert (beat.component, beat.method, beat.parameters) == ("Core", "Heartbeat", ())
     server.send(Message(Kind.RESPONSE, correlation_id=CALL_ID), 36.0)
     server.outgoing()
@@ -659,7 +659,7 @@ def test_heartbeats_do_not_put_off_a_timeout_of_layer_1() -> None:
     client.send(request(), 0.0)
     first = client.outgoing()
     for number, at in enumerate(range(1, 20), 50):
-        client.receive(line(Call("Core", str(uuid.UUID(int=number)), "Heartbeat"), number), float(at))
+        client.receive(line(RemoteMethodCall("Core", str(uuid.UUID(int=number)), "Heartbeat"), number), float(at))
         client.outgoing()
     assert client.deadline() == 20.0
     client.expire(20.0)
@@ -669,7 +669,7 @@ def test_heartbeats_do_not_put_off_a_timeout_of_layer_1() -> None:
 def test_components_have_no_children() -> None:
     both = pair()
     both.client.send(request("Core.Inner.Heartbeat", (), component="Core.Inner"), 0.0)
-    (sent,) = [each for each in documents(both.client.outgoing()) if isinstance(each, Call)]
+    (sent,) = [each for each in documents(both.client.outgoing()) if isinstance(each, RemoteMethodCall)]
     assert (sent.component, sent.method) == ("Core.Inner", "Heartbeat")
     # It is no part of Core, and so none of its heartbeats.
     (came,) = messages_of(both.server.receive(line(sent, 9), 0.0))
@@ -685,7 +685,7 @@ def test_a_step_of_work_is_a_heartbeat_but_not_more_than_one_a_second() -> None:
         server.send(step, at)
     assert len(documents(server.outgoing())) == 2
     server.send(response(came), 2.0)
-    with pytest.raises(NotSupported):
+    with pytest.raises(InvalidState):
         server.send(step, 3.0)
 
 
@@ -746,7 +746,7 @@ def test_operations_of_the_hub_are_methods_of_hub(operation: str) -> None:
     _, (came,) = both.settle()
     assert (came.topic, came.value()) == (f"$hub/{operation}", {"topic": "a/#"})
     sent = documents(b"".join(each for who, each in both.lines if who == "client"))[0]
-    assert isinstance(sent, Call)
+    assert isinstance(sent, RemoteMethodCall)
     assert (sent.component, sent.method, sent.parameters) == ("Hub", operation.title(), (Value("string", "a/#"),))
     both.server.send(response(came), 0.0)
     (answer,), _ = both.settle()
@@ -821,7 +821,7 @@ def test_bodies_become_parameters(body: bytes, content_type: str | None, paramet
     client = opened(Role.CLIENT)
     client.send(Message(Kind.REQUEST, "A.B", body, content_type=content_type), 0.0)
     (sent,) = documents(client.outgoing())
-    assert isinstance(sent, Call)
+    assert isinstance(sent, RemoteMethodCall)
     assert sent.parameters == parameters
 
 
@@ -830,7 +830,7 @@ def test_a_signature_says_the_types_and_one_that_does_not_fit_is_ignored() -> No
     client.send(request("A.B", (1, "7e4c8b32-f269-4b48-a6ba-625df091ad6a"), types="int64,guid"), 0.0)
     client.send(request("A.B", (1, "x"), types="int64,guid"), 0.0)
     client.send(request("A.B", (1, "x"), types="nonsense"), 0.0)
-    sent = [each.parameters for each in documents(client.outgoing()) if isinstance(each, Call)]
+    sent = [each.parameters for each in documents(client.outgoing()) if isinstance(each, RemoteMethodCall)]
     assert [tuple(value.type for value in each) for each in sent] == [
         ("int64", "guid"), ("int32", "string"), ("int32", "string"),
     ]  # fmt: skip
@@ -839,10 +839,12 @@ def test_a_signature_says_the_types_and_one_that_does_not_fit_is_ignored() -> No
 def test_topics_with_odd_components_and_methods_survive() -> None:
     both = pair()
     for component, method in (("A", "b.c"), ("a b", "c"), ("", ""), ("ä", "ö"), ("A.B", "C")):
-        data = line(Call(component, both.client._draw_call_id(), method), hash((component, method)) & 0xFFFF)
+        data = line(
+            RemoteMethodCall(component, both.client._draw_call_id(), method), hash((component, method)) & 0xFFFF
+        )
         (came,) = messages_of(both.server.receive(data, 0.0))
         (again,) = documents(WOLPERTINGER.encode(came, WolpertingerSettings(profile=False)))
-        assert isinstance(again, Call)
+        assert isinstance(again, RemoteMethodCall)
         assert (again.component, again.method) == (component, method)
 
 

@@ -14,7 +14,7 @@ from tests.protocols.wolpertinger.talk import documents, opened, results, said
 from wireloom.model import Direction, Kind, Message
 from wireloom.protocols.contract import Role
 from wireloom.protocols.wolpertinger import WOLPERTINGER, WolpertingerSettings, frames, layer2, values
-from wireloom.protocols.wolpertinger.layer2 import Call, Error, Response
+from wireloom.protocols.wolpertinger.layer2 import Error, RemoteMethodCall, Response
 
 RECORDED = [
     (Direction(entry["direction"]), bytes.fromhex(entry["hex"]))
@@ -72,7 +72,7 @@ def test_the_recorded_conversation_in_both_directions_at_once() -> None:
         assert set(kinds) <= {Kind.REQUEST, Kind.RESPONSE, Kind.ERROR, Kind.ACK}
 
 
-def answer(call: Call) -> Message:
+def answer(call: RemoteMethodCall) -> Message:
     """What the recorded peer's component did."""
     message = Message(Kind.RESPONSE, correlation_id=call.call_id, status="done")
     if call.component != "Test":
@@ -115,7 +115,7 @@ def test_a_session_answers_the_recorded_calls_as_the_recorded_peer_did() -> None
         for message in messages_of(server.receive(data, 1.0)):
             if message.kind is Kind.REQUEST:
                 call = layer2.parse(payload(data))
-                assert isinstance(call, Call)
+                assert isinstance(call, RemoteMethodCall)
                 server.send(answer(call), 1.0)
         written += server.outgoing()
     recorded = b"".join(data for direction, data in RECORDED if direction is Direction.S2C)
@@ -134,7 +134,7 @@ def test_a_session_takes_the_recorded_answers_as_the_recorded_caller_did() -> No
             if b"result" in data:
                 continue
             call = layer2.parse(payload(data))
-            assert isinstance(call, Call)
+            assert isinstance(call, RemoteMethodCall)
             void = {"response": "none"} if call.method == "Nothing" else {}
             asked = client.send(Message(Kind.REQUEST, f"{call.component}.{call.method}", attributes=void), 1.0)
             calls[call.call_id] = asked.id or ""

@@ -21,7 +21,7 @@ from wireloom.peers.components import Components
 from wireloom.protocols.contract import Role, SessionState
 from wireloom.protocols.wolpertinger import layer1, transmission
 from wireloom.protocols.wolpertinger.frames import Data
-from wireloom.protocols.wolpertinger.layer2 import Call, Error
+from wireloom.protocols.wolpertinger.layer2 import Error, RemoteMethodCall
 from wireloom.protocols.wolpertinger.session import WolpertingerSession
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -138,7 +138,7 @@ def event(body: bytes, topic: str = "a/b") -> Message:
 
 
 def methods(data: bytes) -> list[str]:
-    return [each.method if isinstance(each, Call) else "answer" for each in documents(data)]
+    return [each.method if isinstance(each, RemoteMethodCall) else "answer" for each in documents(data)]
 
 
 def test_an_event_passes_a_large_answer_that_is_being_written() -> None:

@@ -727,7 +727,7 @@ def test_killed_requests_are_remembered_only_up_to_a_limit() -> None:
         hears(server, frames.Request(uid, "a", False, b""), frames.Cancel(UID, "a", uid, True))
     server.send(Message(Kind.RESPONSE, correlation_id=str(uuid.UUID(bytes=b"\x04" * 16))), 0.0)
     assert server.counters == {"yamp.response.killed": 1}
-    with pytest.raises(NotSupported):
+    with pytest.raises(InvalidState):
         server.send(Message(Kind.RESPONSE, correlation_id=str(uuid.UUID(bytes=b"\x00" * 16))), 0.0)
 
 

@@ -26,7 +26,7 @@ OTHER = "other"
 
 
 @dataclass(slots=True)
-class Refused:
+class RejectedBytes:
     """Bytes of one direction that are on their way to one row of `rejects`."""
 
     clause: str
@@ -37,7 +37,7 @@ class Refused:
     head: bytes = b""
     size: int = 0
 
-    def followed_by(self, later: Refused) -> Refused:
+    def followed_by(self, later: RejectedBytes) -> RejectedBytes:
         """Bytes that stand one after the other, as one row."""
         if not self.size:
             return later
@@ -77,7 +77,7 @@ class Half:
     """Where the first piece stood that `state` holds, or one before it."""
     count: int = 0
     """Messages so far."""
-    refused: Refused | None = None
+    refused: RejectedBytes | None = None
     held: list[Held] = field(default_factory=list)
     holes: list[list[int]] = field(default_factory=list)
     """Begin and end of what was given up as not captured: see `tcp.py`."""
@@ -100,7 +100,7 @@ class Half:
 
 
 @dataclass(slots=True)
-class Connection:
+class CapturedConnection:
     """One connection of one flow. `halves` go by side of the flow, as everything in `tcp.py` does."""
 
     key: FlowKey
@@ -120,7 +120,7 @@ class Connection:
     """Packets that were not counted yet as other traffic, should they turn out to be that."""
 
     @classmethod
-    def new(cls, key: FlowKey) -> Connection:
+    def new(cls, key: FlowKey) -> CapturedConnection:
         """A connection before its first packet."""
         halves = [Half(Direction.C2S), Half(Direction.S2C)]
         return cls(key, tcp.new_connection(), tcp.new_sides(), halves=halves)

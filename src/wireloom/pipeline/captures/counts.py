@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wireloom.pipeline.captures.connections import Connection
+    from wireloom.pipeline.captures.connections import CapturedConnection
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Counts:
     """Payload of connections that are none of ours."""
     lost_fragments: int = 0
 
-    def add_other(self, connection: Connection) -> None:
+    def add_other(self, connection: CapturedConnection) -> None:
         """Count what was seen of a connection that is none of ours."""
         self.other_packets += connection.packets
         self.other_bytes += sum(half.seen for half in connection.halves)

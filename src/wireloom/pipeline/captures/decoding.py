@@ -6,18 +6,18 @@ import numpy as np
 
 from wireloom.journal.keys import keys_for
 from wireloom.model import Direction
-from wireloom.pipeline.captures.connections import OTHER, WAIT, Refused
-from wireloom.pipeline.captures.flow_pass import Walk
+from wireloom.pipeline.captures.connections import OTHER, WAIT, RejectedBytes
+from wireloom.pipeline.captures.flow_pass import FlowPass
 from wireloom.pipeline.captures.provenance import Trace
 from wireloom.pipeline.captures.rows import Rows, Speaker
-from wireloom.pipeline.captures.streams import TRUNCATED, Part
+from wireloom.pipeline.captures.streams import TRUNCATED, StreamPart
 from wireloom.pipeline.schemas import KEPT_BYTES
 from wireloom.protocols.columns import Reject, Spans, Stream
 from wireloom.protocols.contract import Framing
 from wireloom.protocols.registry import protocol
 
 
-def decode_parts(parts: list[Part], rows_out: Rows) -> None:
+def decode_parts(parts: list[StreamPart], rows_out: Rows) -> None:
     """Go from gap to gap, all streams of one protocol at a time."""
     left = []
     for part in parts:
@@ -31,7 +31,7 @@ def decode_parts(parts: list[Part], rows_out: Rows) -> None:
             left.append(part)
     while left:
         # Most parts share a buffer; those that were unpacked have their own.
-        spans: dict[tuple[str, int], list[tuple[Part, tuple[int, int]]]] = {}
+        spans: dict[tuple[str, int], list[tuple[StreamPart, tuple[int, int]]]] = {}
         for part in left:
             span = part.advance()
             if span is not None:
@@ -41,7 +41,7 @@ def decode_parts(parts: list[Part], rows_out: Rows) -> None:
         left = [part for part in left if part.close_stretch()]
 
 
-def _decode_spans(name: str, found: list[tuple[Part, tuple[int, int]]], rows_out: Rows) -> None:
+def _decode_spans(name: str, found: list[tuple[StreamPart, tuple[int, int]]], rows_out: Rows) -> None:
     """All streams of one protocol in one call."""
     decoder, settings = protocol(name).columns(), rows_out.choice.settings(name)
     parts = [part for part, _ in found]
@@ -78,14 +78,14 @@ def _decode_spans(name: str, found: list[tuple[Part, tuple[int, int]]], rows_out
         part = parts[reject.span]
         time_us, file, offset = part.trace.where(reject.offset)
         content = reject.content(data, KEPT_BYTES)
-        refused = Refused(reject.clause, reject.detail, time_us, file, offset, content, reject.size)
+        refused = RejectedBytes(reject.clause, reject.detail, time_us, file, offset, content, reject.size)
         rows_out.reject(part.connection, part.half, refused)
     for index, part in enumerate(parts):
         part.remember(columns.state[index], columns.begun[index] if columns.begun else -1)
         part.decoded(int(columns.consumed[index]), final.get(index))
 
 
-def decode_datagrams(walk: Walk, name: str, rows_out: Rows) -> None:
+def decode_datagrams(walk: FlowPass, name: str, rows_out: Rows) -> None:
     """Datagrams stand alone; those that the snap length cut are no messages."""
     own, found = walk.segments, walk.datagrams[name]
     rows = np.concatenate([rows for _, rows in found])
@@ -100,7 +100,7 @@ def decode_datagrams(walk: Walk, name: str, rows_out: Rows) -> None:
         words = f"the capture kept {kept} of {size} bytes"
         content = own.data[start : start + min(kept, KEPT_BYTES)].tobytes()
         time_us, file, offset = int(own.time_us[row]), int(own.file[row]), int(own.offset[row])
-        refused = Refused(TRUNCATED, words, time_us, file, offset, content, kept)
+        refused = RejectedBytes(TRUNCATED, words, time_us, file, offset, content, kept)
         connection, half = halves[of[index]]
         rows_out.reject(connection, half, refused)
     rows, of = rows[~cut], of[~cut]
@@ -114,7 +114,7 @@ def decode_datagrams(walk: Walk, name: str, rows_out: Rows) -> None:
     for reject in columns.rejects:
         row = int(rows[reject.span])
         content = own.data[reject.offset : reject.offset + min(reject.size, KEPT_BYTES)].tobytes()
-        refused = Refused(
+        refused = RejectedBytes(
             reject.clause, reject.detail, int(own.time_us[row]), int(own.file[row]),
             int(own.offset[row]) + reject.offset - int(own.start[row]), content, reject.size,
         )  # fmt: skip

@@ -22,7 +22,7 @@ from wireloom.protocols.registry import protocol, protocols
 from wireloom.protocols.settings import Written
 
 if TYPE_CHECKING:
-    from wireloom.pipeline.captures.streams import Part
+    from wireloom.pipeline.captures.streams import StreamPart
 
 _SEEN = {"tcp": (TCP, PLAIN), "ws": (TCP, WEBSOCKET), "udp": (UDP, PLAIN)}
 """Transports whose bytes can be read in a capture, and how they are wrapped."""
@@ -152,9 +152,9 @@ def looks_encrypted(head: bytes) -> bool:
     return len(head) >= 3 and 0x14 <= head[0] <= 0x17 and head[1] == 3 and head[2] <= 4
 
 
-def decide(parts: list[Part], *, auto: bool) -> None:
+def decide(parts: list[StreamPart], *, auto: bool) -> None:
     """Settle what connections speak, and how each new stream is taken."""
-    both: dict[int, list[Part]] = {}
+    both: dict[int, list[StreamPart]] = {}
     for part in parts:
         if part.connection.protocol is None:
             both.setdefault(id(part.connection), []).append(part)
@@ -175,7 +175,7 @@ def decide(parts: list[Part], *, auto: bool) -> None:
                 part.raw_from = -1
 
 
-def _recognise(parts: list[Part], auto: bool) -> None:
+def _recognise(parts: list[StreamPart], auto: bool) -> None:
     """Look at both beginnings as they grew, packet by packet, until one of them tells."""
     connection = parts[0].connection
     if not auto or connection.is_midstream:
@@ -211,7 +211,7 @@ def _recognise(parts: list[Part], auto: bool) -> None:
         connection.protocol = OTHER
 
 
-def _unwrap_heads(parts: list[Part]) -> None:
+def _unwrap_heads(parts: list[StreamPart]) -> None:
     for part in parts:
         part.unwrap()
         if part.is_faulty:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from wireloom.model import Direction
 from wireloom.pipeline.captures import tcp
-from wireloom.pipeline.captures.connections import OTHER, PLAIN, Connection, Half, Held
+from wireloom.pipeline.captures.connections import OTHER, PLAIN, CapturedConnection, Half, Held
 from wireloom.pipeline.captures.counts import Counts
 from wireloom.pipeline.captures.detect import MOST_DATAGRAMS, Choice, recognise
 from wireloom.pipeline.captures.flows import FlowKey, Flows
@@ -21,7 +21,7 @@ from wireloom.protocols.registry import protocol, protocols
 _DISSECTORS = "wireloom."
 
 
-class Walk:
+class FlowPass:
     """What the packets of one part of a capture are to connections.
 
     `pieces[:made]` are pieces of streams by `tcp.ROW`, `halves` the streams by their numbers, `held` bytes that waited
@@ -30,7 +30,7 @@ class Walk:
 
     def __init__(
         self,
-        connections: dict[FlowKey, Connection],
+        connections: dict[FlowKey, CapturedConnection],
         choice: Choice,
         idle_us: int,
         counts: Counts,
@@ -45,11 +45,11 @@ class Walk:
         self.flows = flows
         self.pieces = tcp.room(len(segments))
         self.made = 0
-        self.halves: list[tuple[Connection, Half]] = []
+        self.halves: list[tuple[CapturedConnection, Half]] = []
         self.held: list[Held] = []
-        self.datagrams: dict[str, list[tuple[Connection, NDArray[np.int64]]]] = {}
+        self.datagrams: dict[str, list[tuple[CapturedConnection, NDArray[np.int64]]]] = {}
         self.final: set[int] = set()
-        self.ended: list[tuple[Connection, str | None]] = []
+        self.ended: list[tuple[CapturedConnection, str | None]] = []
         self._waiting = tcp.waiting_room()
         self._holes = tcp.holes_room()
         self._has_holes = False
@@ -64,10 +64,10 @@ class Walk:
             first, last = int(self.flows.bounds[number]), int(self.flows.bounds[number + 1])
             handlers[key[0]](key, first, last)
 
-    def _connection(self, key: FlowKey) -> Connection:
+    def _connection(self, key: FlowKey) -> CapturedConnection:
         known = self.connections.get(key)
         if known is None:
-            known = self.connections[key] = Connection.new(key)
+            known = self.connections[key] = CapturedConnection.new(key)
         return known
 
     def _walk_tcp(self, key: FlowKey, first: int, last: int) -> None:
@@ -98,11 +98,11 @@ class Walk:
                 self.end(connection, "idle" if why == tcp.SILENT else "reset")
                 del self.connections[key]
 
-    def _streams(self, connection: Connection) -> NDArray[np.int64]:
+    def _streams(self, connection: CapturedConnection) -> NDArray[np.int64]:
         """The numbers of a connection's streams."""
         return np.array([self.number(connection, half) for half in connection.halves], np.int64)
 
-    def number(self, connection: Connection, half: Half) -> int:
+    def number(self, connection: CapturedConnection, half: Half) -> int:
         """The number of a stream."""
         known = self._numbers.get(id(half))
         if known is None:
@@ -110,7 +110,7 @@ class Walk:
             self.halves.append((connection, half))
         return known
 
-    def _identify(self, connection: Connection) -> None:
+    def _identify(self, connection: CapturedConnection) -> None:
         """Who is the client, what id the connection has, what it speaks by its port."""
         transport = UDP if connection.key[0] == UDP else TCP
         ports = (connection.key[2], connection.key[4])
@@ -122,7 +122,7 @@ class Walk:
         if chosen is not None and connection.key[0] != UPPER_PDU:
             connection.choose(chosen.protocol, chosen.wrapping)
 
-    def _load(self, connection: Connection) -> None:
+    def _load(self, connection: CapturedConnection) -> None:
         """Put back what waits for bytes before it, and what is known to be missing."""
         if self._has_holes:
             self._holes[:] = 0
@@ -139,7 +139,7 @@ class Walk:
                 self._waiting[side, index] = (held.begin, held.end, place, len(self.segments) + len(self.held))
                 self.held.append(held)
 
-    def _store(self, connection: Connection) -> None:
+    def _store(self, connection: CapturedConnection) -> None:
         """Copy what waits: the packets are gone when it is wanted."""
         own = self.segments
         self._has_holes = self._has_holes or bool(self._holes.any())
@@ -159,7 +159,7 @@ class Walk:
                     offset = int(own.offset[packet]) + (0 if place == -1 else place - int(own.start[packet]))
                     half.held.append(Held(begin, end, content, int(own.file[packet]), offset))
 
-    def _note_ends(self, connection: Connection) -> None:
+    def _note_ends(self, connection: CapturedConnection) -> None:
         """Directions that are over, and the connection if both are."""
         for half, side in zip(connection.halves, connection.sides, strict=True):
             if (side[tcp.FIN_AT] >= 0 and side[tcp.NEXT] >= side[tcp.FIN_AT]) or connection.numbers[tcp.CLOSED]:
@@ -169,14 +169,14 @@ class Walk:
             reason = "reset" if connection.numbers[tcp.CLOSED] == tcp.BY_RST else "close"
             self.ended.append((connection, reason))
 
-    def give_up(self, connection: Connection, now_us: int) -> None:
+    def give_up(self, connection: CapturedConnection, now_us: int) -> None:
         """Wait no longer for what is missing in a connection that has been silent for too long."""
         self._give_up(connection, now_us - tcp.LONGEST_WAIT_US)
         if not connection.id:
             self._identify(connection)
         self._note_ends(connection)
 
-    def _give_up(self, connection: Connection, before_us: int) -> None:
+    def _give_up(self, connection: CapturedConnection, before_us: int) -> None:
         if len(self.pieces) - self.made < 8 * tcp.MOST_WAITING:
             self.pieces = np.concatenate([self.pieces, tcp.room(0)])
         self._load(connection)
@@ -186,7 +186,7 @@ class Walk:
         )  # fmt: skip
         self._store(connection)
 
-    def end(self, connection: Connection, reason: str | None) -> None:
+    def end(self, connection: CapturedConnection, reason: str | None) -> None:
         """Nothing more will come of a connection; no reason: it is the input that ends."""
         if not connection.id:
             return
@@ -228,7 +228,7 @@ class Walk:
         )
         self.made += count
 
-    def _begin(self, key: FlowKey, rows: NDArray[np.int64]) -> Connection:
+    def _begin(self, key: FlowKey, rows: NDArray[np.int64]) -> CapturedConnection:
         """The connection some datagrams belong to; the first of them says who is the client."""
         connection = self._connection(key)
         times = self.segments.time_us[rows]
@@ -265,7 +265,7 @@ class Walk:
             elif len(rows):
                 self.datagrams.setdefault(connection.protocol, []).append((connection, rows))
 
-    def _recognise_datagrams(self, connection: Connection, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _recognise_datagrams(self, connection: CapturedConnection, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Look at the first few; those from the one that is recognised on."""
         own = self.segments
         for index, row in enumerate(rows.tolist()):

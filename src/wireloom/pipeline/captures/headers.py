@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.kernels import kernel
-from wireloom.pipeline.captures.packets import Packets
+from wireloom.pipeline.captures.packets import CapturedPackets
 from wireloom.pipeline.captures.pcap import (
     COOKED,
     COOKED_2,
@@ -54,7 +54,7 @@ class Segments:
         return len(self.protocol)
 
 
-def parse_headers(packets: Packets, base: int, file: int) -> Segments:
+def parse_headers(packets: CapturedPackets, base: int, file: int) -> Segments:
     """The headers of all packets. `base` is the offset in the capture of the data's first byte."""
     count = len(packets)
     rows = np.zeros((5, count), np.int64)

@@ -26,7 +26,7 @@ from wireloom.pipeline.captures.pcap import (
     PCAP_NANO,
     SECTION,
     SIMPLE_PACKET,
-    Damage,
+    CaptureDamage,
 )
 
 MOST_PACKETS = 1 << 17
@@ -42,7 +42,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Packets:
+class CapturedPackets:
     """A row a packet; `offset` is where its captured bytes begin in `data`."""
 
     data: NDArray[np.uint8]
@@ -55,18 +55,18 @@ class Packets:
     def __len__(self) -> int:
         return len(self.offset)
 
-    def after(self, place: int) -> Packets:
+    def after(self, place: int) -> CapturedPackets:
         """Only those that end after a place in the data."""
         keep = self.offset + self.captured > place
         offset, captured, original = self.offset[keep], self.captured[keep], self.original[keep]
-        return Packets(self.data, offset, captured, original, self.time_ns[keep], self.link[keep])
+        return CapturedPackets(self.data, offset, captured, original, self.time_ns[keep], self.link[keep])
 
 
 class PacketScanner:
     """Takes the bytes of one capture in pieces. After `damage` is set, there is nothing more to read."""
 
     def __init__(self) -> None:
-        self.damage: Damage | None = None
+        self.damage: CaptureDamage | None = None
         self._form = 0
         self._big = False
         self._link = 0
@@ -77,7 +77,7 @@ class PacketScanner:
 
     def scan(
         self, data: NDArray[np.uint8], start: int, stop: int, base: int = 0, *, final: bool
-    ) -> tuple[Packets, int]:
+    ) -> tuple[CapturedPackets, int]:
         """Packets of data[start:] that begin before `stop`, at most `MOST_PACKETS`, and where to go on.
 
         `base` is the offset in the capture of data[0]. What is left over needs more bytes, unless the data is
@@ -101,26 +101,26 @@ class PacketScanner:
             if status == _STOPPED:
                 described = self._describe(data, at)
                 if isinstance(described, str):
-                    self.damage = Damage(base + at, described)
+                    self.damage = CaptureDamage(base + at, described)
                     break
                 if described is not None:
                     at = described
                     continue
                 status = _CUT
             if status in _REASONS:
-                self.damage = Damage(base + at, _REASONS[status])
+                self.damage = CaptureDamage(base + at, _REASONS[status])
             elif status == _CUT and final:
-                self.damage = Damage(base + at, pcap.CUT_OFF)
+                self.damage = CaptureDamage(base + at, pcap.CUT_OFF)
             break
         offset, captured, original, time_ns = rows[:, :found]
-        return Packets(data, offset, captured, original, time_ns, link[:found]), at
+        return CapturedPackets(data, offset, captured, original, time_ns, link[:found]), at
 
     def _begin(self, data: NDArray[np.uint8], at: int, base: int, final: bool) -> int:
         """Find out the format from the first bytes; a pcap's file header is taken off."""
         head = data[at : at + 24].tobytes()
         if len(head) < 4:
             if final:
-                self.damage = Damage(base + at, pcap.NO_CAPTURE)
+                self.damage = CaptureDamage(base + at, pcap.NO_CAPTURE)
             return at
         for order in "<>":
             (magic,) = struct.unpack_from(order + "I", head)
@@ -130,12 +130,12 @@ class PacketScanner:
             if magic in (PCAP_MICRO, PCAP_NANO):
                 if len(head) < 24:
                     if final:
-                        self.damage = Damage(base + at, pcap.CUT_OFF)
+                        self.damage = CaptureDamage(base + at, pcap.CUT_OFF)
                     return at
                 self._form, self._big = magic, order == ">"
                 self._link = struct.unpack_from(order + "I", head, 20)[0] & 0xFFFF
                 return at + 24
-        self.damage = Damage(base + at, pcap.NO_CAPTURE)
+        self.damage = CaptureDamage(base + at, pcap.NO_CAPTURE)
         return at
 
     def _describe(self, data: NDArray[np.uint8], at: int) -> int | str | None:

@@ -41,7 +41,7 @@ _TAGGED = (0x8100, 0x88A8, 0x9100)
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class CaptureDamage:
     """Where a capture cannot be read further, and why."""
 
     offset: int

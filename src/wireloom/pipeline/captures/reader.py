@@ -20,16 +20,16 @@ from pathlib import Path
 import numpy as np
 
 from wireloom.pipeline.captures import headers, pcap, state, tcp
-from wireloom.pipeline.captures.connections import OTHER, Connection, Refused
+from wireloom.pipeline.captures.connections import OTHER, CapturedConnection, RejectedBytes
 from wireloom.pipeline.captures.counts import Counts
 from wireloom.pipeline.captures.decoding import decode_datagrams, decode_parts
 from wireloom.pipeline.captures.detect import IDLE_S, MOST_CONNECTIONS, Choice, decide
-from wireloom.pipeline.captures.flow_pass import Walk
+from wireloom.pipeline.captures.flow_pass import FlowPass
 from wireloom.pipeline.captures.flows import FlowKey, group_flows
 from wireloom.pipeline.captures.fragments import Fragments
 from wireloom.pipeline.captures.headers import Segments
 from wireloom.pipeline.captures.merging import Lane, in_order
-from wireloom.pipeline.captures.packets import Packets
+from wireloom.pipeline.captures.packets import CapturedPackets
 from wireloom.pipeline.captures.reassemble import assemble, tell_late
 from wireloom.pipeline.captures.rows import CLOSED, DAMAGED, ENDED, MIDSTREAM, OPENED, OVERHEAD, Rows
 from wireloom.pipeline.captures.storage import Capture, first_time_ns
@@ -60,7 +60,7 @@ class CaptureReader:
         self.idle_us = int(idle_s * 1_000_000)
         self.group, self.groups = group, groups
         self.files: list[str] = []
-        self.connections: dict[FlowKey, Connection] = {}
+        self.connections: dict[FlowKey, CapturedConnection] = {}
         self.fragments = Fragments()
         """Of all captures: a datagram may begin in one and end in the next."""
         self.latest_us = 0
@@ -95,7 +95,7 @@ class CaptureReader:
             del self.connections[connection.key]
         return self._rows(walk)
 
-    def _beyond_limit(self) -> list[Connection]:
+    def _beyond_limit(self) -> list[CapturedConnection]:
         """The connections that are too many: those that are closed, then those that were silent for longest."""
         many = len(self.connections) - MOST_CONNECTIONS
         if many <= 0:
@@ -122,11 +122,11 @@ class CaptureReader:
         self.connections.clear()
         return self._rows(walk)
 
-    def _walk(self, segments: Segments) -> Walk:
+    def _walk(self, segments: Segments) -> FlowPass:
         flows = group_flows(segments, self.group, self.groups)
-        return Walk(self.connections, self.choice, self.idle_us, self.counts, segments, flows)
+        return FlowPass(self.connections, self.choice, self.idle_us, self.counts, segments, flows)
 
-    def _rows(self, walk: Walk) -> DecodedRange:
+    def _rows(self, walk: FlowPass) -> DecodedRange:
         """Everything that can be told now."""
         rows = Rows(self.files, Audited(self.trust), self.choice, self.topics, self.keys)
         parts = assemble(walk, rows.reject)
@@ -139,7 +139,7 @@ class CaptureReader:
         return rows.decoded()
 
 
-def _tell(walk: Walk, rows: Rows) -> None:
+def _tell(walk: FlowPass, rows: Rows) -> None:
     """What happened to connections."""
     touched = {id(c): c for c, _ in walk.halves}
     touched.update({id(c): c for found in walk.datagrams.values() for c, _ in found})
@@ -169,7 +169,9 @@ def _tell(walk: Walk, rows: Rows) -> None:
             if reason == LIMIT:
                 # Those that are closed already are dropped without a word: all has been said about them.
                 last = walk.segments
-                rows.reject(connection, None, Refused(CROWDED, _TOO_MANY, at, int(last.file[-1]), int(last.offset[-1])))
+                rows.reject(
+                    connection, None, RejectedBytes(CROWDED, _TOO_MANY, at, int(last.file[-1]), int(last.offset[-1]))
+                )
         connection.forget()
 
 
@@ -214,14 +216,14 @@ def _tell_damage(capture: Capture, reader: CaptureReader) -> DecodedRange:
     number = reader.file_number(capture.path)
     rows, damage = Rows(reader.files, Audited("")), capture.damage
     assert damage is not None
-    refused = Refused(
+    refused = RejectedBytes(
         DAMAGED, damage.reason, reader.latest_us, number, damage.offset, capture.lost, min(capture.lost_size, 2**31 - 1)
     )
     rows.reject(None, None, refused)
     return rows.decoded()
 
 
-def join_fragments(packets: Packets, segments: Segments, fragments: Fragments) -> Segments:
+def join_fragments(packets: CapturedPackets, segments: Segments, fragments: Fragments) -> Segments:
     """Put datagrams in the place of the fragments that complete them."""
     rows = np.flatnonzero(segments.protocol == pcap.FRAGMENT)
     if not len(rows):
@@ -246,7 +248,7 @@ def join_fragments(packets: Packets, segments: Segments, fragments: Fragments) -
     offset = len(packets.data) + np.cumsum(sizes) - sizes
     index = np.array(places)
     link = np.full(len(whole), pcap.RAW, np.int32)
-    made = headers.parse_headers(Packets(data, offset, sizes, sizes, packets.time_ns[index], link), 0, 0)
+    made = headers.parse_headers(CapturedPackets(data, offset, sizes, sizes, packets.time_ns[index], link), 0, 0)
     changed = {
         name: getattr(segments, name).copy() for name in ("protocol", "flags", "start", "kept", "size", "seq", "ack")
     }

@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import given, kernel
 from wireloom.pipeline.captures import tcp
-from wireloom.pipeline.captures.connections import OTHER, SEEK, Refused
-from wireloom.pipeline.captures.flow_pass import Walk
+from wireloom.pipeline.captures.connections import OTHER, SEEK, RejectedBytes
+from wireloom.pipeline.captures.flow_pass import FlowPass
 from wireloom.pipeline.captures.provenance import Trace
-from wireloom.pipeline.captures.streams import GAP, LATE, Gap, Part, Report
+from wireloom.pipeline.captures.streams import GAP, LATE, Gap, Report, StreamPart
 
 _LATE = {
     tcp.LATE: (LATE, "bytes after the end of the connection"),
@@ -19,7 +19,7 @@ _LATE = {
 """Clause and words for pieces that came too late."""
 
 
-def assemble(walk: Walk, report: Report) -> list[Part]:
+def assemble(walk: FlowPass, report: Report) -> list[StreamPart]:
     """The new bytes of every stream, behind those that were kept."""
     pieces = walk.pieces[: walk.made]
     late = pieces[:, 1] >= tcp.LATE
@@ -71,7 +71,7 @@ def assemble(walk: Walk, report: Report) -> list[Part]:
             Gap(int(at[g]), int(size[g]), (int(time_us[g]), int(file[g]), int(offset[g])))
             for g in np.flatnonzero(kind[begin:stop] == tcp.GAP) + begin
         ]
-        part = Part(
+        part = StreamPart(
             connection, half, data, start, end, len(content), traced, report, walk.choice,
             gaps=gaps, final=number in walk.final,
         )  # fmt: skip
@@ -88,7 +88,7 @@ def _sums(stream: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[list[int]
     return numbers.tolist(), np.bincount(where, weights=size, minlength=len(numbers)).astype(np.int64).tolist()
 
 
-def _undecided(walk: Walk, streams: NDArray[np.int64]) -> NDArray[np.int64]:
+def _undecided(walk: FlowPass, streams: NDArray[np.int64]) -> NDArray[np.int64]:
     """Both streams of connections of which it is not known yet what they speak."""
     numbers = []
     for number in np.unique(streams).tolist():
@@ -98,13 +98,13 @@ def _undecided(walk: Walk, streams: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array(numbers, np.int64)
 
 
-def _wants(walk: Walk, number: int) -> bool:
+def _wants(walk: FlowPass, number: int) -> bool:
     """Whether a stream's bytes are of any use; those of others are counted."""
     connection, half = walk.halves[number]
     return connection.protocol != OTHER and not half.over
 
 
-def _absolute(walk: Walk, place: NDArray[np.int64], packet: NDArray[np.int64]) -> NDArray[np.int64]:
+def _absolute(walk: FlowPass, place: NDArray[np.int64], packet: NDArray[np.int64]) -> NDArray[np.int64]:
     """Places in kept bytes as places in all kept bytes together: still from -2 downwards."""
     if not walk.held:
         return place
@@ -114,7 +114,7 @@ def _absolute(walk: Walk, place: NDArray[np.int64], packet: NDArray[np.int64]) -
 
 
 def _origins(
-    walk: Walk, packet: NDArray[np.int64], place: NDArray[np.int64]
+    walk: FlowPass, packet: NDArray[np.int64], place: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """File and offset of the first byte of each piece."""
     own = walk.segments
@@ -133,7 +133,7 @@ def _origins(
     return np.where(old, held_file, file), np.where(old, held_offset, offset)
 
 
-def tell_late(walk: Walk, report: Report) -> None:
+def tell_late(walk: FlowPass, report: Report) -> None:
     """Bytes that have no place in their stream any more, once it is known what is spoken there: each a reject."""
     own, pieces = walk.segments, walk.pieces[: walk.made]
     for stream, kind, place, size, packet, time_us in pieces[pieces[:, 1] >= tcp.LATE].tolist():
@@ -144,7 +144,7 @@ def tell_late(walk: Walk, report: Report) -> None:
         offset = int(own.offset[packet]) + place - int(own.start[packet])
         content = own.data[place : place + min(size, 4096)].tobytes()
         clause, words = _LATE[kind]
-        report(connection, half, Refused(clause, words, time_us, int(own.file[packet]), offset, content, size))
+        report(connection, half, RejectedBytes(clause, words, time_us, int(own.file[packet]), offset, content, size))
 
 
 @kernel

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from wireloom.model import Direction
-from wireloom.pipeline.captures.connections import Connection, Half, Refused
+from wireloom.pipeline.captures.connections import CapturedConnection, Half, RejectedBytes
 from wireloom.pipeline.captures.detect import Choice
 from wireloom.pipeline.captures.provenance import Trace
 from wireloom.pipeline.decode import Audited, DecodedRange
@@ -31,7 +31,7 @@ OPENED, MIDSTREAM, CLOSED, ENDED, OVERHEAD = "opened", "midstream", "closed", "e
 class Speaker(NamedTuple):
     """Who sends: the half that numbers its messages, and the side of the connection it is on."""
 
-    connection: Connection
+    connection: CapturedConnection
     half: Half
     side: int
 
@@ -90,7 +90,7 @@ class Rows:
         own = protocol(name)
         return own.request_is_publish and own.has_profile(self.choice.settings(name))
 
-    def reject(self, connection: Connection | None, half: Half | None, refused: Refused) -> None:
+    def reject(self, connection: CapturedConnection | None, half: Half | None, refused: RejectedBytes) -> None:
         """One reject."""
         self._rejects.append(
             (
@@ -112,7 +112,7 @@ class Rows:
     def event(
         self,
         what: str,
-        connection: Connection,
+        connection: CapturedConnection,
         time_us: int,
         *,
         reason: str | None = None,

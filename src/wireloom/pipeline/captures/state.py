@@ -15,7 +15,7 @@ import numpy as np
 
 from wireloom.model import Direction
 from wireloom.pipeline.captures import tcp
-from wireloom.pipeline.captures.connections import Connection, Half, Held, Refused
+from wireloom.pipeline.captures.connections import CapturedConnection, Half, Held, RejectedBytes
 from wireloom.pipeline.captures.fragments import Fragments
 from wireloom.pipeline.captures.provenance import Trace
 from wireloom.pipeline.captures.websocket import Unwrapping
@@ -26,7 +26,7 @@ _CONNECTION = ("id", "protocol", "wrapping", "client", "opened_told", "closed_to
 _HALF = ("mode", "carry", "overhead", "state", "count", "tried", "seen", "over")
 
 
-def freeze(connections: Iterable[Connection], files: list[str], latest_us: int, fragments: Fragments) -> bytes:
+def freeze(connections: Iterable[CapturedConnection], files: list[str], latest_us: int, fragments: Fragments) -> bytes:
     """Connections and fragments as bytes; `files` are the names behind the numbers of files in them."""
     known = list(connections)
     # Only captures that something unfinished stands in: their number does not grow with the stream.
@@ -43,7 +43,7 @@ def freeze(connections: Iterable[Connection], files: list[str], latest_us: int, 
     return packed
 
 
-def thaw(frozen: bytes, fragments: Fragments) -> tuple[list[Connection], list[str], int]:
+def thaw(frozen: bytes, fragments: Fragments) -> tuple[list[CapturedConnection], list[str], int]:
     """The inverse of `freeze`."""
     found = msgpack.unpackb(frozen, use_list=False)
     fragments.thaw(found.get("fragments", ()))
@@ -57,7 +57,7 @@ def _files(half: Half) -> set[int]:
     return found if half.refused is None else found | {half.refused.file}
 
 
-def _from_connection(connection: Connection, for_file: Mapping[int, int]) -> dict[str, Any]:
+def _from_connection(connection: CapturedConnection, for_file: Mapping[int, int]) -> dict[str, Any]:
     return {
         "key": connection.key,
         "numbers": connection.numbers.tolist(),
@@ -67,8 +67,8 @@ def _from_connection(connection: Connection, for_file: Mapping[int, int]) -> dic
     }
 
 
-def _to_connection(kept: dict[str, Any]) -> Connection:
-    return Connection(
+def _to_connection(kept: dict[str, Any]) -> CapturedConnection:
+    return CapturedConnection(
         kept["key"],
         # What an earlier version left does not say when sides ended.
         np.array([*kept["numbers"], *[-1] * (len(tcp.new_connection()) - len(kept["numbers"]))], np.int64),
@@ -86,7 +86,7 @@ def _from_half(half: Half, for_file: Mapping[int, int]) -> dict[str, Any]:
         "raw_trace": _from_trace(half.raw_trace, for_file),
         "begun": _from_trace(half.begun, for_file),
         "unwrapping": None if unwrapping is None else _fields(unwrapping, Unwrapping),
-        "refused": None if refused is None else _fields(replace(refused, file=for_file[refused.file]), Refused),
+        "refused": None if refused is None else _fields(replace(refused, file=for_file[refused.file]), RejectedBytes),
         "holes": half.holes,
         "end_told": half.end_told,
         "held": [_fields(replace(held, file=for_file[held.file]), Held) for held in half.held],
@@ -102,7 +102,7 @@ def _to_half(kept: dict[str, Any]) -> Half:
         raw_trace=_to_trace(kept["raw_trace"]),
         begun=_to_trace(kept["begun"]) if "begun" in kept else Trace.empty(),
         unwrapping=None if unwrapping is None else _to_unwrapping(*unwrapping),
-        refused=None if refused is None else Refused(*refused),
+        refused=None if refused is None else RejectedBytes(*refused),
         holes=kept.get("holes", []),
         end_told=kept.get("end_told", False),
         held=[Held(*held) for held in kept["held"]],

@@ -20,14 +20,14 @@ import numpy as np
 
 from wireloom.journal.disk import LOCAL, READ, Disk
 from wireloom.model import ConfigError
-from wireloom.pipeline.captures.pcap import Damage
+from wireloom.pipeline.captures.pcap import CaptureDamage
 from wireloom.pipeline.segment_bytes import PAGE, UNREADABLE
 from wireloom.store import ObjectMissing, Store, is_url, open_store
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from wireloom.pipeline.captures.packets import Packets, PacketScanner
+    from wireloom.pipeline.captures.packets import CapturedPackets, PacketScanner
 
 log = logging.getLogger("wireloom.pipeline")
 
@@ -171,23 +171,23 @@ class Capture:
         self.path = path
         self.limit = limit
         self._disk = disk
-        self.damage: Damage | None = None
+        self.damage: CaptureDamage | None = None
         self.lost = b""
         """The first bytes that could not be read."""
         self.lost_size = 0
 
-    def __iter__(self) -> Iterator[tuple[Packets, int]]:
+    def __iter__(self) -> Iterator[tuple[CapturedPackets, int]]:
         with _open(self.path) as file:
             if is_far(self.path) or _packing(file) is not None:
                 yield from self._in_pieces(_parts(file))
                 return
         size = min(Path(self.path).stat().st_size, 1 << 62 if self.limit is None else self.limit)
         if not size:
-            self._damaged(Damage(0, "an empty file"), np.zeros(0, np.uint8), 0, 0)
+            self._damaged(CaptureDamage(0, "an empty file"), np.zeros(0, np.uint8), 0, 0)
             return
         yield from self._in_pieces(_stored(Path(self.path), size, self._disk), size)
 
-    def _in_pieces(self, parts: Iterator[bytes], whole: int | None = None) -> Iterator[tuple[Packets, int]]:
+    def _in_pieces(self, parts: Iterator[bytes], whole: int | None = None) -> Iterator[tuple[CapturedPackets, int]]:
         """What is in some parts of a capture; `whole` is how many bytes it has, where that is known."""
         scanner, rest, base, final, broken = _new_scanner(), b"", 0, False, ""
         data = np.zeros(0, np.uint8)
@@ -203,7 +203,7 @@ class Capture:
                 yield packets, base
             if scanner.damage is None:
                 rest, base = data[at:].tobytes(), base + at
-        damage = scanner.damage or (Damage(base, broken) if broken else None)
+        damage = scanner.damage or (CaptureDamage(base, broken) if broken else None)
         if damage is not None:
             left = data if scanner.damage is not None else np.frombuffer(rest, np.uint8)
             size = base + len(left)
@@ -212,7 +212,7 @@ class Capture:
                 size += len(more)
             self._damaged(damage, left, base, size if whole is None else whole)
 
-    def _damaged(self, damage: Damage, data: NDArray[np.uint8], base: int, size: int) -> None:
+    def _damaged(self, damage: CaptureDamage, data: NDArray[np.uint8], base: int, size: int) -> None:
         from wireloom.pipeline.schemas import KEPT_BYTES
 
         self.damage, self.lost_size = damage, size - damage.offset

@@ -1,7 +1,7 @@
 """One direction of one connection, a part at a time: from bytes in order to spans for the column decoder.
 
 A part is what one piece of a capture brought: the bytes that were kept from before, then the new ones, with gaps
-between where packets were not captured. `Part.advance` goes from gap to gap.
+between where packets were not captured. `StreamPart.advance` goes from gap to gap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wireloom.model import Direction
-from wireloom.pipeline.captures.connections import BROKEN, PLAIN, READ, RESUME, SEEK, Connection, Half, Refused
+from wireloom.pipeline.captures.connections import (
+    BROKEN,
+    PLAIN,
+    READ,
+    RESUME,
+    SEEK,
+    CapturedConnection,
+    Half,
+    RejectedBytes,
+)
 from wireloom.pipeline.captures.detect import Choice
 from wireloom.pipeline.captures.provenance import Trace
 from wireloom.pipeline.captures.websocket import Unwrapped, Unwrapping
@@ -29,7 +38,7 @@ MOST_SOUGHT = 1 << 18
 LARGEST_ROW = 1 << 30
 _BEFORE = "the connection began before the capture; frames in a row hold only later"
 
-Report = Callable[[Connection, Half, Refused], None]
+Report = Callable[[CapturedConnection, Half, RejectedBytes], None]
 
 
 class Gap(NamedTuple):
@@ -41,10 +50,10 @@ class Gap(NamedTuple):
 
 
 @dataclass(slots=True)
-class Part:
+class StreamPart:
     """New bytes of one direction: data[start:end], of which the first `kept` are those from before."""
 
-    connection: Connection
+    connection: CapturedConnection
     half: Half
     data: NDArray[np.uint8]
     start: int
@@ -95,7 +104,7 @@ class Part:
         if found.clause is not None:
             # What is rejected begins where the frame's header stood.
             self.is_faulty, half.unwrapping = True, None
-            half.refused = self._absorb(Refused(found.clause, found.detail), found.position, stop)
+            half.refused = self._absorb(RejectedBytes(found.clause, found.detail), found.position, stop)
         elif self.gaps:
             # The beginning of what never comes, and nobody knows where the next one is.
             half.overhead += stop - found.position
@@ -154,7 +163,7 @@ class Part:
         """What came of the span: how far it was read, and the violation that ends the stream, if any."""
         stop = self.stop
         if reject is not None:
-            self._break(Refused(reject.clause, reject.detail), reject.offset, stop)
+            self._break(RejectedBytes(reject.clause, reject.detail), reject.offset, stop)
             consumed = stop
         self._span = consumed, stop
 
@@ -173,7 +182,7 @@ class Part:
         start, stop = self._span
         if self.is_faulty and half.mode != BROKEN:
             assert half.refused is not None
-            self._break(Refused(half.refused.clause, half.refused.detail), start, stop)
+            self._break(RejectedBytes(half.refused.clause, half.refused.detail), start, stop)
             start = stop
         if self.is_last:
             self._keep(start, stop)
@@ -185,7 +194,7 @@ class Part:
         self._after = -1
         return True
 
-    def _break(self, refused: Refused, start: int, stop: int) -> None:
+    def _break(self, refused: RejectedBytes, start: int, stop: int) -> None:
         """Nothing of this direction is read any more: these bytes and all that follow are one reject."""
         half = self.half
         refused = self._absorb(refused, start, stop)
@@ -211,7 +220,7 @@ class Part:
             half.carry, half.trace = half.kept()
             half.unwrapping = None
         if half.carry:
-            refused = half.refused or Refused(CUT, "the stream ends inside a frame")
+            refused = half.refused or RejectedBytes(CUT, "the stream ends inside a frame")
             time_us, file, offset = half.trace.where(0)
             if not refused.size:
                 refused.time_us, refused.file, refused.offset = time_us, file, offset
@@ -232,7 +241,7 @@ class Part:
             place = half.begun.where(0) if len(half.begun.at) else (0, 0, 0)
             self.report(
                 self.connection, half,
-                Refused(each.clause, each.detail, *place, each.data[:KEPT_BYTES], len(each.data)),
+                RejectedBytes(each.clause, each.detail, *place, each.data[:KEPT_BYTES], len(each.data)),
             )  # fmt: skip
         half.state, half.begun = b"", Trace.empty()
 
@@ -242,7 +251,7 @@ class Part:
         named = f"{gap.missing} bytes were not captured"
         if half.mode == SEEK:
             if start < stop:
-                half.refused = self._absorb(half.refused or Refused(MIDSTREAM, _BEFORE), start, stop)
+                half.refused = self._absorb(half.refused or RejectedBytes(MIDSTREAM, _BEFORE), start, stop)
             return
         if half.mode == RESUME:
             assert half.refused is not None
@@ -251,7 +260,7 @@ class Part:
             return
         if half.mode == BROKEN:
             return
-        refused = Refused(GAP, named)
+        refused = RejectedBytes(GAP, named)
         if start >= stop:
             # Nothing stood before it: the row is about the place where the bytes should be.
             refused.time_us, refused.file, refused.offset = gap.origin
@@ -273,11 +282,11 @@ class Part:
             ahead = self.data[place : min(stop, place + MOST_SOUGHT)].tobytes()
             verdict = self._holds(ahead, self.final and self.is_last)
             if verdict is None and len(ahead) < MOST_SOUGHT:
-                half.refused = self._absorb(half.refused or Refused(MIDSTREAM, _BEFORE), self.start, place)
+                half.refused = self._absorb(half.refused or RejectedBytes(MIDSTREAM, _BEFORE), self.start, place)
                 self._span = place, stop
                 return False
             if verdict:
-                refused = self._absorb(half.refused or Refused(MIDSTREAM, _BEFORE), self.start, place)
+                refused = self._absorb(half.refused or RejectedBytes(MIDSTREAM, _BEFORE), self.start, place)
                 if not refused.size:
                     refused.time_us, refused.file, refused.offset = self.trace.where(place)
                 self.report(self.connection, half, refused)
@@ -287,7 +296,7 @@ class Part:
                     self.raw_from = place
                 self.start = place
                 return True
-        half.refused = self._absorb(half.refused or Refused(MIDSTREAM, _BEFORE), self.start, stop)
+        half.refused = self._absorb(half.refused or RejectedBytes(MIDSTREAM, _BEFORE), self.start, stop)
         self._span = stop, stop
         return False
 
@@ -317,13 +326,13 @@ class Part:
         self.start += found
         return True
 
-    def _absorb(self, refused: Refused, start: int, stop: int) -> Refused:
+    def _absorb(self, refused: RejectedBytes, start: int, stop: int) -> RejectedBytes:
         """Add bytes to a reject."""
         if start >= stop:
             return refused
         if refused.size > LARGEST_ROW:
             self.report(self.connection, self.half, refused)
-            refused = Refused(refused.clause, refused.detail)
+            refused = RejectedBytes(refused.clause, refused.detail)
         if not refused.size:
             refused.time_us, refused.file, refused.offset = self.trace.where(start)
         if len(refused.head) < KEPT_BYTES:

@@ -20,7 +20,7 @@ from wireloom.pipeline.steps import findings
 from wireloom.pipeline.steps.exchanges_partial import BUCKETS
 from wireloom.pipeline.steps.message_arrays import WORDS, View, coded, codes, files_in_order, one_piece, order_of, typed
 from wireloom.protocols.audit import AUTHENTICITIES, NAME_SIZE, Auditor, Examined, Finding, Packets, Window
-from wireloom.protocols.pairing import Rule, Severity
+from wireloom.protocols.pairing import PairingRule, Severity
 
 _NAME = pa.binary(NAME_SIZE)
 PACKETS = pa.schema(
@@ -77,7 +77,7 @@ def _findings(auditor: Auditor, view: View, found: list[Finding]) -> pa.Table:
     for rule in sorted({each.rule for each in found}):
         own = [each for each in found if each.rule == rule]
         rows = np.array([each.row for each in own], np.int64)
-        broken = Rule(rule, Severity(auditor.severities[rule]), "")
+        broken = PairingRule(rule, Severity(auditor.severities[rule]), "")
         parts.append(findings.of_rows(view, rows, broken, [each.detail for each in own]))
     return findings.together(parts)
 
@@ -127,7 +127,7 @@ def join(packets: pa.Table, seen: pa.Table, clock: Clock) -> tuple[pa.Table, pa.
     for number in np.unique(numbers).tolist():
         rule, own = str(rules[number]), repeats.filter(pa.array(numbers == number))
         severity = Severity(own["severity"][0].as_py())
-        parts.append(findings.of_table(own, Rule(rule, severity, REPLAYED)))
+        parts.append(findings.of_table(own, PairingRule(rule, severity, REPLAYED)))
     return findings.together(parts), _seen(window)
 
 

@@ -28,7 +28,7 @@ from wireloom.pipeline.steps.message_arrays import (
     valid,
 )
 from wireloom.pipeline.steps.resends import whole_numbers
-from wireloom.protocols.pairing import Conversation, Key, Pairing, Rule
+from wireloom.protocols.pairing import Conversation, Key, Pairing, PairingRule
 from wireloom.protocols.registry import protocols
 
 BUCKETS = 64
@@ -218,7 +218,7 @@ def ended_at(settled: Settled, time_us: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def broken_rules(
     pairing: Pairing, act: NDArray[np.uint8], settled: Settled, asked: NDArray[np.bool_]
-) -> Iterator[tuple[Rule, NDArray[np.bool_]]]:
+) -> Iterator[tuple[PairingRule, NDArray[np.bool_]]]:
     """The rules of a pairing that turns break, and which turns."""
     alone = settled.mate < 0
     rules = (

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from wireloom.model import KINDS, Kind
 from wireloom.pipeline.schemas import FINDINGS, arrow_schema
 from wireloom.pipeline.steps.message_arrays import DIRECTIONS, View, constant, dates, timestamps
-from wireloom.protocols.pairing import Conversation, Rule
+from wireloom.protocols.pairing import Conversation, PairingRule
 
 SCHEMA = arrow_schema(FINDINGS.columns)
 
 
-def of_rows(view: View, rows: NDArray[np.int64], rule: Rule, details: Sequence[str] | None = None) -> pa.Table:
+def of_rows(view: View, rows: NDArray[np.int64], rule: PairingRule, details: Sequence[str] | None = None) -> pa.Table:
     """A finding for each of some messages."""
     chosen = view.rows.select(["time", "protocol", "connection", "message_id", "correlation_id", "file", "offset"])
     return of_table(chosen.take(pa.array(rows)), rule, details)
 
 
-def of_table(chosen: pa.Table, rule: Rule, details: Sequence[str] | None = None) -> pa.Table:
+def of_table(chosen: pa.Table, rule: PairingRule, details: Sequence[str] | None = None) -> pa.Table:
     """A finding for each row: `chosen` has time, protocol, connection, message_id, correlation_id, file, offset."""
     import pyarrow.compute as pc
 

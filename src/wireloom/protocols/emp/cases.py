@@ -7,18 +7,18 @@ from typing import cast
 from wireloom.model import Kind
 from wireloom.protocols.cases import Cases, Level, Probe, describe, require, single_bytes
 from wireloom.protocols.emp.extensions import (
+    CompressionScheme,
     RequestResponse,
-    Scheme,
     encode_compression,
     encode_request_response,
     gzip,
 )
 from wireloom.protocols.emp.frames import (
     VERSION,
-    Block,
     Error,
     ErrorCode,
     Extension,
+    ExtensionBlock,
     Frame,
     Hello,
     Type,
@@ -34,12 +34,12 @@ PING = Frame(Type.PING)
 HELLOS = "hello comes at once"
 PONGS = "a ping is answered with a pong"
 ANSWERS = "a request is answered with its identifier"
-UNKNOWN = Block(250, b"?")
+UNKNOWN = ExtensionBlock(250, b"?")
 """A block of an extension that nobody knows."""
 
 
-def _request(number: int, *blocks: Block, body: bytes = b"{}") -> Frame:
-    block = Block(Extension.REQUEST_RESPONSE, encode_request_response(RequestResponse(True, number)))
+def _request(number: int, *blocks: ExtensionBlock, body: bytes = b"{}") -> Frame:
+    block = ExtensionBlock(Extension.REQUEST_RESPONSE, encode_request_response(RequestResponse(True, number)))
     return Frame(Type.DATA, body, (block, *blocks))
 
 
@@ -184,7 +184,7 @@ async def _zero(probe: Probe) -> None:
 )
 async def _unknown_response(probe: Probe) -> None:
     await _open(probe)
-    block = Block(Extension.REQUEST_RESPONSE, encode_request_response(RequestResponse(False, 2**63)))
+    block = ExtensionBlock(Extension.REQUEST_RESPONSE, encode_request_response(RequestResponse(False, 2**63)))
     await _say(probe, Frame(Type.DATA, b"", (block,)))
     await _refused(probe, ErrorCode.PROTOCOL)
 
@@ -240,7 +240,7 @@ async def _unknown_extension(probe: Probe) -> None:
 @CASES.both("a compressed request is answered", "A body of scheme 1 is GZIP data (Compression)", needs=ANSWERS)
 async def _compressed(probe: Probe) -> None:
     await _open(probe)
-    block = Block(Extension.COMPRESSION, encode_compression(Scheme.GZIP))
+    block = ExtensionBlock(Extension.COMPRESSION, encode_compression(CompressionScheme.GZIP))
     await _say(probe, _request(3, block, body=gzip(b'{"hello": "world"}')))
     found = await probe.expect(Kind.RESPONSE, Kind.ERROR)
     require(found.correlation_id == "3", f"the peer sent {describe(found)}, not the response to 3")
@@ -254,7 +254,7 @@ async def _compressed(probe: Probe) -> None:
 )
 async def _bad_gzip(probe: Probe) -> None:
     await _open(probe)
-    block = Block(Extension.COMPRESSION, encode_compression(Scheme.GZIP))
+    block = ExtensionBlock(Extension.COMPRESSION, encode_compression(CompressionScheme.GZIP))
     await _say(probe, _request(4, block, body=b"this is not GZIP data"))
     await _refused(probe, ErrorCode.EXTENSION)
 
@@ -267,7 +267,7 @@ async def _bad_gzip(probe: Probe) -> None:
 )
 async def _scheme(probe: Probe) -> None:
     await _open(probe)
-    await _say(probe, _request(5, Block(Extension.COMPRESSION, b"\x09\x00\x00\x00")))
+    await _say(probe, _request(5, ExtensionBlock(Extension.COMPRESSION, b"\x09\x00\x00\x00")))
     await _refused(probe, ErrorCode.EXTENSION)
 
 

@@ -35,8 +35,8 @@ from wireloom.protocols.columns import (
 )
 from wireloom.protocols.contract import Settings
 from wireloom.protocols.emp import frames
-from wireloom.protocols.emp.extensions import Hub, RequestResponse, encode_hub, encode_request_response
-from wireloom.protocols.emp.frames import Block, Extension, Frame, SizeMode, Type
+from wireloom.protocols.emp.extensions import HubExtension, RequestResponse, encode_hub, encode_request_response
+from wireloom.protocols.emp.frames import Extension, ExtensionBlock, Frame, SizeMode, Type
 from wireloom.protocols.emp.messages import DONE, to_message
 from wireloom.protocols.emp.settings import EmpSettings, for_numbers, settled
 from wireloom.protocols.emp.sizes import told_mode
@@ -241,8 +241,8 @@ class EmpColumns(ColumnDecoder):
 
     def warm(self) -> None:
         """Run each kernel once on a small input."""
-        request = Block(Extension.REQUEST_RESPONSE, encode_request_response(RequestResponse(True, 1)))
-        hub = Block(Extension.HUB, encode_hub(Hub("a", "b")))
+        request = ExtensionBlock(Extension.REQUEST_RESPONSE, encode_request_response(RequestResponse(True, 1)))
+        hub = ExtensionBlock(Extension.HUB, encode_hub(HubExtension("a", "b")))
         sample = frames.encode(Frame(Type.DATA, b"", (request, hub))) + frames.encode(Frame(Type.PING))
         self.decode(Spans.whole(sample, Stream(Direction.C2S)), EmpSettings(size_mode=SizeMode.INCLUSIVE))
 

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from wireloom.model import LimitExceeded, NotSupported
-from wireloom.protocols.emp.frames import Block, Extension, size_hint, violation
+from wireloom.protocols.emp.frames import Extension, ExtensionBlock, size_hint, violation
 
 MAX_DECOMPRESSED_DEFAULT = 16 * 1024 * 1024
 MAX_ID = 2**64 - 1
@@ -32,7 +32,7 @@ REMEMBERED = 256
 """Hub blocks of no more bytes are remembered with what they say: the same few topics come again and again."""
 
 
-class Scheme(IntEnum):
+class CompressionScheme(IntEnum):
     """How the body is compressed."""
 
     IDENTITY = 0
@@ -47,7 +47,7 @@ class RequestResponse(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Hub:
+class HubExtension:
     """Content of extension 128: what the hub profile says about a message."""
 
     topic: str | None = None
@@ -60,9 +60,9 @@ class Known(NamedTuple):
     """What the blocks of one message say, and those of other extensions, in their order."""
 
     request_response: RequestResponse | None = None
-    scheme: Scheme | None = None
-    hub: Hub | None = None
-    unknown: tuple[Block, ...] = ()
+    scheme: CompressionScheme | None = None
+    hub: HubExtension | None = None
+    unknown: tuple[ExtensionBlock, ...] = ()
 
 
 _REQUEST_RESPONSE = struct.Struct(">BxxxQ")
@@ -75,18 +75,18 @@ _IS_REQUEST_RESPONSE, _IS_COMPRESSION, _IS_HUB = (
 _TOPIC, _CONTENT_TYPE, _STATUS, _ERROR = 0x01, 0x02, 0x04, 0x80
 
 
-def read(blocks: tuple[Block, ...]) -> Known:
+def read(blocks: tuple[ExtensionBlock, ...]) -> Known:
     """What the blocks say; the first one that is malformed is a violation.
 
-    >>> read((Block(0, bytes.fromhex("800000000000000000000007")), Block(200, b"?")))
+    >>> read((ExtensionBlock(0, bytes.fromhex("800000000000000000000007")), ExtensionBlock(200, b"?")))
     ... # doctest: +NORMALIZE_WHITESPACE
     Known(request_response=RequestResponse(request=True, id=7), scheme=None, hub=None,
           unknown=(Block(extension=200, content=b'?'),))
     """
     request_response: RequestResponse | None = None
-    scheme: Scheme | None = None
-    hub: Hub | None = None
-    unknown: list[Block] = []
+    scheme: CompressionScheme | None = None
+    hub: HubExtension | None = None
+    unknown: list[ExtensionBlock] = []
     for block in blocks:
         extension, content = block
         if extension == _IS_REQUEST_RESPONSE:
@@ -126,26 +126,26 @@ def decode_request_response(content: bytes) -> RequestResponse:
     return RequestResponse(bool(flags & _REQUEST), identifier)
 
 
-def encode_compression(scheme: Scheme) -> bytes:
+def encode_compression(scheme: CompressionScheme) -> bytes:
     """Content of a compression block."""
     return _COMPRESSION.pack(scheme)
 
 
-def decode_compression(content: bytes) -> Scheme:
+def decode_compression(content: bytes) -> CompressionScheme:
     """The inverse of `encode_compression`."""
     if len(content) != _COMPRESSION.size:
         hint = size_hint(len(content) - _COMPRESSION.size)
         raise violation("emp.compression.size", f"{len(content)} bytes instead of {_COMPRESSION.size}{hint}")
     try:
-        return Scheme(content[0])
+        return CompressionScheme(content[0])
     except ValueError:
         raise violation("emp.compression.scheme", f"scheme {content[0]}") from None
 
 
-def encode_hub(value: Hub) -> bytes:
+def encode_hub(value: HubExtension) -> bytes:
     """Content of the hub's block.
 
-    >>> encode_hub(Hub(topic="a/b", status="404", error=True))
+    >>> encode_hub(HubExtension(topic="a/b", status="404", error=True))
     b'\\x85\\x00\\x03a/b\\x00\\x03404'
     """
     parts = [b""]
@@ -168,12 +168,12 @@ def encode_hub(value: Hub) -> bytes:
     return b"".join(parts)
 
 
-def decode_hub(content: bytes) -> Hub:
+def decode_hub(content: bytes) -> HubExtension:
     """The inverse of `encode_hub`."""
     return _remembered_hub(content) if len(content) <= REMEMBERED else _decode_hub(content)
 
 
-def _decode_hub(content: bytes) -> Hub:
+def _decode_hub(content: bytes) -> HubExtension:
     if not content:
         raise violation("emp.hub.content", "the flags are missing")
     flags = content[0]
@@ -192,7 +192,7 @@ def _decode_hub(content: bytes) -> Hub:
     if position != len(content):
         raise violation("emp.hub.content", f"{len(content) - position} bytes follow the last string")
     topic, content_type, status = texts
-    return Hub(topic, content_type, status, bool(flags & _ERROR))
+    return HubExtension(topic, content_type, status, bool(flags & _ERROR))
 
 
 _remembered_hub = lru_cache(maxsize=1024)(_decode_hub)

@@ -146,7 +146,7 @@ COUNTED = {
 """What is counted and otherwise ignored."""
 
 
-class Block(NamedTuple):
+class ExtensionBlock(NamedTuple):
     """An extension block; which of them is the last is known from the message."""
 
     extension: int
@@ -161,7 +161,7 @@ class Frame(NamedTuple):
 
     type: int
     body: bytes = b""
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[ExtensionBlock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def encode(frame: Frame, size_mode: SizeMode = SizeMode.INCLUSIVE) -> bytes:
 
     >>> encode(Frame(Type.DATA, b"hello")).hex()
     '0000000d0500000068656c6c6f'
-    >>> encode(Frame(Type.DATA, b"!", (Block(200, b"x"),))).hex()
+    >>> encode(Frame(Type.DATA, b"!", (ExtensionBlock(200, b"x"),))).hex()
     '000000120580000000000009c80000007821'
     """
     type_, body, blocks = frame
@@ -314,9 +314,11 @@ def needed(buffer: bytes | bytearray, start: int, size_mode: SizeMode = SizeMode
     return int(_SIZE.unpack_from(buffer, start)[0]) + (4 if size_mode is _EXCLUSIVE else 0)
 
 
-def _decode_blocks(buffer: bytes | bytearray, position: int, end: int, left_out: int) -> tuple[tuple[Block, ...], int]:
+def _decode_blocks(
+    buffer: bytes | bytearray, position: int, end: int, left_out: int
+) -> tuple[tuple[ExtensionBlock, ...], int]:
     """The chain of blocks and where the body begins."""
-    blocks: list[Block] = []
+    blocks: list[ExtensionBlock] = []
     more = _MORE
     while more:
         if end - position < 8:
@@ -330,7 +332,7 @@ def _decode_blocks(buffer: bytes | bytearray, position: int, end: int, left_out:
                 f"block of extension {extension} with size {size - left_out}, {end - position} bytes are left",
                 extension=extension,
             )
-        blocks.append(Block(extension, bytes(buffer[position + 8 : position + size])))
+        blocks.append(ExtensionBlock(extension, bytes(buffer[position + 8 : position + size])))
         more = flags & _MORE
         position += size
     return tuple(blocks), position

@@ -39,8 +39,8 @@ from wireloom.model import (
 )
 from wireloom.protocols.contract import HUB_PREFIX, PUBLISH, Decoder
 from wireloom.protocols.emp import context, extensions, frames
-from wireloom.protocols.emp.extensions import Hub, Known, RequestResponse, Scheme
-from wireloom.protocols.emp.frames import Block, Extension, Frame, SizeMode, Type
+from wireloom.protocols.emp.extensions import CompressionScheme, HubExtension, Known, RequestResponse
+from wireloom.protocols.emp.frames import Extension, ExtensionBlock, Frame, SizeMode, Type
 from wireloom.protocols.emp.settings import EmpSettings, Profile, settled
 from wireloom.protocols.emp.sizes import told_mode
 
@@ -59,7 +59,7 @@ _NOTHING_KNOWN = Known()
 # A member of an enum is looked up by name each time; these are looked up once.
 _EVENT, _REQUEST, _RESPONSE, _ERROR, _OTHER = Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Kind.ERROR, Kind.OTHER
 _DATA, _FIRST_APPLICATION_TYPE = int(Type.DATA), frames.FIRST_APPLICATION_TYPE
-_REQUEST_RESPONSE, _HUB, _GZIP = Extension.REQUEST_RESPONSE, Extension.HUB, Scheme.GZIP
+_REQUEST_RESPONSE, _HUB, _GZIP = Extension.REQUEST_RESPONSE, Extension.HUB, CompressionScheme.GZIP
 _UNPROVEN = Authenticity.NONE
 _OFF = Profile.OFF
 _EXCLUSIVE = SizeMode.EXCLUSIVE
@@ -141,7 +141,9 @@ def _carrier_message(
     ))  # fmt: skip
 
 
-def _carrier_attributes(type_: int, scheme: Scheme | None, unknown: tuple[Block, ...]) -> dict[str, str]:
+def _carrier_attributes(
+    type_: int, scheme: CompressionScheme | None, unknown: tuple[ExtensionBlock, ...]
+) -> dict[str, str]:
     attributes = {} if type_ == _DATA else {"type": str(type_)}
     if scheme is not None:
         attributes["compression"] = scheme.name.lower()
@@ -152,12 +154,12 @@ def _carrier_attributes(type_: int, scheme: Scheme | None, unknown: tuple[Block,
 def _plain_body(frame: Frame, known: Known, settings: EmpSettings, unpacked: bytes | None) -> bytes:
     if unpacked is not None:
         return unpacked
-    if known.scheme is Scheme.GZIP:
+    if known.scheme is CompressionScheme.GZIP:
         return extensions.gunzip(frame.body, settings.max_decompressed)
     return frame.body
 
 
-def _keep_blocks(attributes: dict[str, str], blocks: tuple[Block, ...] | list[Block]) -> None:
+def _keep_blocks(attributes: dict[str, str], blocks: tuple[ExtensionBlock, ...] | list[ExtensionBlock]) -> None:
     contents: dict[int, list[str]] = {}
     for extension, content in blocks:
         contents.setdefault(extension, []).append(content.hex())
@@ -239,13 +241,13 @@ def to_frame(message: Message, settings: EmpSettings) -> Frame:
     attributes = message.attributes
     scheme = _scheme(message, body, settings) if attributes else None
     if scheme is not None:
-        blocks.append(Block(Extension.COMPRESSION, extensions.encode_compression(scheme)))
-        if scheme is Scheme.GZIP:
+        blocks.append(ExtensionBlock(Extension.COMPRESSION, extensions.encode_compression(scheme)))
+        if scheme is CompressionScheme.GZIP:
             body = extensions.gzip(body)
     elif settings.compress_above is not None and len(body) > settings.compress_above:
         packed = extensions.gzip(body) if len(body) <= settings.max_decompressed else body
         if len(packed) + 12 < len(body):
-            blocks.append(Block(Extension.COMPRESSION, extensions.encode_compression(Scheme.GZIP)))
+            blocks.append(ExtensionBlock(Extension.COMPRESSION, extensions.encode_compression(CompressionScheme.GZIP)))
             body = packed
     if type_ >= _DATA and is_profiled:
         hub = _hub(message)
@@ -279,7 +281,7 @@ def _attributes(message: Message) -> Mapping[str, str]:
     return message.attributes if message.protocol in ("", "emp") else {}
 
 
-def _content(message: Message) -> tuple[int, bytes, list[Block]]:
+def _content(message: Message) -> tuple[int, bytes, list[ExtensionBlock]]:
     """Type, body and the request-response block, if any."""
     kind = message.kind
     if kind is _EVENT:
@@ -304,14 +306,14 @@ def _content(message: Message) -> tuple[int, bytes, list[Block]]:
     raise NotSupported(f"emp has no message of kind {kind}")
 
 
-def _request(number: str | None) -> Block:
+def _request(number: str | None) -> ExtensionBlock:
     identifier = _number(number, "id", 1, extensions.MAX_ID)
-    return Block(_REQUEST_RESPONSE, extensions.encode_request_response(RequestResponse(True, identifier)))
+    return ExtensionBlock(_REQUEST_RESPONSE, extensions.encode_request_response(RequestResponse(True, identifier)))
 
 
-def _response(number: str | None) -> Block:
+def _response(number: str | None) -> ExtensionBlock:
     identifier = _number(number, "correlation_id", 1, extensions.MAX_ID)
-    return Block(_REQUEST_RESPONSE, extensions.encode_request_response(RequestResponse(False, identifier)))
+    return ExtensionBlock(_REQUEST_RESPONSE, extensions.encode_request_response(RequestResponse(False, identifier)))
 
 
 def _code(status: str | None) -> int:
@@ -341,21 +343,21 @@ def _error(message: Message) -> frames.Error:
     return frames.Error(code, message.body.decode(errors="replace"), *about)
 
 
-def _scheme(message: Message, body: bytes, settings: EmpSettings) -> Scheme | None:
+def _scheme(message: Message, body: bytes, settings: EmpSettings) -> CompressionScheme | None:
     """The scheme a message asks for itself, by its attribute `compression`."""
     asked = _attributes(message).get("compression")
     if asked is None or message.kind in _CONTROL_TYPES:
         return None
     try:
-        scheme = Scheme[asked.upper()]
+        scheme = CompressionScheme[asked.upper()]
     except KeyError:
         raise NotSupported(f"attributes['compression'] is {asked!r}; emp knows identity and gzip") from None
-    if scheme is Scheme.GZIP and len(body) > settings.max_decompressed:
+    if scheme is CompressionScheme.GZIP and len(body) > settings.max_decompressed:
         raise LimitExceeded(f"body of {len(body)} bytes; max_decompressed is {settings.max_decompressed}")
     return scheme
 
 
-def _hub(message: Message) -> Block | None:
+def _hub(message: Message) -> ExtensionBlock | None:
     """The hub's block, if the message says anything that needs it."""
     kind, topic, status, content_type = message.kind, message.topic, message.status, message.content_type
     failed = kind is _ERROR
@@ -368,14 +370,14 @@ def _hub(message: Message) -> Block | None:
     return _hub_block(topic, content_type, status, failed)
 
 
-def _hub_block(topic: str | None, content_type: str | None, status: str | None, failed: bool) -> Block:
-    return Block(_HUB, extensions.encode_hub(Hub(topic, content_type, status, failed)))
+def _hub_block(topic: str | None, content_type: str | None, status: str | None, failed: bool) -> ExtensionBlock:
+    return ExtensionBlock(_HUB, extensions.encode_hub(HubExtension(topic, content_type, status, failed)))
 
 
 _remembered_hub_block = lru_cache(maxsize=1024)(_hub_block)
 
 
-def _kept_blocks(message: Message, is_profiled: bool) -> Iterator[Block]:
+def _kept_blocks(message: Message, is_profiled: bool) -> Iterator[ExtensionBlock]:
     for name, contents in _attributes(message).items():
         tail = name.removeprefix(BLOCK)
         if tail == name:
@@ -384,16 +386,16 @@ def _kept_blocks(message: Message, is_profiled: bool) -> Iterator[Block]:
         if not is_profiled and extension in HUB_EXTENSIONS:
             continue
         try:
-            blocks = [Block(extension, bytes.fromhex(content)) for content in contents.split(",")]
+            blocks = [ExtensionBlock(extension, bytes.fromhex(content)) for content in contents.split(",")]
         except ValueError:
             raise NotSupported(f"attribute {name!r} is {contents!r}; a block's content is written in hex") from None
         if extension == context.EXTENSION and len(blocks) == 1:
-            blocks = [Block(extension, context.with_trace(blocks[0].content, message.attributes))]
+            blocks = [ExtensionBlock(extension, context.with_trace(blocks[0].content, message.attributes))]
         yield from blocks
     if is_profiled and message.attributes and f"{BLOCK}{context.EXTENSION}" not in _attributes(message):
         content = context.with_trace(b"", message.attributes)
         if content:
-            yield Block(context.EXTENSION, content)
+            yield ExtensionBlock(context.EXTENSION, content)
 
 
 def _number(text: str | None, what: str, low: int, high: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from wireloom.model import Message, ProtocolViolation
 from wireloom.protocols.emp import extensions
-from wireloom.protocols.emp.extensions import Scheme
+from wireloom.protocols.emp.extensions import CompressionScheme
 from wireloom.protocols.emp.frames import Extension, Frame
 from wireloom.protocols.emp.settings import EmpSettings
 from wireloom.protocols.offload import WriteLater, result_of
@@ -23,7 +23,7 @@ LARGE = 64 * 1024
 def is_slow_to_read(frame: Frame) -> bool:
     """Whether unpacking a frame's body takes long."""
     return len(frame.body) > LARGE_PACKED and any(
-        block.extension == Extension.COMPRESSION and block.content[:1] == bytes((Scheme.GZIP,))
+        block.extension == Extension.COMPRESSION and block.content[:1] == bytes((CompressionScheme.GZIP,))
         for block in frame.blocks
     )
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from wireloom.model import Direction, Kind
-from wireloom.protocols.pairing import Conversation, Greeting, Rule, Severity, pings, requests
+from wireloom.protocols.pairing import Conversation, Greeting, PairingRule, Severity, pings, requests
 
 _FIRST = frozenset({Kind.OPEN, Kind.CLOSE, Kind.ERROR})
 
 CONVERSATION = Conversation(
     pairings=(
         requests(
-            unknown=Rule("emp.response.unknown-id", Severity.WARNING, "a response to no pending request"),
-            again=Rule("emp.request.reused-id", Severity.WARNING, "a request with the id of one that is pending"),
+            unknown=PairingRule("emp.response.unknown-id", Severity.WARNING, "a response to no pending request"),
+            again=PairingRule(
+                "emp.request.reused-id", Severity.WARNING, "a request with the id of one that is pending"
+            ),
         ),
         pings(
-            unknown=Rule("emp.pong.unasked", Severity.INFO, "a pong that nobody asked for"),
-            again=Rule("emp.ping.overlap", Severity.WARNING, "a ping before the pong to the last one"),
+            unknown=PairingRule("emp.pong.unasked", Severity.INFO, "a pong that nobody asked for"),
+            again=PairingRule("emp.ping.overlap", Severity.WARNING, "a ping before the pong to the last one"),
         ),
     ),
     greeting=Greeting(
         {Direction.C2S: _FIRST, Direction.S2C: _FIRST},
-        missing=Rule("emp.handshake.order", Severity.WARNING, "the first message is no hello"),
-        repeated=Rule("emp.hello.repeated", Severity.WARNING, "another hello after the first message"),
+        missing=PairingRule("emp.handshake.order", Severity.WARNING, "the first message is no hello"),
+        repeated=PairingRule("emp.hello.repeated", Severity.WARNING, "another hello after the first message"),
     ),
     farewells={Kind.CLOSE: "close", Kind.ERROR: "error"},
 )

@@ -22,8 +22,8 @@ from wireloom.protocols.mesh.frames import (
     RESERVED_FLAGS,
     EventType,
     Field,
-    Limits,
     Packet,
+    PacketLimits,
     Type,
     encode,
 )
@@ -32,7 +32,7 @@ from wireloom.protocols.mesh.security import prove
 from wireloom.protocols.mesh.settings import MeshSettings
 
 CASES = Cases()
-ANY_SIZE = Limits(max_payload=0xFFFF, max_fields=0xFFFF)
+ANY_SIZE = PacketLimits(max_payload=0xFFFF, max_fields=0xFFFF)
 CAPABILITIES = Field(Type.BINARY, b"conformance")
 """Under the hub profile a node that is known already is answered each time."""
 HMAC_SIZE, SIGNATURE_SIZE = 32, 64

@@ -157,7 +157,7 @@ class Packet:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PacketLimits:
     """What a receiver takes."""
 
     max_payload: int = MAX_PAYLOAD_SIZE
@@ -165,7 +165,7 @@ class Limits:
     ignore_reserved_flags: bool = False
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = PacketLimits()
 
 
 def encode_fields(fields: Iterable[Field]) -> bytes:
@@ -186,7 +186,7 @@ def encode_header(packet: Packet, payload_length: int) -> bytes:
     return _HEADER.pack(VERSION, packet.message_id, packet.flags, packet.event_type, packet.timestamp, payload_length)
 
 
-def encode(packet: Packet, limits: Limits = DEFAULT_LIMITS) -> bytes:
+def encode(packet: Packet, limits: PacketLimits = DEFAULT_LIMITS) -> bytes:
     """A packet as bytes, fields in the order given; see `arrange` for the order to send in.
 
     >>> encode(Packet(1, EventType.EVENT, 0, (Field(Type.STRING, b"a"),))).hex()
@@ -216,7 +216,7 @@ def count_fields(fields: Iterable[Field]) -> int:
     return total
 
 
-def decode(data: bytes | bytearray | memoryview, limits: Limits = DEFAULT_LIMITS) -> Packet:
+def decode(data: bytes | bytearray | memoryview, limits: PacketLimits = DEFAULT_LIMITS) -> Packet:
     """The packet that one datagram is.
 
     >>> decode(bytes.fromhex("0100000001000300000000000000000003" "010161")).fields
@@ -267,7 +267,7 @@ def decode_fields(payload: bytes, max_fields: int = MAX_TLV_COUNT) -> Iterator[F
         position += length
 
 
-def _check_fields(packet: Packet, limits: Limits) -> None:
+def _check_fields(packet: Packet, limits: PacketLimits) -> None:
     """Every rule about fields that can be told without keys."""
     fields = packet.fields
     seen: set[int] = set()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from wireloom.kernels import inlined, kernel
 from wireloom.protocols.kernel_bytes import is_ascii, is_utf8, u32
-from wireloom.protocols.mesh.frames import HEADER_SIZE, SIZES, EventType, Limits, Type
+from wireloom.protocols.mesh.frames import HEADER_SIZE, SIZES, EventType, PacketLimits, Type
 
 PLAIN, NAME, NAME_SIZE, BODY, BODY_SIZE, BODY_TYPE = 0, 1, 2, 3, 4, 5
 NODE, KEY_ID, PUBLIC, HMAC, SIGNATURE, STAMP = 6, 7, 8, 9, 10, 11
@@ -195,7 +195,9 @@ _GUESS = 128
 """Bytes of a packet, as a first guess."""
 
 
-def scan_packets(data: NDArray[np.uint8], start: NDArray[np.int64], end: NDArray[np.int64], limits: Limits) -> Scan:
+def scan_packets(
+    data: NDArray[np.uint8], start: NDArray[np.int64], end: NDArray[np.int64], limits: PacketLimits
+) -> Scan:
     """Find all packets and take the usual ones apart, in one pass if the guess of how many there are is enough."""
     room = int((end - start).sum()) // _GUESS + len(start) + 16
     while True:
@@ -208,7 +210,7 @@ def scan_packets(data: NDArray[np.uint8], start: NDArray[np.int64], end: NDArray
 
 
 def read_packets(
-    data: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.int64], limits: Limits
+    data: NDArray[np.uint8], offset: NDArray[np.int64], size: NDArray[np.int64], limits: PacketLimits
 ) -> NDArray[np.int64]:
     """The table of what packets at known places are made of; see `LINES`."""
     table = np.empty((LINES, len(offset)), np.int64)
@@ -220,7 +222,7 @@ def read_packets(
 def warm() -> None:
     """Compile or load the kernels, so that the first packets do not wait for it."""
     data = np.zeros(HEADER_SIZE, np.uint8)
-    found = scan_packets(data, np.zeros(1, np.int64), np.full(1, HEADER_SIZE, np.int64), Limits())
+    found = scan_packets(data, np.zeros(1, np.int64), np.full(1, HEADER_SIZE, np.int64), PacketLimits())
     # Datagrams are bytes, which are read-only: for these it is compiled once more.
     for each in (data, np.frombuffer(bytes(HEADER_SIZE), np.uint8)):
-        read_packets(each, found.offset, found.size, Limits())
+        read_packets(each, found.offset, found.size, PacketLimits())

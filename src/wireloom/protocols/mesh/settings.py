@@ -124,9 +124,9 @@ class MeshSettings(Settings):
         return self.seeds
 
     @property
-    def limits(self) -> frames.Limits:
+    def limits(self) -> frames.PacketLimits:
         """What a received packet may be."""
-        return frames.Limits(self.max_payload, self.max_fields, self.ignore_reserved_flags)
+        return frames.PacketLimits(self.max_payload, self.max_fields, self.ignore_reserved_flags)
 
     @property
     def policy(self) -> Require:

@@ -26,7 +26,7 @@ from uuid import UUID
 from wireloom.model import ConfigError
 from wireloom.protocols.wolpertinger import keys, values
 from wireloom.protocols.wolpertinger.keys import Cipher, KeyPair
-from wireloom.protocols.wolpertinger.layer2 import Call
+from wireloom.protocols.wolpertinger.layer2 import RemoteMethodCall
 from wireloom.protocols.wolpertinger.refusal import ErrorCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 from wireloom.protocols.wolpertinger.values import Value
@@ -78,7 +78,7 @@ class Authentication:
 
     # What the peer asks of us
 
-    def answer(self, call: Call, protected: bool) -> Outcome:
+    def answer(self, call: RemoteMethodCall, protected: bool) -> Outcome:
         """Act on a call of the component; `protected` if nobody can listen or change what passes."""
         method = METHODS.get(call.method)
         if method is None:

@@ -20,7 +20,7 @@ from wireloom.protocols.wolpertinger import authentication, layer1, messages
 from wireloom.protocols.wolpertinger.authentication import COMPONENT, STEPS, Authentication
 from wireloom.protocols.wolpertinger.frames import Confirmation, Data, encode
 from wireloom.protocols.wolpertinger.keys import Cipher
-from wireloom.protocols.wolpertinger.layer2 import Call, Document, Response, write
+from wireloom.protocols.wolpertinger.layer2 import Document, RemoteMethodCall, Response, write
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -82,7 +82,9 @@ async def log_in(probe: Probe) -> None:
     for step in STEPS:
         if step.level > settings.authenticate:
             return
-        accepted = step.accept(own, await _ask(probe, own, Call(COMPONENT, "", step.method, step.parameters(own))))
+        accepted = step.accept(
+            own, await _ask(probe, own, RemoteMethodCall(COMPONENT, "", step.method, step.parameters(own)))
+        )
         if not accepted:
             raise CaseFailed(f"the peer refused {COMPONENT}.{step.method}: is 'authenticate' more than it offers?")
         if isinstance(accepted, Cipher):
@@ -94,10 +96,10 @@ async def _say(probe: Probe, document: Document) -> None:
     await probe.send(b"".join(map(encode, pieces_of(probe, write(document), next_id()))))
 
 
-async def _ask(probe: Probe, own: Authentication, call: Call) -> Value | None:
+async def _ask(probe: Probe, own: Authentication, call: RemoteMethodCall) -> Value | None:
     """The value of the answer to a call; None for an error. Meanwhile the peer may ask for a proof."""
     call_id = str(uuid.uuid4())
-    await _say(probe, Call(call.component, call_id, call.method, call.parameters))
+    await _say(probe, RemoteMethodCall(call.component, call_id, call.method, call.parameters))
     while True:
         found = await probe.expect(Kind.RESPONSE, Kind.ERROR, Kind.REQUEST, unasked=(*UNASKED, Kind.ACK, Kind.PROGRESS))
         await probe.send(encode(Confirmation(int(found.attributes["message_id"]), 0)))
@@ -112,5 +114,5 @@ async def _prove(probe: Probe, own: Authentication, asked: Message) -> None:
     component, _, method = (asked.topic or "").rpartition(".")
     if component != COMPONENT or asked.id is None:
         return
-    outcome = own.answer(Call(component, asked.id, method, messages.parameters(asked)), protected=True)
+    outcome = own.answer(RemoteMethodCall(component, asked.id, method, messages.parameters(asked)), protected=True)
     await _say(probe, Response(component, asked.id, outcome.value or authentication.NO))

@@ -12,7 +12,7 @@ from wireloom.model import Kind, Message
 from wireloom.protocols.cases import UNASKED, CaseSkipped, Level, Probe, require, single_bytes
 from wireloom.protocols.wolpertinger.case_login import LoggedIn, metadata, next_id, pieces_of
 from wireloom.protocols.wolpertinger.frames import Confirmation, Data, decode_base64, encode
-from wireloom.protocols.wolpertinger.layer2 import Call, write
+from wireloom.protocols.wolpertinger.layer2 import RemoteMethodCall, write
 from wireloom.protocols.wolpertinger.refusal import ErrorCode, ResultCode
 from wireloom.protocols.wolpertinger.values import Value
 
@@ -30,7 +30,7 @@ def _call(
 ) -> tuple[int, str, list[Data]]:
     """A call of a component that does not exist: message_id, CallId, and its pieces."""
     message_id, call_id = next_id(), str(uuid.uuid4())
-    xml = write(Call(COMPONENT, call_id, "Nothing", (Value("string", text),)))
+    xml = write(RemoteMethodCall(COMPONENT, call_id, "Nothing", (Value("string", text),)))
     return message_id, call_id, pieces_of(probe, xml, message_id, split=split, compress=compress)
 
 
@@ -279,5 +279,5 @@ async def _schema(probe: Probe) -> None:
     "a document type definition is refused", "DTDs and entities are refused (decision)", Level.DECISION, needs=CONFIRMED
 )
 async def _entities(probe: Probe) -> None:
-    xml = write(Call(COMPONENT, str(uuid.uuid4()), "Nothing"))
+    xml = write(RemoteMethodCall(COMPONENT, str(uuid.uuid4()), "Nothing"))
     await _document_refused(probe, b'<!DOCTYPE a [<!ENTITY b "c">]>' + xml)

@@ -28,7 +28,7 @@ _ROOTS = ("RemoteMethodCall", "RemoteMethodResponse", "RemoteError")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RemoteMethodCall:
     """RemoteMethodCall: invokes a method of a component."""
 
     component: str
@@ -58,7 +58,7 @@ class Error:
     xml: bytes | None = field(default=None, compare=False)
 
 
-Document = Call | Response | Error
+Document = RemoteMethodCall | Response | Error
 
 
 # Writing
@@ -75,7 +75,7 @@ def write(document: Document) -> bytes:
 
 def _write(document: Document) -> str:
     component = f"<ComponentName>{_escape(document.component)}</ComponentName>"
-    if isinstance(document, Call):
+    if isinstance(document, RemoteMethodCall):
         inside = "".join(map(write_value, document.parameters))
         return (
             f'<RemoteMethodCall xmlns="{NAMESPACE}">{component}<CallId>{document.call_id}</CallId>'
@@ -179,7 +179,7 @@ def parse_simple(xml: str) -> Document | None:
         parameters = _simple_values(inside) if inside else ()
         if parameters is None:
             return None
-        return Call(component, call_id, method, parameters)
+        return RemoteMethodCall(component, call_id, method, parameters)
     simple = _SIMPLE_RESPONSE.fullmatch(xml)
     if simple is not None:
         component, call_id, inside = simple.groups()
@@ -253,7 +253,7 @@ def _read(root: etree._Element) -> Document:
     children = list(root)
     texts = [child.text or "" for child in children]
     if kind == "RemoteMethodCall":
-        return Call(texts[0], texts[1], texts[2], tuple([_value(each, 0) for each in children[3]]))
+        return RemoteMethodCall(texts[0], texts[1], texts[2], tuple([_value(each, 0) for each in children[3]]))
     if kind == "RemoteMethodResponse":
         objects = list(children[2])
         return Response(texts[0], texts[1], _value(objects[0], 0) if objects else None)
@@ -300,8 +300,8 @@ def _keeping(document: Document, xml: bytes) -> Document:
     """The document; with its XML, if `write` would say it in another way (white space between tags aside)."""
     if _EMPTY.sub(rb"<\1\2></\1>", _GAPS.sub(b"><", xml)) == _GAPS.sub(b"><", _write(document).encode()):
         return document
-    if isinstance(document, Call):
-        return Call(document.component, document.call_id, document.method, document.parameters, xml)
+    if isinstance(document, RemoteMethodCall):
+        return RemoteMethodCall(document.component, document.call_id, document.method, document.parameters, xml)
     if isinstance(document, Response):
         return Response(document.component, document.call_id, document.value, xml)
     return Error(document.component, document.code, document.call_id, xml)

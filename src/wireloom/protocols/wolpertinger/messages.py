@@ -23,7 +23,7 @@ from wireloom.model import Authenticity, Direction, Kind, Message, NotSupported,
 from wireloom.protocols.contract import HUB_PREFIX, LOGIN, PUBLISH
 from wireloom.protocols.wolpertinger import layer2, values
 from wireloom.protocols.wolpertinger.frames import Confirmation, Data, decode_base64
-from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
+from wireloom.protocols.wolpertinger.layer2 import Document, Error, RemoteMethodCall, Response
 from wireloom.protocols.wolpertinger.refusal import ERROR_TEXTS, ErrorCode, Refused
 from wireloom.protocols.wolpertinger.values import Value, json_bytes
 
@@ -118,7 +118,7 @@ def of_document(
     attributes = _metadata(whole, wire)
     if document.xml is not None:
         attributes["xml"] = document.xml.decode()
-    if isinstance(document, Call):
+    if isinstance(document, RemoteMethodCall):
         return _of_call(document, attributes, direction, profile, typed)
     attributes["component"] = document.component
     if isinstance(document, Response):
@@ -154,7 +154,7 @@ def called(component: str, method: str) -> Called:
 
 
 def _of_call(
-    call: Call, attributes: dict[str, str], direction: Direction | None, profile: bool, typed: bool
+    call: RemoteMethodCall, attributes: dict[str, str], direction: Direction | None, profile: bool, typed: bool
 ) -> Message:
     parameters = call.parameters
     component, topic, ambiguous = called(call.component, call.method)
@@ -180,12 +180,12 @@ def _is_method(topic: str) -> bool:
     return _TOPIC.fullmatch(topic) is not None
 
 
-def is_heartbeat(call: Call) -> bool:
+def is_heartbeat(call: RemoteMethodCall) -> bool:
     """Whether this is `Core.Heartbeat`: no parameters, and the component's name in any case."""
     return call.method == "Heartbeat" and not call.parameters and call.component.lower() == "core"
 
 
-def _of_hub_call(call: Call, attributes: dict[str, str], direction: Direction | None) -> Message | None:
+def _of_hub_call(call: RemoteMethodCall, attributes: dict[str, str], direction: Direction | None) -> Message | None:
     texts = [each.data for each in call.parameters if each.type == "string" and isinstance(each.data, str)]
     content_type: str | None
     if len(texts) != len(call.parameters) or not texts or not texts[0]:
@@ -223,19 +223,19 @@ def _of_hub_call(call: Call, attributes: dict[str, str], direction: Direction | 
     return message
 
 
-def is_login(call: Call) -> bool:
+def is_login(call: RemoteMethodCall) -> bool:
     """Whether a call of the hub profile shows a token."""
     return call.method == SIGN_IN and call.component.lower() == "hub"
 
 
-def starred(call: Call) -> Call:
+def starred(call: RemoteMethodCall) -> RemoteMethodCall:
     """The same call with stars for the texts it was given.
 
-    >>> starred(Call("Hub", "1", "Login", (Value("string", "secret"),))).parameters[0].data
+    >>> starred(RemoteMethodCall("Hub", "1", "Login", (Value("string", "secret"),))).parameters[0].data
     '******'
     """
     hidden = tuple([Value("string", "*" * len(str(each.data))) for each in call.parameters])
-    return Call(call.component, call.call_id, call.method, hidden)
+    return RemoteMethodCall(call.component, call.call_id, call.method, hidden)
 
 
 def _options(texts: list[str]) -> dict[str, type_of_json] | None:
@@ -317,7 +317,7 @@ def to_document(message: Message, *, profile: bool) -> Document:
         caused = None if message.correlation_id is None else _guid(message.correlation_id, "correlation_id")
         return Error(component_of(message), error_code(message), caused)
     if kind is Kind.PROGRESS:
-        return Call("Core", _guid(message.id, "id"), "Heartbeat")
+        return RemoteMethodCall("Core", _guid(message.id, "id"), "Heartbeat")
     raise NotSupported(f"wolpertinger has no document for a message of kind {kind}")
 
 
@@ -334,7 +334,7 @@ def _kept(message: Message, xml: str, profile: bool) -> Document | None:
     return document
 
 
-def _to_call(message: Message, profile: bool) -> Call:
+def _to_call(message: Message, profile: bool) -> RemoteMethodCall:
     topic, call_id = message.topic or "", _guid(message.id, "id")
     if not topic:
         raise NotSupported("a wolpertinger call needs a topic, such as Component.Method")
@@ -342,28 +342,28 @@ def _to_call(message: Message, profile: bool) -> Call:
         raise NotSupported(f"XML cannot hold the topic {topic!r}")
     if profile and (message.kind is _EVENT or topic.startswith(HUB_PREFIX)):
         if topic in _METHODS:
-            return Call(HUB, call_id, _METHODS[topic], _operands(message))
+            return RemoteMethodCall(HUB, call_id, _METHODS[topic], _operands(message))
         if topic == LOGIN and message.kind is Kind.REQUEST:
-            return Call(HUB, call_id, SIGN_IN, (_token(message),))
+            return RemoteMethodCall(HUB, call_id, SIGN_IN, (_token(message),))
         method = "Event" if message.kind is Kind.EVENT else "Publish"
         name = topic if message.kind is Kind.EVENT else topic.removeprefix(PUBLISH)
         if not name or (name.startswith(HUB_PREFIX) and (method == "Publish" or name in _METHODS)):
             raise NotSupported(f"wolpertinger has no call for {topic!r}")
-        return Call(HUB, call_id, method, _carrying(name, message))
+        return RemoteMethodCall(HUB, call_id, method, _carrying(name, message))
     if message.kind is _EVENT:
         raise NotSupported("wolpertinger has no events; the hub profile (`profile`) carries them as calls of Hub.Event")
     component = message.attributes.get("component")
     if component is not None and topic.startswith(component + "."):
-        return Call(component, call_id, topic.removeprefix(component + "."), parameters(message))
+        return RemoteMethodCall(component, call_id, topic.removeprefix(component + "."), parameters(message))
     if component is None and _is_method(topic):
         component, _, method = topic.rpartition(".")
-        return Call(component, call_id, method, parameters(message))
+        return RemoteMethodCall(component, call_id, method, parameters(message))
     if profile:
-        return Call(HUB, call_id, "Request", _carrying(topic, message))
+        return RemoteMethodCall(HUB, call_id, "Request", _carrying(topic, message))
     component, dot, method = topic.rpartition(".")
     if not dot:
         raise NotSupported(f"a wolpertinger call needs a topic such as Component.Method, not {topic!r}")
-    return Call(component, call_id, method, parameters(message))
+    return RemoteMethodCall(component, call_id, method, parameters(message))
 
 
 def _operands(message: Message) -> tuple[Value, ...]:
@@ -536,7 +536,7 @@ def answer(component: str, call_id: str, message: Message, *, carried: bool) -> 
     return Response(component, call_id, response_value(message))
 
 
-def is_carried(call: Call, *, profile: bool) -> bool:
+def is_carried(call: RemoteMethodCall, *, profile: bool) -> bool:
     """Whether a call carries a request for a topic that has no component and method of its own."""
     return profile and call.method == "Request" and call.component.lower() == "hub"
 

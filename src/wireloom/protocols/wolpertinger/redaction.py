@@ -14,7 +14,7 @@ import zlib
 
 from wireloom.protocols.wolpertinger import messages
 from wireloom.protocols.wolpertinger.keys import BLOCK, Cipher
-from wireloom.protocols.wolpertinger.layer2 import Call, Document
+from wireloom.protocols.wolpertinger.layer2 import Document, RemoteMethodCall
 
 _PROOFS = ("clusterauthverify", "userauthverify")
 _CONFIDED = ("authentication", "hub")
@@ -23,15 +23,15 @@ _TELLING = frozenset(name.encode() for name in (*_PROOFS, messages.SIGN_IN.lower
 """Methods that are told them."""
 
 
-def blanked(document: Document, *, profile: bool) -> Call | None:
+def blanked(document: Document, *, profile: bool) -> RemoteMethodCall | None:
     """The same call without its credentials; None for what carries none.
 
     >>> from wireloom.protocols.wolpertinger.values import Value
-    >>> call = Call("Authentication", "", "UserAuthVerify", (Value("string", "ada"), Value("string", "x")))
+    >>> call = RemoteMethodCall("Authentication", "", "UserAuthVerify", (Value("string", "ada"), Value("string", "x")))
     >>> blanked(call, profile=False).parameters
     (Value(type='string', data='ada'), Value(type='string', data='*'))
     """
-    if not isinstance(document, Call):
+    if not isinstance(document, RemoteMethodCall):
         return None
     component = messages.called(document.component, document.method).component
     if component not in _CONFIDED:
@@ -44,7 +44,7 @@ def blanked(document: Document, *, profile: bool) -> Call | None:
     if len(given) < 2:
         return hidden
     # The name of the user is no secret; whatever else stands there may be one.
-    return Call(hidden.component, hidden.call_id, hidden.method, given[:1] + hidden.parameters[1:])
+    return RemoteMethodCall(hidden.component, hidden.call_id, hidden.method, given[:1] + hidden.parameters[1:])
 
 
 # Lines that did not become a message

@@ -30,10 +30,10 @@ from wireloom.protocols.wolpertinger.authentication import STEPS, Authentication
 from wireloom.protocols.wolpertinger.delivery import Sent
 from wireloom.protocols.wolpertinger.frames import Data
 from wireloom.protocols.wolpertinger.keys import Cipher
-from wireloom.protocols.wolpertinger.layer2 import Call, Document, Error, Response
+from wireloom.protocols.wolpertinger.layer2 import Document, Error, RemoteMethodCall, Response
 from wireloom.protocols.wolpertinger.refusal import ErrorCode, Refused, ResultCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
-from wireloom.protocols.wolpertinger.transmission import BYTES, LARGE, LINES, Packed, Transmission, pack
+from wireloom.protocols.wolpertinger.transmission import BYTES, LARGE, LINES, PackedDocument, Transmission, pack
 from wireloom.protocols.wolpertinger.values import Value
 
 _SLOW = 1.0
@@ -183,7 +183,7 @@ class WolpertingerSession(Transmission):
     # What the peer says
 
     def _take(self, document: Document, message: Message | None, whole: Data, wire: int, now: float) -> None:
-        if isinstance(document, Call):
+        if isinstance(document, RemoteMethodCall):
             self._take_call(document, message, whole, wire, now)
             return
         asked: _Asked | None = None
@@ -206,7 +206,7 @@ class WolpertingerSession(Transmission):
     def _message(self, document: Document, whole: Data, wire: int) -> Message:
         return messages.of_document(document, whole, wire, self._direction, profile=self.settings.profile, typed=True)
 
-    def _take_call(self, call: Call, message: Message | None, whole: Data, wire: int, now: float) -> None:
+    def _take_call(self, call: RemoteMethodCall, message: Message | None, whole: Data, wire: int, now: float) -> None:
         component = messages.called(call.component, call.method).component
         if component == "core" and messages.is_heartbeat(call):
             self._take_heartbeat(now)
@@ -250,7 +250,7 @@ class WolpertingerSession(Transmission):
 
     # Trust
 
-    def _authenticate(self, call: Call, now: float) -> None:
+    def _authenticate(self, call: RemoteMethodCall, now: float) -> None:
         outcome = self.authentication.answer(call, self.protected)
         self.identities = self.authentication.identities
         if outcome.prove is not None:
@@ -265,14 +265,14 @@ class WolpertingerSession(Transmission):
             self.close_reason = "error"
             self.state = _CLOSED
 
-    def _proven(self, call: Call, value: Value | None, now: float) -> None:
+    def _proven(self, call: RemoteMethodCall, value: Value | None, now: float) -> None:
         """The peer has judged our proof: that is the answer it waits for."""
         accepted = value == authentication.YES
         if accepted:
             self.authentication.standing = max(self.authentication.standing, authentication.MEMBER)
         self._answer(call, Outcome(authentication.YES if accepted else authentication.NO), now)
 
-    def _answer(self, call: Call, outcome: Outcome, now: float) -> None:
+    def _answer(self, call: RemoteMethodCall, outcome: Outcome, now: float) -> None:
         if outcome.error is not None:
             self._say(Error(call.component, outcome.error, call.call_id), now)
         elif not outcome.silent:
@@ -281,7 +281,7 @@ class WolpertingerSession(Transmission):
     def _ask(
         self, method: str, parameters: tuple[Value, ...], then: Callable[[Value | None, float], None], now: float
     ) -> None:
-        call = Call(authentication.COMPONENT, self._draw_call_id(), method, parameters)
+        call = RemoteMethodCall(authentication.COMPONENT, self._draw_call_id(), method, parameters)
         self._own[call.call_id] = then
         self._say(call, now)
 
@@ -339,7 +339,7 @@ class WolpertingerSession(Transmission):
             self._send_large(message, now)
             return message
         document = messages.to_document(message, profile=self.settings.profile)
-        if isinstance(document, Call) and document.component.lower() == "authentication":
+        if isinstance(document, RemoteMethodCall) and document.component.lower() == "authentication":
             raise NotSupported("a session authenticates itself: name the trust to reach in the setting 'authenticate'")
         self._say(document, now)
         if kind is _REQUEST:
@@ -352,7 +352,7 @@ class WolpertingerSession(Transmission):
              message.attributes, messages.NAME, None, None, None, _NOBODY)
         )  # fmt: skip
 
-    def packing(self, event: Message) -> Callable[[], Packed] | None:
+    def packing(self, event: Message) -> Callable[[], PackedDocument] | None:
         """Large events are made, compressed and encrypted elsewhere."""
         if not self._is_large(event):
             return None
@@ -363,7 +363,7 @@ class WolpertingerSession(Transmission):
     def send_event(self, event: Message, packed: object, now: float) -> None:
         """Queue an event past what is being written."""
         self._check_open(_EVENT)
-        if isinstance(packed, Packed) and self._held is None and packed.cipher is self._cipher:
+        if isinstance(packed, PackedDocument) and self._held is None and packed.cipher is self._cipher:
             self._say_packed(packed, now)
             return
         document = messages.to_document(self._with_call_id(event), profile=self.settings.profile)
@@ -373,7 +373,7 @@ class WolpertingerSession(Transmission):
             self._say_now(document, now)
 
     def _is_carried(self, document: Document) -> bool:
-        return isinstance(document, Call) and messages.is_carried(document, profile=self.settings.profile)
+        return isinstance(document, RemoteMethodCall) and messages.is_carried(document, profile=self.settings.profile)
 
     def _is_large(self, message: Message) -> bool:
         if len(message.body) > self.settings.max_message:
@@ -455,7 +455,7 @@ class WolpertingerSession(Transmission):
 
     def _heartbeat(self, now: float) -> None:
         self._heartbeat_at = now
-        self._say(Call("Core", self._draw_call_id(), "Heartbeat"), now)
+        self._say(RemoteMethodCall("Core", self._draw_call_id(), "Heartbeat"), now)
 
     def _say(self, document: Document, now: float) -> None:
         """Say something, after the key exchange if one is under way."""

@@ -22,7 +22,7 @@ from wireloom.protocols.wolpertinger import frames, layer1, layer2, messages
 from wireloom.protocols.wolpertinger.delivery import Seen, Sent, Unconfirmed
 from wireloom.protocols.wolpertinger.frames import UNREADABLE, Confirmation, Data
 from wireloom.protocols.wolpertinger.keys import Cipher
-from wireloom.protocols.wolpertinger.layer2 import Call, Document
+from wireloom.protocols.wolpertinger.layer2 import Document, RemoteMethodCall
 from wireloom.protocols.wolpertinger.redaction import blanked, starred_lines
 from wireloom.protocols.wolpertinger.refusal import Refused, ResultCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
@@ -84,7 +84,7 @@ class _Later:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedDocument:
     """A document that is ready to be sent but for its message id."""
 
     document: Document
@@ -93,9 +93,9 @@ class Packed:
     """With which it was encrypted."""
 
 
-def pack(document: Document, settings: WolpertingerSettings, cipher: Cipher | None) -> Packed:
+def pack(document: Document, settings: WolpertingerSettings, cipher: Cipher | None) -> PackedDocument:
     """Do what takes time about sending a document."""
-    return Packed(document, layer1.pack(layer2.write(document), 0, settings, cipher), cipher)
+    return PackedDocument(document, layer1.pack(layer2.write(document), 0, settings, cipher), cipher)
 
 
 class Transmission(Session):
@@ -357,7 +357,7 @@ class Transmission(Session):
         self, document: Document, message: Message | None, whole: Data, wire: int, raw: bytes, now: float
     ) -> None:
         self._seen.add(whole.message_id, now)
-        if isinstance(document, Call):
+        if isinstance(document, RemoteMethodCall):
             self._confirm(whole.message_id, _SUCCESS)
         else:
             self._confirm_soon(whole.message_id, now)
@@ -445,7 +445,7 @@ class Transmission(Session):
         message_id = self._unconfirmed.draw_id()
         self._sent(message_id, encode(document, message_id, self.settings, self._cipher), document, now)
 
-    def _say_packed(self, packed: Packed, now: float) -> None:
+    def _say_packed(self, packed: PackedDocument, now: float) -> None:
         message_id = self._unconfirmed.draw_id()
         lines = [frames.encode(piece._replace(message_id=message_id)) for piece in packed.pieces]
         self._sent(message_id, lines, packed.document, now)
@@ -475,7 +475,7 @@ class Transmission(Session):
             if isinstance(result, WireloomError):
                 later.failed(result, now)
             else:
-                assert isinstance(result, Packed)
+                assert isinstance(result, PackedDocument)
                 self._say_packed(result, now)
             while outbox:
                 following = outbox.popleft()
@@ -492,11 +492,11 @@ class Transmission(Session):
         if hidden is not None:
             self._private[message_id] = lines, b"".join(encode(hidden, message_id, self.settings, self._cipher))
             _limit(self._private)
-        call_id = document.call_id if isinstance(document, Call) else None
+        call_id = document.call_id if isinstance(document, RemoteMethodCall) else None
         due = now
         if self._delayed:
             due = self._delayed[-1][0]
-        if not isinstance(document, Call):
+        if not isinstance(document, RemoteMethodCall):
             due = max(due, now + self.settings.answer_delay)
         self._unconfirmed.add(message_id, lines, due, call_id)
         if self._delayed or due > now:

@@ -334,8 +334,10 @@ class YampSession(CallSession):
     def outgoing_frames(self) -> Sequence[bytes]:
         """The same, frame by frame: over WebSocket we send one frame a message."""
         out, self._out = self._out, []
-        if any(isinstance(each, Joined) for each in out):
-            return [frame for each in out for frame in (frames.split(each) if isinstance(each, Joined) else (each,))]
+        if any(isinstance(each, JoinedFrames) for each in out):
+            return [
+                frame for each in out for frame in (frames.split(each) if isinstance(each, JoinedFrames) else (each,))
+            ]
         return out
 
     def deadline(self) -> float | None:
@@ -656,7 +658,7 @@ class YampSession(CallSession):
         """Queue frames that are encoded already."""
         if self.state is _CLOSED:
             raise PeerClosed("the yamp connection is closed")
-        (self._slow.behind or self._out).append(Joined(encoded))
+        (self._slow.behind or self._out).append(JoinedFrames(encoded))
         self.sent += count
         self._close_when_settled()
 
@@ -718,5 +720,5 @@ class YampSession(CallSession):
         self.sent += 1
 
 
-class Joined(bytes):
+class JoinedFrames(bytes):
     """Several frames in a row; any other bytes in `YampSession._out` are one frame."""
