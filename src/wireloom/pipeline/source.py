@@ -293,7 +293,9 @@ def input_of(partition: InputPartition) -> tuple[int, int]:
     return 0, 0
 
 
-def read_table(options: SourceOptions, partition: InputPartition, wanted: Wanted | None = None) -> Iterator[pa.RecordBatch]:
+def read_table(
+    options: SourceOptions, partition: InputPartition, wanted: Wanted | None = None
+) -> Iterator[pa.RecordBatch]:
     """The rows of a partition that can be wanted, as record batches with exactly the table's types."""
     from wireloom.pipeline.message_table import plain
 
