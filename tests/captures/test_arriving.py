@@ -148,7 +148,9 @@ class CaptureWorkers:
 def commit_captures(root: Path, folder: Path, start: planning.Offsets, end: planning.Offsets, number: int = 0) -> None:
     """One batch of a stream of captures."""
     warehouse = new_warehouse(root)
-    options = SourceOptions.parse({"path": str(folder), "stateDir": warehouse.store.below(FLOWS).url, "flowGroups": "2"})
+    options = SourceOptions.parse(
+        {"path": str(folder), "stateDir": warehouse.store.below(FLOWS).url, "flowGroups": "2"}
+    )
     BatchCommit(warehouse, number, CaptureWorkers(warehouse.store, options, start, end)).commit()
 
 

@@ -147,7 +147,7 @@ def test_wrong_options_are_named(journal: Path, options: dict[str, str], text: s
 
 def test_there_are_as_many_tasks_for_each_core_of_the_cluster(tmp_path: Path) -> None:
     make_journal(tmp_path / "j", runs=40, seed=9, long_runs=True)
-    chosen = Options.parse({"path": str(tmp_path / "j"), "partitionBytes": "300k"})
+    chosen = SourceOptions.parse({"path": str(tmp_path / "j"), "partitionBytes": "300k"})
     end = planning.latest(chosen.inputs)
     size = sum(part.size for part in planning.plan(chosen.inputs, {}, end))
     for cores in (1, 2, 3):

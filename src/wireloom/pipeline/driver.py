@@ -61,7 +61,9 @@ class MicroBatch:
 class Driver:
     """Does batch after batch."""
 
-    def __init__(self, warehouse: Warehouse, options: SourceOptions, workers: WorkersFor, cores: int | None = None) -> None:
+    def __init__(
+        self, warehouse: Warehouse, options: SourceOptions, workers: WorkersFor, cores: int | None = None
+    ) -> None:
         """`cores` is how many tasks run at a time, where that is known: the cores of the cluster, not of the driver."""
         self.warehouse, self.options, self.workers, self.cores = warehouse, options, workers, cores
         self._state: State | None = None
