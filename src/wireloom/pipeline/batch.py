@@ -166,7 +166,7 @@ class BatchCommit:
                 return
             try:
                 self.warehouse.commit(handle, table, application, self.number, own, old)
-            except CommitFailedError:
+            except (CommitFailedError, OSError):
                 if tried == _TRIES - 1:
                     raise
                 time.sleep(random.random() * 0.2)

@@ -38,6 +38,8 @@ MANY_FILES = 200
 """A table with more files is asked by way of the log."""
 ROW_GROUP = 1 << 18
 """Rows of a file that have statistics of their own: so many are read where one is wanted."""
+_TRIES = 6
+"""How often a table is opened while its store fails."""
 KEPT_HOURS = 24
 """So long the files of an earlier version of a table are kept, for those who read it."""
 
@@ -164,10 +166,17 @@ def open_table(folder: Store) -> DeltaTable:
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
-    try:
-        return DeltaTable(folder.delta_url(), storage_options=folder.delta_options())
-    except TableNotFoundError:
-        raise ConfigError(f"{folder.url} is no table: run `wireloom pipeline run` on its warehouse first") from None
+    for left in reversed(range(_TRIES)):
+        try:
+            return DeltaTable(folder.delta_url(), storage_options=folder.delta_options())
+        except TableNotFoundError:
+            raise ConfigError(f"{folder.url} is no table: run `wireloom pipeline run` on its warehouse first") from None
+        except OSError:
+            # The package does not ask again for an answer that was cut off.
+            if not left:
+                raise
+            time.sleep(0.2)
+    raise AssertionError("unreachable")
 
 
 def commit(
