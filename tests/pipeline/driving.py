@@ -20,7 +20,7 @@ from wireloom.journal.segment import REFUSED, segments
 from wireloom.pipeline import tables
 from wireloom.pipeline.checkpoint import take_over
 from wireloom.pipeline.decode_job import DecodeJob, Report
-from wireloom.pipeline.driver import Driver, MicroBatch
+from wireloom.pipeline.driver import MicroBatch, PipelineDriver
 from wireloom.pipeline.join_job import Plan, join_facts
 from wireloom.pipeline.options import SourceOptions
 from wireloom.pipeline.run import FLOWS
@@ -49,7 +49,7 @@ class InProcess:
         ]
 
 
-def make_driver(inputs: Sequence[str | Path], warehouse: str | Path, max_bytes: int = 1 << 40) -> Driver:
+def make_driver(inputs: Sequence[str | Path], warehouse: str | Path, max_bytes: int = 1 << 40) -> PipelineDriver:
     """A driver of a warehouse, which is made if need be."""
     made = take_over(Warehouse.prepared(warehouse))
     given = {"paths": json.dumps([str(each) for each in inputs]), "maxBytesPerTrigger": str(max_bytes)}
@@ -57,7 +57,7 @@ def make_driver(inputs: Sequence[str | Path], warehouse: str | Path, max_bytes: 
         {**given, "partitionBytes": "100k", "lateness": "0", "stateDir": made.store.below(FLOWS).url}
     )
     job = DecodeJob(options, made.store)
-    return Driver(made, options, lambda cut, _: InProcess(job, cut))
+    return PipelineDriver(made, options, lambda cut, _: InProcess(job, cut))
 
 
 def drive(inputs: Sequence[str | Path], warehouse: str | Path, max_bytes: int = 1 << 40) -> list[MicroBatch]:

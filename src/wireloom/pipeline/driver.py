@@ -58,7 +58,7 @@ class MicroBatch:
     """How long its commits took."""
 
 
-class Driver:
+class PipelineDriver:
     """Does batch after batch."""
 
     def __init__(

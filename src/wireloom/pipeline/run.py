@@ -19,7 +19,7 @@ from wireloom.model import ConfigError, WireloomError
 from wireloom.pipeline import planning, state
 from wireloom.pipeline.batch import PipelineFailed
 from wireloom.pipeline.checkpoint import take_over
-from wireloom.pipeline.driver import Driver, MicroBatch
+from wireloom.pipeline.driver import MicroBatch, PipelineDriver
 from wireloom.pipeline.options import SourceOptions
 from wireloom.pipeline.warehouse import Warehouse
 from wireloom.store.folder import FolderStore
@@ -152,14 +152,14 @@ class Pipeline:
         def workers(cut: Sequence[InputPartition], number: int) -> SparkWorkers:
             return SparkWorkers(spark, job, cut, number)
 
-        driver = Driver(self.warehouse, self._options, workers, parallelism(spark))
+        driver = PipelineDriver(self.warehouse, self._options, workers, parallelism(spark))
         self._merger = merger = Merger(self.warehouse, merge_in_task(spark, self.warehouse))
         try:
             self._batches(driver, merger, once, interval)
         finally:
             merger.close()
 
-    def _batches(self, driver: Driver, merger: Merger, once: bool, interval: float) -> None:
+    def _batches(self, driver: PipelineDriver, merger: Merger, once: bool, interval: float) -> None:
         target = driver.latest() if once else None
         while not self._stopping.is_set():
             began = time.monotonic()
