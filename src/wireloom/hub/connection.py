@@ -1,35 +1,32 @@
-"""One peer of the hub: who it is, what it says, and its place in the journal.
+"""One peer of the hub: who it is, what it may do, and what it says.
 
-Everything the peer says goes to the journal before it is acted on; everything the hub says to it, but for
-deliveries of events, goes there as well. Those deliveries, and how they wait for a slow peer, are in `outbox`.
+Everything the peer says goes to the journal before it is acted on (`journaled_peer`). Events for the peer, and how they
+wait if it reads slowly, are in `outbox`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from wireloom.hub.access import ANONYMOUS, EVERYTHING, Grants, Right
 from wireloom.hub.config import ListenerConfig
 from wireloom.hub.exchanges import TOO_MANY, UNSUPPORTED
+from wireloom.hub.journaled_peer import JournaledPeer, RecordedPipe
 from wireloom.hub.limits import Bucket, OverRate, address_of
 from wireloom.hub.logs import about
-from wireloom.hub.outbox import Outbox
 from wireloom.hub.publish_filter import Screened, screen
 from wireloom.journal.blocks import record_comment
-from wireloom.journal.context import Context, Principal
+from wireloom.journal.context import Principal
 from wireloom.journal.exclusions import DENIED, TAKEN, excluding
-from wireloom.journal.keys import Keys
-from wireloom.journal.lines import Line
 from wireloom.model import Kind, Message, WireloomError
 from wireloom.peers.driver import Driver
 from wireloom.peers.send_queue import fresh
 from wireloom.protocols.column_session import CallSession, ColumnSession
-from wireloom.protocols.contract import CUT, LOGIN, Batch, Calls, Publishes, Role, Session, Sessions, SessionState
+from wireloom.protocols.contract import CUT, LOGIN, Batch, Calls, Publishes, Role, Sessions
 from wireloom.protocols.publish_rules import published
 from wireloom.transports.base import EndedPipe, Pipe
 
@@ -38,24 +35,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wireloom.hub")
 
-_NO_PIECES = (b"", b"")
-_NO_LINES = (None, None)
 _NOTHING: frozenset[str | None] = frozenset()
-_OPEN = SessionState.OPEN
 _DENIED_TOLD = 64
 """Refusals of one connection that are logged; all are counted."""
 _TOPIC_TOLD = 200
 """Characters of a refused topic that others are told."""
-
-
-@functools.lru_cache(maxsize=256)
-def _shared(numbers: tuple[tuple[int, str], ...], agreed: tuple[tuple[str, str | bool], ...]) -> Context:
-    return Context(dict(numbers), dict(agreed))
-
-
-def _context(numbers: Mapping[int, str], agreed: Mapping[str, str | bool]) -> Context | None:
-    """What a reader must know of a connection, one for all with the same; None where that is nothing."""
-    return _shared(tuple(numbers.items()), tuple(agreed.items())) if numbers or agreed else None
 
 
 def _logins(batch: Batch) -> int:
@@ -73,27 +57,15 @@ def _without(batch: Batch, answered: Sequence[Message]) -> Batch:
     return kept
 
 
-class Connection(Outbox):
+class Connection(JournaledPeer):
     """The owner of one accepted pipe."""
 
     # Most connections of a hub with many are idle: each should take little.
     __slots__ = (
-        "_agreed",
         "_bucket",
-        "_context",
         "_denied",
-        "_inbound",
-        "_is_open_book",
-        "_keys",
-        "_lines",
-        "_numbers",
-        "_outbound",
         "_pays_until",
-        "_pieces",
-        "_principal",
         "_proved",
-        "_recorded",
-        "_sends_as",
         "_shown",
         "_violation_told",
         "address",
@@ -102,7 +74,6 @@ class Connection(Outbox):
         "identities",
         "is_guarded",
         "listener",
-        "local",
         "over",
         "protocol",
         "quiet_since",
@@ -114,8 +85,9 @@ class Connection(Outbox):
         self.listener = listener
         self.protocol = listener.protocol
         unique = self.id & 0xFFFFFFFF
-        self.session = sessions.contact(unique=unique) if contacted else sessions.new(Role.SERVER, unique=unique)
-        self.session.enable_columns()
+        session = sessions.contact(unique=unique) if contacted else sessions.new(Role.SERVER, unique=unique)
+        session.enable_columns()
+        self._record_for(session)
         self.driver = Driver(
             self.session,
             on_batch=self.on_batch,
@@ -127,24 +99,6 @@ class Connection(Outbox):
         """Whether we spoke first."""
         self.over: asyncio.Event | None = None
         """For those who wait until this connection is gone."""
-        self._inbound, self._outbound = self.session.inbound, self.session.outbound
-        self._recorded = [0, 0]
-        """Messages in the journal that came in, and that went out; where directions are one, all are the first."""
-        self._sends_as = 0 if self._inbound is self._outbound else 1
-        self._lines: tuple[Line | None, Line | None] = _NO_LINES
-        """In the journal's table, for what it says and what is said to it; made when they are needed."""
-        self._pieces = _NO_PIECES
-        """Of messages whose last piece is still to be sent: of what is said, and of what is delivered."""
-        self._numbers: Mapping[int, str] | None = None
-        self._agreed: Mapping[str, str | bool] | None = None
-        self._context: Context | None = None
-        self._keys: Keys | None = None
-        self._principal: Principal | None = None
-        """Who the peer was proved to be, as the journal states it in each of its segments; None if nobody was."""
-        kind = type(self.session)
-        self._is_open_book = kind.secrets is Session.secrets and kind.recordable is Session.recordable
-        """Whether the protocol neither encrypts nor sends credentials: then the journal keeps all as it is."""
-        self.local = ""
         self.address = ""
         """The peer's, without its port."""
         self.identities: tuple[str, ...] = ()
@@ -227,7 +181,7 @@ class Connection(Outbox):
             destination=self.local or None,
         )
         log.debug("%r is open", self, extra=about("connection.opened", self))
-        self.driver.opened(_Recorded(pipe, self))
+        self.driver.opened(RecordedPipe(pipe, self))
         kind, _, token = pipe.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self.login(token.strip()) != "accepted":
             self.driver.close("the token is not known here")
@@ -499,45 +453,6 @@ class Connection(Outbox):
                 self.hub.call_later(delay, self._paid)
             self._pays_until = max(self._pays_until, now + delay)
 
-    def count_read(self, count: int, context: Context | None) -> tuple[int, int]:
-        """Count messages that it said: the slot of its line in the journal, and how many there were before."""
-        line = self._lines[0]
-        if line is None or line.context is not context or line.principal is not self._principal:
-            line = self._line(0, context)
-        before = self._recorded[0]
-        self._recorded[0] = before + count
-        return line.slot, before
-
-    def count_answers(self, count: int) -> tuple[Pipe, int, int] | None:
-        """Count acknowledgements that are to be written now, past the session's queue.
-
-        Returns where to write them, the slot of their line in the journal, and how many messages were said to the peer
-        before. None where they have to go through the session's queue. Whoever calls knows that nothing waits there.
-        """
-        session, pipe = self.session, self._pipe
-        if session.state is not _OPEN or session.offloads or pipe is None or pipe.carries_messages:
-            return None
-        line = self._lines[1]
-        if line is None or line.principal is not self._principal:
-            # They name no topics, so the context may change without them.
-            line = self._line(1, self.context())
-        session.sent += count
-        self._sent_seen += count
-        recorded, which = self._recorded, self._sends_as
-        before = recorded[which]
-        recorded[which] = before + count
-        return pipe, line.slot, before
-
-    def _line(self, side: int, context: Context | None) -> Line:
-        journal, line = self.hub.journal, self._lines[side]
-        if line is None:
-            ends = (self.local or None, self.peer or None) if side else (self.peer or None, self.local or None)
-            direction = self._outbound if side else self._inbound
-            line = journal.line(self.id, self.name, direction, *ends, inbound=not side)
-            self._lines = (self._lines[0], line) if side else (line, self._lines[1])
-        journal.describe(line, context, self._principal)
-        return line
-
     # Records of it
 
     def _record_screened(self, left: Screened, clause: str, detail: str) -> None:
@@ -559,62 +474,18 @@ class Connection(Outbox):
         kinds = ((DENIED, denied), (TAKEN, self.taken))
         return [record_comment(name, each, self.id) for name, ids in kinds for each in excluding(ids)]
 
-    def _record(self, batch: Batch, said: Sequence[bytes]) -> int:
-        """Append what the peer said to the journal; returns the ticket. `said` are records about it."""
-        before = self._recorded[0]
-        self._recorded[0] += batch.count
-        context = self.context() if batch.numbers is None else _context(batch.numbers, self.session.agreed())
-        return self.hub.journal.append(
-            self.name,
-            self.id,
-            self._inbound,
-            before,
-            batch.data,
-            source=self.peer or None,
-            destination=self.local or None,
-            topics=context,
-            keys=None if self._is_open_book else self._keys_in_force(),
-            principal=self._principal,
-            said=said,
-        )
-
-    def context(self) -> Context | None:
-        """The numbers in force and what was agreed on, as the journal writes them; made once for each change."""
-        numbers, agreed = self.session.topic_numbers(), self.session.agreed()
-        if numbers is not self._numbers or agreed is not self._agreed:
-            self._numbers, self._agreed = numbers, agreed
-            self._context = _context(numbers, agreed)
-        return self._context
-
-    def _keys_in_force(self) -> Keys | None:
-        """What opens the frames of an encrypted conversation, unless the configuration keeps that to itself."""
-        if self._keys is None and self.hub.config.journal.keys:
-            secrets = self.session.secrets
-            if secrets:
-                self._keys = Keys(self.name, self.id, secrets)
-        return self._keys
-
     def _record_violation(self) -> None:
         violation = self.session.violation
         assert violation is not None
         log.warning("%r refused: %s", self, violation, extra=about("connection.refused", self))
         self._record_refused(violation.clause, violation.detail, self.session.refused)
 
-    def _record_refused(self, clause: str, detail: str, data: bytes) -> None:
-        self.hub.refused(self.name, self.id, self._inbound, data, clause, detail, self.peer, self.local)
-
     def _on_end(self, failure: WireloomError) -> None:
         self._tell_room()
-        for line in self._lines:
-            if line is not None:
-                self.hub.journal.release(line)
-        self._lines = _NO_LINES
         if self._lost:
             self._report_lost()
         self._count_queued(-self._queued_bytes)
-        for pieces in self._pieces:
-            if pieces:
-                self._append_outbound(pieces, 0)
+        self._end_records()
         cut = self.session.unread()
         if cut and self.session.violation is None:
             self._record_refused(CUT, "the connection ended inside a frame", cut)
@@ -706,98 +577,3 @@ class Connection(Outbox):
     def held_bytes(self) -> int:
         """Bytes of what it sent that are kept: of incomplete messages, and of reads that wait for their turn."""
         return self.session.buffered + self.driver.waiting_bytes
-
-    @property
-    def heard(self) -> int:
-        """How many messages came so far: whether the number grows tells whether the peer is silent."""
-        return self._recorded[0]
-
-    def record_sent(self, data: bytes) -> None:
-        """Note in the journal what goes out that is no delivery."""
-        assert self._pipe is not None
-        session = self.session
-        if self._pipe.carries_messages:
-            count = session.messages_in(data)
-            self._sent_seen += count
-            self.hub.metrics.sent.add(count, self.name)
-            self._record_outbound(data, count)
-            return
-        count, self._sent_seen = session.sent - self._sent_seen, session.sent
-        self.hub.metrics.sent.add(count, self.name)
-        kept = data if self._is_open_book else session.recordable(data)
-        if kept:
-            self._append_outbound(kept, count)
-
-    def _record_outbound(self, data: bytes, count: int, *, delivered: bool = False) -> None:
-        kept = self.session.recordable(data)
-        pieces = self._pieces
-        if not count and self._pipe is not None and self._pipe.carries_messages:
-            # A piece of a message: the journal has messages whole, so that each of its parts is read by itself.
-            held = pieces[delivered] + kept
-            self._pieces = (pieces[0], held) if delivered else (held, pieces[1])
-            return
-        if pieces[delivered]:
-            kept = pieces[delivered] + kept
-            self._pieces = (pieces[0], b"") if delivered else (b"", pieces[1])
-        if kept:
-            self._append_outbound(kept, count)
-
-    def _append_outbound(self, kept: bytes, count: int) -> None:
-        self.hub.journal.append(
-            self.name,
-            self.id,
-            self._outbound,
-            self._recorded[self._sends_as],
-            kept,
-            source=self.local or None,
-            destination=self.peer or None,
-            inbound=False,
-            topics=self.context(),
-            keys=None if self._is_open_book else self._keys_in_force(),
-            principal=self._principal,
-        )
-        self._recorded[self._sends_as] += count
-
-    @property
-    def accepted(self) -> int:
-        """Messages taken from this peer."""
-        return self._recorded[0]
-
-
-class _Recorded(Pipe):
-    """A pipe as the driver sees it: what it writes is recorded on the way."""
-
-    def __init__(self, pipe: Pipe, connection: Connection) -> None:
-        self._pipe = pipe
-        self._connection = connection
-        self.peername = pipe.peername
-        # The rest is as usual for most pipes, and then takes no place.
-        if pipe.tls is not None:
-            self.tls = pipe.tls
-        if pipe.carries_messages or pipe.max_write:
-            self.carries_messages, self.max_write = pipe.carries_messages, pipe.max_write
-
-    def write(self, data: bytes) -> None:
-        """Send and record: the peer wakes up meanwhile."""
-        self._pipe.write(data)
-        self._connection.record_sent(data)
-
-    def finish(self) -> None:
-        """Say that no more will be written."""
-        self._pipe.finish()
-
-    def pause_reading(self) -> None:
-        """Stop reading."""
-        self._pipe.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read again."""
-        self._pipe.resume_reading()
-
-    def close(self) -> None:
-        """Close when everything is sent."""
-        self._pipe.close()
-
-    def abort(self) -> None:
-        """Close at once."""
-        self._pipe.abort()

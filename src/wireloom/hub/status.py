@@ -52,7 +52,7 @@ def _line(connection: Connection) -> type_of_json:
         "peer": connection.peer or None,
         "principal": connection.principal,
         "listener": connection.listener.url,
-        "received": connection.accepted,
+        "received": connection.heard,
         "delivered": connection.delivered,
         "queued_bytes": connection.queued_bytes,
         "lost": connection.lost,
