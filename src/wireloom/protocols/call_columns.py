@@ -1,14 +1,23 @@
-"""Requests for providers, and their answers, in columns: batches that a protocol's kernel fills.
+"""Calls in columns: requests for providers and their answers, as batches that a protocol's kernel fills.
 
-A read of requests, or of answers, is found by one kernel call. Only the ids are looked at one by one: a request has
-another id on the connection of its provider, and whoever waits for an answer is found by it. Sessions write them
-together (`CallSession.ask_all`, `CallSession.answer_all`).
+Theory of operation
+-------------------
+Problem: the hub relays requests to providers, and their answers back. Decoding each into a message takes most of that
+time.
 
-`tests/protocols/test_publish_columns.py`, `tests/hub/test_relay.py` and `tests/hub/test_order.py` hold this and the
-way of `frames.py` together.
+Idea: one kernel call finds all requests, or all answers, of a read. It is the kernel of `publish_columns.py`, and the
+rows have the same fields. Topics are numbered and looked at once each. Only ids are handled one by one in Python: the
+hub gives a request a new id on the connection of its provider, and an answer finds its caller by that id. Sessions
+write the frames of a batch together (`CallSession.ask_all`, `CallSession.answer_all`).
 
-The rows are those of `publish_columns.py`, and the same kernel finds them. It stops where publishes end and calls
-begin.
+Invariant: a batch is homogeneous. It holds only requests, or only final responses, of one connection. The kernel stops
+where the kind changes, so the order of the connection is kept.
+
+Example: a read holds three publishes, two requests and a response. The kernel stops after the publishes, which become a
+`PublishColumns`. The next call takes the two requests, and the third call takes the response.
+
+The reference decoder is `frames.py`. `tests/protocols/test_publish_columns.py`, `tests/hub/test_relay.py` and
+`tests/hub/test_order.py` check that both give the same results.
 """
 
 from __future__ import annotations
@@ -23,7 +32,7 @@ from wireloom.protocols.publish_columns import BODY, BODY_SIZE, Columns, Meaning
 
 
 class CallColumns(Calls):
-    """Rows that a kernel found in one read of one connection: all requests, or all responses that are done."""
+    """Rows that a kernel found in one read of one connection: all requests, or all final responses."""
 
     __slots__ = ("_buffer", "codes", "columns", "content_types", "ids", "is_answers", "session", "topics")
 
@@ -47,23 +56,23 @@ class CallColumns(Calls):
             self.content_types.append(content_type)
 
     def bodies(self, rows: Sequence[int]) -> list[bytes]:
-        """Slices of the read."""
+        """The bodies of these rows, as slices of the read."""
         buffer = self._buffer
         chosen = self.columns[BODY : BODY_SIZE + 1]
         if len(rows) < self.count:
             chosen = chosen[:, rows]
         return [buffer[at : at + size] for at, size in zip(*chosen.tolist(), strict=True)]
 
-    # What a protocol brings
+    # What a protocol implements
 
     @abc.abstractmethod
     def read_ids(self) -> Sequence[str]:
-        """The ids of all rows, as in messages."""
+        """The ids of all rows, as `Message.id` has them."""
 
     @abc.abstractmethod
     def meaning(self, key: bytes) -> Meaning:
-        """What the bytes that decide a topic mean."""
+        """The topic and content type that these bytes of a frame stand for."""
 
     @abc.abstractmethod
     def message(self, row: int) -> Message:
-        """A row as the message it is, by the reference decoder."""
+        """Decode a row into its message, by the reference decoder."""

@@ -1,11 +1,17 @@
 """Write to many sockets with one call.
 
-A turn of the hub answers hundreds of peers at once. `Transport.write` of an event loop takes longer for a few bytes
-than the system does, and between two of its calls the peers wake up and go to sleep again. Here one kernel calls `send`
-for all of them, without an interpreter in between. Needs numba.
+Theory of operation
+-------------------
+Problem: one pass of the hub answers hundreds of peers. For a few bytes, `Transport.write` of an event loop takes longer
+than the system call inside it. Between two such calls, peers wake up and go to sleep again.
 
-Order is kept: a socket is written to beside its event loop only while nothing waits there (`Pipe.descriptor`). What a
-socket does not take, its pipe does.
+Idea: one compiled kernel calls `send` for all sockets, without the interpreter in between. Needs numba.
+
+Invariant: the bytes of a connection keep their order. The kernel writes to a socket only while the buffer of its event
+loop is empty (`Pipe.descriptor` is -1 otherwise). What a socket does not accept goes to `Pipe.write`, which buffers it.
+
+Example: a frame of 100 bytes goes to three pipes. The first socket accepts all of it. The second accepts 60 bytes, so
+its pipe writes the last 40. The third has a descriptor of -1, so its pipe writes all 100.
 """
 
 from __future__ import annotations
@@ -30,7 +36,7 @@ _FLAGS = int(socket.MSG_DONTWAIT)
 
 @kernel
 def _send_each(data: NDArray[np.uint8], places: NDArray[np.int64], sent: NDArray[np.int64]) -> None:
-    """Send to each socket its part of the data; `sent` gets how much of it was taken, 0 where it failed.
+    """Send to each socket its part of the data; `sent` gets how many bytes it accepted, 0 where that failed.
 
     `places` has a column for each: the descriptor (-1: none), and where its part begins and ends.
     """
@@ -43,7 +49,7 @@ def _send_each(data: NDArray[np.uint8], places: NDArray[np.int64], sent: NDArray
 
 
 def write_each(pipes: Sequence[Pipe], data: bytes, starts: Sequence[int], ends: Sequence[int]) -> None:
-    """Write `data[starts[i]:ends[i]]` to the pipe `i`; each pipe stands there once."""
+    """Write `data[starts[i]:ends[i]]` to pipe `i`; no pipe may be listed twice."""
     places = np.empty((3, len(pipes)), np.int64)
     places[0], places[1], places[2] = [pipe.descriptor() for pipe in pipes], starts, ends
     sent = np.empty(len(pipes), np.int64)
@@ -51,7 +57,7 @@ def write_each(pipes: Sequence[Pipe], data: bytes, starts: Sequence[int], ends: 
     reached = places[1] + sent
     for index in np.flatnonzero(reached < places[2]).tolist():
         start, end = int(reached[index]), ends[index]
-        # Many pipes may have to keep the same data: no copies of it.
+        # Many pipes may have to buffer the same data: they share it where possible.
         pipes[index].write(data if end - start == len(data) else data[start:end])
 
 
