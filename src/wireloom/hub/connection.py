@@ -1,7 +1,7 @@
-"""One peer of the hub: who it is, what it may do, and what it says.
+"""One peer of the hub: who it is, what it may do, and what it sends.
 
-Everything the peer says goes to the journal before it is acted on (`journaled_peer`). Events for the peer, and how they
-wait if it reads slowly, are in `outbox`.
+Everything that the peer sends goes to the journal before the hub acts on it (`journaled_peer`). `outbox` holds the
+events for the peer, and queues them if it reads slowly.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ log = logging.getLogger("wireloom.hub")
 
 _NOTHING: frozenset[str | None] = frozenset()
 _DENIED_TOLD = 64
-"""Refusals of one connection that are logged; all are counted."""
+"""How many refusals of one connection are logged. All are counted."""
 _TOPIC_TOLD = 200
-"""Characters of a refused topic that others are told."""
+"""How many characters of a refused topic a notice contains."""
 
 
 def _logins(batch: Batch) -> int:
-    """How many messages of a batch show a token: such a message is the last one."""
+    """How many messages of a batch present a token. Such a message is always the last one of its batch."""
     return sum(each.topic == LOGIN and each.kind is Kind.REQUEST for each in batch.messages[-1:])
 
 
 def _without(batch: Batch, answered: Sequence[Message]) -> Batch:
-    """The same batch; on some of its messages nobody is to act any more."""
+    """The same batch without the messages that are already answered."""
     gone = {id(each) for each in answered}
     rest = [each for each in batch.messages if id(each) not in gone]
     added = len(batch.messages) - batch.count
@@ -60,7 +60,7 @@ def _without(batch: Batch, answered: Sequence[Message]) -> Batch:
 class Connection(JournaledPeer):
     """The owner of one accepted pipe."""
 
-    # Most connections of a hub with many are idle: each should take little.
+    # Most connections are idle on a hub with many. Slots keep each one small.
     __slots__ = (
         "_bucket",
         "_denied",
@@ -96,42 +96,45 @@ class Connection(JournaledPeer):
             on_end=self._on_end,
         )
         self.contacted = contacted
-        """Whether we spoke first."""
+        """Whether the hub opened this connection."""
         self.over: asyncio.Event | None = None
-        """For those who wait until this connection is gone."""
+        """Set once this connection is gone."""
         self.address = ""
-        """The peer's, without its port."""
+        """The peer's address, without its port."""
         self.identities: tuple[str, ...] = ()
-        """What the peer has proved to be."""
+        """The identities that the peer has proved."""
         self.grants: Grants = EVERYTHING
         self._shown: tuple[str, ...] = ()
-        """Tokens."""
+        """Identities from tokens."""
         self._proved: tuple[str, ...] = ()
-        """What the session said last."""
+        """The identities that the session reported last."""
         self._bucket: Bucket | None = None
         self._pays_until = 0.0
-        """When it has paid for what it sent, and is read from again; 0 if nothing is owed."""
+        """When the peer's token bucket has refilled and reading resumes; 0 if reading is not paused for its rate."""
         self._violation_told = False
         self.is_guarded = False
-        """Whether rules or rates hold for what it publishes."""
+        """Whether rules or rates apply to what this peer publishes."""
         self._denied: set[int] | None = None
-        """Hashes of what was refused and told in the log."""
+        """Hashes of the refusals that were logged."""
         self.taken: frozenset[str | None] = _NOTHING
-        """Ids of requests in the read at hand that a provider takes, where the others are publishes."""
+        """Ids of requests of this read that go to a provider, in a protocol whose other requests are publishes."""
         self.quiet_since = (-1, 0.0)
-        """How many messages had come when the hub last looked, and since when it is as many."""
+        """How many messages had come when the hub last checked, and since when this number is unchanged."""
 
     def talks_over(self, pipe: Pipe) -> bool:
-        """Whether this is the owner of a pipe."""
+        """Whether this connection owns a pipe."""
         return self._pipe is pipe
 
     def __repr__(self) -> str:
         return f"<{self.name} connection {self.id:016x} from {self.peer}>"
 
-    # What the transport calls; what it calls most goes straight to the driver.
+    # Called by the transport. The most frequent calls go straight to the driver.
 
     def received(self, data: bytes) -> None:
-        """Bytes arrived: where there is a kernel, they are taken with those of others, see `Turn`."""
+        """Take bytes that arrived.
+
+        If the protocol has a kernel, `Turn` takes them together with those of other peers.
+        """
         if self.session.columns is None:
             self.hub.watch.took(len(data))
             self.driver.received(data)
@@ -140,7 +143,7 @@ class Connection(JournaledPeer):
 
     @property
     def received_datagrams(self) -> Callable[[bytes, Sequence[int]], None]:
-        """Datagrams arrived together."""
+        """Take datagrams that arrived together."""
         return self.driver.received_datagrams
 
     def input_ended(self) -> None:
@@ -153,10 +156,10 @@ class Connection(JournaledPeer):
         self.hub.turn.take_now(self)
         self.driver.ended(error)
         if self.driver.failure is None and self._pipe is not None:
-            self._pipe = EndedPipe(self._pipe)  # what it brought is still being taken
+            self._pipe = EndedPipe(self._pipe)  # bytes that it delivered are still being taken
 
     def opened(self, pipe: Pipe) -> None:
-        """The pipe is up: record it and start the conversation."""
+        """The pipe is open: record it and start the session."""
         self._pipe = pipe
         self.peer, self.local = pipe.peername, pipe.sockname
         self.address = sys.intern(address_of(self.peer))
@@ -195,16 +198,16 @@ class Connection(JournaledPeer):
 
     @property
     def payer(self) -> str:
-        """Whose limits it uses up: those of its principal; of its address, if it has proved nothing."""
+        """Who is charged for this peer's messages: its principal, or its address if it has proved nothing."""
         return self.principal if self.identities else self.address
 
     @property
     def is_stranger(self) -> bool:
-        """Whether the peer may do nothing at all, as long as it proves nothing more."""
+        """Whether the peer has no rights at all so far."""
         return self.grants.nothing and not self.session.authored
 
     def authorise(self) -> None:
-        """Find out anew who the peer is, and what it may do; what it had and may no longer have is taken back."""
+        """Determine again who the peer is and what it may do. Revoke what it may no longer have."""
         hub, pipe = self.hub, self._pipe
         self._proved = self.session.identities
         self.identities = (*self._shown, *(pipe.identities if pipe is not None else ()), *self._proved)
@@ -213,7 +216,7 @@ class Connection(JournaledPeer):
             self._principal = Principal(self.id, self.principal)
         self.grants = self.grants_of()
         self._bucket = None
-        if not self.listener.internal:  # who posts events over HTTP has paid there
+        if not self.listener.internal:  # events posted over HTTP are charged there
             self._bucket = hub.doorkeeper.bucket(self.payer, self.address, stranger=self.is_stranger)
         self.is_guarded = not self.grants.everything or self._bucket is not None
         self._denied = None
@@ -222,7 +225,7 @@ class Connection(JournaledPeer):
             self._subscribe_unasked()
 
     def _subscribe_unasked(self) -> None:
-        """Let the peer have what its listener sends everybody, as far as it may subscribe to that."""
+        """Subscribe the peer to the listener's own patterns, as far as its rights allow."""
         for pattern in self.listener.subscribe:
             if self.grants.may(Right.SUBSCRIBE, pattern):
                 self.hub.router.subscriptions.add(pattern, self)
@@ -233,7 +236,7 @@ class Connection(JournaledPeer):
                 )
 
     def grants_of(self, *authors: str) -> Grants:
-        """What the peer, and whoever wrote what it passes on, may do."""
+        """What the peer may do, and what the authors of the messages it passes on may do."""
         if self.listener.internal:
             return EVERYTHING
         return self.hub.access.grants((*self.identities, *authors), local=self.listener.local)
@@ -244,11 +247,11 @@ class Connection(JournaledPeer):
         return self.grants if not author else self.grants_of(author)
 
     def may_publish(self, topic: str, author: str | None) -> bool:
-        """Whether the peer, and whoever wrote what it passes on, may publish to a topic."""
+        """Whether both the peer and the author of a message may publish to a topic."""
         return (self.grants if not author else self.grants_of(author)).may(Right.PUBLISH, topic)
 
     def login(self, token: str) -> str:
-        """The peer shows a token: `accepted`, `refused`, or `limited` if too many wrong ones came from its address."""
+        """Check a token. Returns `accepted`, `refused`, or `limited` after too many wrong tokens from this address."""
         hub, now = self.hub, self.hub.now()
         attempts = hub.doorkeeper.attempts.of(self.address)
         holder = None if attempts.is_empty(now) else hub.access.config.tokens.holder(token)
@@ -265,7 +268,7 @@ class Connection(JournaledPeer):
         return outcome
 
     def log_denied(self, right: Right, topic: str, count: int = 1) -> None:
-        """Count what was refused; said in the log once for each topic."""
+        """Count a refusal. Log it once for each topic."""
         self.hub.metrics.denied.add(count, self.name, right)
         if self._is_news(right, topic):
             extra = about("access.denied", self)
@@ -274,7 +277,7 @@ class Connection(JournaledPeer):
                 self.hub.router.refused(self, topic, f"{self.principal} may not publish there")
 
     def _is_news(self, what: str, topic: str) -> bool:
-        """Whether the log has not said this yet of this connection; nor too much already."""
+        """Whether to log this: not logged before for this connection, and not too many lines already."""
         if self._denied is None:
             self._denied = set()
         key = hash((what, topic))
@@ -283,10 +286,10 @@ class Connection(JournaledPeer):
         self._denied.add(key)
         return True
 
-    # What the peer says
+    # What the peer sends
 
     def on_batch(self, batch: Batch) -> None:
-        """Check, record and route what the peer said."""
+        """Check, record and route what the peer sent."""
         hub = self.hub
         if self.session.identities is not self._proved:
             self.authorise()
@@ -319,7 +322,7 @@ class Connection(JournaledPeer):
             self._record_refused(refused.clause, refused.detail, refused.data)
 
     def _as_calls(self, batch: Publishes) -> Calls | None:
-        """Requests that all go to providers, where they can be passed on together; None if not so."""
+        """The batch as calls, if all its requests go to providers and can be passed on together; otherwise None."""
         providers = self.hub.router.providers
         if not self._may_pass or not all(providers.lookup(topic) for topic, _ in batch.topics()):
             return None
@@ -332,28 +335,28 @@ class Connection(JournaledPeer):
 
     @property
     def _may_pass(self) -> bool:
-        """Whether no rule, rate or route concerns what it asks and answers."""
+        """Whether no rule, rate or route applies to the peer's requests and answers."""
         if not self.grants.everything or self.hub.router.routes:
             return False
         return self._bucket is None or self.hub.config.limits.over_rate is not OverRate.REFUSE
 
     def _after_read(self) -> None:
-        """All batches of a read are routed: write what came of it."""
+        """All batches of a read are routed: write the resulting output."""
         if self.session.violation is not None and not self._violation_told:
             self._violation_told = True
             self._record_violation()
         if self.session.remembers:
-            # It may have confirmed what others wait behind.
+            # The read may have confirmed events that others wait for.
             self._write_queued()
         self.hub.after_read()
 
     def _guard(self, batch: Batch, has_fault: bool) -> tuple[Batch, Sequence[str | None]]:
-        """What is left of a batch by rules, rate and what may be a topic; and the ids of refused publishes."""
+        """Apply rules, rate and topic limits to a batch. Returns the rest of it, and the ids of refused publishes."""
         bucket = self._bucket
         if bucket is not None and batch.count:
             now = self.hub.now()
             refusing = self.hub.config.limits.over_rate is OverRate.REFUSE
-            # A login is paid for by itself, or a stranger could keep others of its address from it.
+            # A login has its own rate. Otherwise one peer could keep others of its address from logging in.
             count = batch.count - _logins(batch)
             if refusing and count and bucket.is_empty(now):
                 return self._refuse_all(batch)
@@ -381,7 +384,7 @@ class Connection(JournaledPeer):
         return batch, denied
 
     def _without_faults(self, batch: Batch) -> Batch:
-        """A batch without the events whose topic nobody may publish to, in any protocol."""
+        """A batch without the events whose topic is invalid in every protocol."""
         fault = self.hub.topic_limits.fault
         left = screen(self, batch, lambda topic, _: not topic or fault(topic) is None)
         for topic, count in left.refused.items():
@@ -395,7 +398,7 @@ class Connection(JournaledPeer):
         return left.batch
 
     def _refuse_all(self, batch: Batch) -> tuple[Batch, Sequence[str | None]]:
-        """The sender is over its rate: events are dropped, requests get an error, the rest passes."""
+        """The sender is over its rate: drop events, answer requests with an error, and pass the rest."""
         self.hub.metrics.over_rate.add(1, self.name, OverRate.REFUSE)
         self.hub.reached("stranger_messages_per_second" if self.is_stranger else "messages_per_second")
         left = screen(self, batch, lambda *_: False)
@@ -408,7 +411,7 @@ class Connection(JournaledPeer):
         return (_without(batch, requests) if requests else batch), denied
 
     def _refuse_unmeant(self, batch: Batch) -> tuple[Batch, Sequence[str | None]]:
-        """Answer requests that would be taken for publishes, and are meant for something else, with an error."""
+        """Answer requests with an error that look like publishes but are meant for something else."""
         providers, refused = self.hub.router.providers, list[Message]()
         for message in batch.messages:
             why = self.session.refusal(message) if message.kind is Kind.REQUEST else None
@@ -417,15 +420,15 @@ class Connection(JournaledPeer):
                 refused.append(message)
         return (_without(batch, refused) if refused else batch), [each.id for each in refused]
 
-    # What `Turn` asks
+    # Called by `Turn`
 
     def turn_key(self, now: float) -> Hashable | None:
-        """Connections with equal keys may have their next reads decoded together; None for one that has to be alone."""
-        # Only sessions with a kernel take part in turns. One whose connection has failed has no key.
+        """Connections with equal keys may have their next reads decoded together. None: decode this one by itself."""
+        # Only sessions with a kernel have a key. A connection that has failed has none.
         session: ColumnSession = self.session  # type: ignore[assignment]
         bucket = self._bucket
         if (
-            self.driver.holds  # so does one of which a part of a read waits
+            self.driver.holds  # nor has one with a part of a read that waits
             or session.identities is not self._proved
             or not self._is_open_book
             or self._denied
@@ -436,11 +439,11 @@ class Connection(JournaledPeer):
         return None if key is None else (id(self.listener), key)
 
     def may_publish_topics(self, topics: Iterable[str]) -> bool:
-        """Whether the peer may publish to all of these."""
+        """Whether the peer may publish to all these topics."""
         return self.grants.everything or all(self.grants.may(Right.PUBLISH, topic) for topic in topics)
 
     def charge(self, count: int) -> None:
-        """Count messages in the rate; a peer that is over it is not read from until it may send again."""
+        """Charge messages to the peer's rate. If it is over, stop reading from it until its token bucket refills."""
         if self._bucket is None:
             return
         now = self.hub.now()
@@ -453,7 +456,7 @@ class Connection(JournaledPeer):
                 self.hub.call_later(delay, self._paid)
             self._pays_until = max(self._pays_until, now + delay)
 
-    # Records of it
+    # Journal records of the peer
 
     def _record_screened(self, left: Screened, clause: str, detail: str) -> None:
         for frame in left.frames:
@@ -470,7 +473,7 @@ class Connection(JournaledPeer):
             self.driver.release("rate")
 
     def _say(self, denied: Iterable[str | None]) -> Sequence[bytes]:
-        """The records that stand before a run: they tell readers which requests in it are no publishes."""
+        """The records that precede a run. They tell readers which requests in it are not publishes."""
         kinds = ((DENIED, denied), (TAKEN, self.taken))
         return [record_comment(name, each, self.id) for name, ids in kinds for each in excluding(ids)]
 
@@ -504,12 +507,12 @@ class Connection(JournaledPeer):
         )
         self.hub.forget(self)
 
-    # What the hub says to it
+    # What the hub sends to the peer
 
     def send(self, message: Message) -> Message:
-        """Send a request, an answer or a control message; returned with its id. Recorded in the journal.
+        """Send a request, an answer or a control message, and record it in the journal. Returns it with its id.
 
-        `Hub.write_out` writes it, at the end of the read or of the commit, together with all else for this peer.
+        `Hub.write_out` writes it at the end of the read or of the commit, together with other output for this peer.
         """
         if self.driver.failure is not None:
             raise fresh(self.driver.failure)
@@ -520,13 +523,16 @@ class Connection(JournaledPeer):
         return sent
 
     def send_frames(self, encoded: bytes, count: int) -> None:
-        """Send answers that are encoded already; written likewise."""
+        """Send answers that are already encoded. `Hub.write_out` writes them, too."""
         if self.driver.failure is None and encoded:
             self.session.send_frames(encoded, count)
             self.hub.unwritten[self] = None
 
     def ask_all(self, topic: str, content_type: str | None, bodies: Sequence[bytes]) -> Sequence[str] | None:
-        """Send requests that differ in their bodies alone; their ids. None where they have to be sent one by one."""
+        """Send requests that differ only in their bodies.
+
+        Returns their ids, or None if they must be sent one by one.
+        """
         session = self.session
         if self.driver.failure is not None or not isinstance(session, CallSession):
             return None
@@ -538,7 +544,7 @@ class Connection(JournaledPeer):
     def answer_all(
         self, topic: str | None, content_type: str | None, ids: Sequence[str], bodies: Sequence[bytes]
     ) -> bool:
-        """Send responses that are done to requests of this peer; False where they have to be sent one by one."""
+        """Send successful responses to requests of this peer. Returns False if they must be sent one by one."""
         session = self.session
         if self.driver.failure is not None or not isinstance(session, CallSession):
             return False
@@ -548,7 +554,7 @@ class Connection(JournaledPeer):
         return True
 
     def _called(self, bodies: Sequence[bytes]) -> None:
-        """Requests or responses were queued."""
+        """Count requests or responses that were queued."""
         if self.driver.writing_is_paused:
             self.unsent += sum(map(len, bodies))
         self.hub.unwritten[self] = None
@@ -565,7 +571,7 @@ class Connection(JournaledPeer):
         self.driver.abort()
 
     def dismiss(self, limit: str, why: str) -> None:
-        """A limit of time is reached: say goodbye."""
+        """A time limit is reached: close the connection politely."""
         log.info("%r is told to go: %s", self, why, extra=about(f"limit.{limit}", self))
         self.hub.metrics.cut_off.add(1, self.name, limit)
         self.hub.reached(f"{limit}_seconds")
@@ -575,5 +581,5 @@ class Connection(JournaledPeer):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of what it sent that are kept: of incomplete messages, and of reads that wait for their turn."""
+        """Bytes of input held in memory: incomplete messages, and reads that are not taken yet."""
         return self.session.buffered + self.driver.waiting_bytes

@@ -1,7 +1,23 @@
-"""Requests on their way from one peer to another: who asked, who answers, and what if nobody does.
+"""Requests on their way from one peer to another: who asked, who answers, and what happens without an answer.
 
-A request gets a new id on the provider's connection; its progress, answer, error and cancel are matched by that id
-and go back under the id the requester knows.
+Theory of operation
+-------------------
+The problem: requester and provider number their requests independently, and may speak different protocols. Two
+requesters may use the same id.
+
+The idea: a request gets a new id on the provider's connection. An `Exchange` maps this id to the id that the requester
+knows. Progress, answer and error come back with the provider's id; the hub replaces it. A cancel travels the other way.
+
+Requests of one read for one topic and one provider share an `Exchange`. So they are encoded, stored and answered
+together. The exchanges are ordered by deadline, because each one gets the same timeout when it is made. So `expire`
+looks only at the front of the order.
+
+The invariant: every request ends exactly once, and at that moment its ids leave both indexes. It ends with the
+provider's answer, with an error of the hub (no answer in time, or the provider's connection is lost), with a cancel by
+the requester, or with the requester's connection.
+
+Example: peers A and B both send a request with id 1 to provider P. P receives the ids 7 and 8. P answers id 8: the hub
+finds (B, 1), sends the response to B with id 1, and forgets id 8.
 """
 
 from __future__ import annotations
@@ -36,50 +52,52 @@ log = logging.getLogger("wireloom.hub")
 
 NOT_FOUND, UNAVAILABLE, TIMED_OUT, BAD_REQUEST, UNSUPPORTED = "404", "503", "504", "400", "501"
 UNKNOWN_TOKEN, FORBIDDEN, TOO_MANY = "401", "403", "429"
-"""Statuses of errors that the hub itself answers with; numbers, because hsp's error codes are."""
+"""Statuses of errors that the hub itself sends. They are numbers because hsp's error codes are numbers."""
 
 
-# Looking up members of an enum takes as long as a call.
 _REQUEST, _PROGRESS, _NOBODY = Kind.REQUEST, Kind.PROGRESS, Authenticity.NONE
 _PORTION = 64
-"""Requests that fail together before others on the loop have their turn."""
+"""How many requests fail in one go before the event loop runs other tasks."""
 _PASSED_ON = ("progressive", *TRACE)
-"""Attributes of a request that its provider learns."""
+"""Attributes of a request that are passed on to its provider."""
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """Requests that went from one peer to one provider together and wait for their answers: one, or those of a read."""
+    """Requests that went from one peer to one provider together: a single one, or several of one read."""
 
     requester: Connection
     provider: Connection
     topic: str | None
-    """As the requester named it."""
+    """The topic as the requester named it."""
     deadline: float
     waiting: dict[str, str]
-    """Those that are not answered: the id at the provider, and the id at the requester."""
+    """The requests without an answer: the id at the provider, mapped to the id at the requester."""
 
 
 class Exchanges:
-    """All requests that wait for a provider."""
+    """All requests that wait for an answer."""
 
     def __init__(self, hub: Hub, timeout: float) -> None:
         self._hub = hub
         self.timeout = timeout
         self._by_provider: dict[Connection, dict[str, Exchange]] = {}
-        """By provider, then by the id that a request has there."""
+        """By provider, then by the request's id at the provider."""
         self._by_requester: dict[Connection, dict[str, tuple[Exchange, str]]] = {}
-        """By requester, then by the id that a request has there; with its id at the provider."""
+        """By requester, then by the request's id at the requester. The value includes the id at the provider."""
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
-        """All of them, those that expire first at first."""
+        """All exchanges, ordered by deadline."""
         self._count = 0
 
     def __len__(self) -> int:
-        """How many requests wait."""
+        """How many requests wait for an answer."""
         return self._count
 
     def forward(self, requester: Connection, request: Message, provider: Connection, routed: Message) -> None:
-        """Hand a request, as routes have left it, to its provider; failures are answered at once."""
+        """Send a request, after routes have changed it, to its provider.
+
+        If that fails, the requester gets an error at once.
+        """
         limits = self._hub.config.limits
         if len(self) >= limits.requests:
             self._hub.reached("requests")
@@ -107,7 +125,8 @@ class Exchanges:
         self._remember(requester, provider, request.topic, {provider_id: request.id or ""})
 
     def forward_all(self, requester: Connection, calls: Calls, rows: Sequence[int], provider: Connection) -> None:
-        """Hand requests of a batch to their provider: those of one topic together, or one by one where that cannot be.
+        """Send requests of a batch to their provider: together for each run of one topic, or one by one where
+        necessary.
 
         Requests for several topics stay in order.
         """
@@ -127,7 +146,7 @@ class Exchanges:
     def _remember(
         self, requester: Connection, provider: Connection, topic: str | None, waiting: dict[str, str]
     ) -> None:
-        """Requests wait for their answers."""
+        """Store requests that now wait for their answers."""
         exchange = Exchange(requester, provider, topic, self._hub.now() + self.timeout, waiting)
         self._waiting[exchange] = None
         self._count += len(waiting)
@@ -138,15 +157,15 @@ class Exchanges:
             by_requester[request_id] = exchange, provider_id
 
     def asked(self, provider: Connection, provider_id: str) -> Exchange | None:
-        """The exchange with the request that has this id at its provider."""
+        """The exchange of the request with this id at its provider."""
         return self._by_provider.get(provider, {}).get(provider_id)
 
     def waiting(self, requester: Connection, request_id: str) -> Exchange | None:
-        """The exchange with the request that has this id at its requester."""
+        """The exchange of the request with this id at its requester."""
         return self._by_requester.get(requester, {}).get(request_id, (None, ""))[0]
 
     def answer(self, provider: Connection, message: Message) -> None:
-        """Progress, an answer or an error came from a provider."""
+        """Pass on progress, an answer or an error from a provider."""
         provider_id = message.correlation_id or ""
         exchange = self.asked(provider, provider_id)
         if exchange is None:
@@ -171,7 +190,8 @@ class Exchanges:
                 self._untold(requester, request, error)
                 return
             self._hub.metrics.undeliverable.add(1, requester.name)
-            # hsp and emp have no word for progress: the requester just waits. An answer must not get lost that way.
+            # hsp and emp cannot express progress: it is dropped, and the requester just waits for the answer. An answer
+            # is never dropped: the requester gets an error instead.
             if message.kind is not _PROGRESS:
                 self.fail(requester, request, UNSUPPORTED, f"there is an answer, but {error}")
         except WireloomError as error:
@@ -179,7 +199,7 @@ class Exchanges:
             log.info("%r: an answer could not be sent: %s", requester, error, extra=extra)
 
     def _renew(self, exchange: Exchange, provider_id: str) -> None:
-        """A provider that tells of its progress with a request has the time anew, for this one."""
+        """Give a request a new deadline, because its provider reported progress."""
         if len(exchange.waiting) > 1:
             (request_id,) = self._forget(exchange, (provider_id,))
             self._remember(exchange.requester, exchange.provider, exchange.topic, {provider_id: request_id})
@@ -188,7 +208,7 @@ class Exchanges:
             self._waiting.move_to_end(exchange)
 
     def answer_all(self, provider: Connection, calls: Calls) -> None:
-        """Answers came from a provider: those to requests of one exchange go back together, or else one by one."""
+        """Pass on answers from a provider: together if they belong to one exchange, otherwise one by one."""
         asked, most = self._by_provider.get(provider, {}), self._hub.config.limits.queue_bytes
         groups: dict[tuple[Exchange, int], list[int]] = {}
         last, rows = None, list[int]()
@@ -201,7 +221,7 @@ class Exchanges:
             rows.append(row)
         for (exchange, code), rows in groups.items():
             if exchange not in self._waiting:
-                continue  # its requester was too slow for answers before these
+                continue  # the requester was dropped: it was too slow for earlier answers
             requester, ids = exchange.requester, [calls.ids[row] for row in rows]
             if requester.unsent <= most and requester.answer_all(
                 exchange.topic, calls.content_types[code], [*map(exchange.waiting.__getitem__, ids)], calls.bodies(rows)
@@ -213,7 +233,7 @@ class Exchanges:
                 self.answer(provider, calls.message(row))
 
     def cancel(self, requester: Connection, message: Message) -> None:
-        """The requester no longer wants the answer, or wants it cut short."""
+        """Handle a cancel: the requester no longer wants the answer, or wants it cut short."""
         request_id = message.correlation_id or ""
         exchange, provider_id = self._by_requester.get(requester, {}).get(request_id, (None, ""))
         if exchange is None:
@@ -229,7 +249,7 @@ class Exchanges:
             self.fail(requester, _request(exchange, request_id), UNSUPPORTED, text)
 
     def _stop(self, exchange: Exchange, provider_id: str, *, kill: bool) -> bool:
-        """Tell a provider that its answer is no longer wanted; False where its protocol has no way to say so."""
+        """Tell a provider that its answer is no longer wanted. Returns False if its protocol cannot say so."""
         attributes = {"kill": "true"} if kill else {}
         cancel = Message(Kind.CANCEL, exchange.topic, correlation_id=provider_id, attributes=attributes)
         try:
@@ -259,13 +279,13 @@ class Exchanges:
             log.info("%r: an answer could not be sent: %s", requester, unsent, extra=extra)
 
     def _untold(self, requester: Connection, request: Message, why: WireloomError) -> None:
-        """A request failed, and the peer cannot be told: others are."""
+        """Report a failed request whose requester cannot be told: publish a notice instead."""
         extra = about("answer.unsaid", requester)
         log.info("%r: request %s failed, and %s", requester, request.id, why, extra=extra)
         self._hub.router.undeliverable(requester, request, f"a request failed, and {why}")
 
     def _forget(self, exchange: Exchange, provider_ids: Iterable[str]) -> list[str]:
-        """Some requests of an exchange no longer wait; returns their ids at the requester."""
+        """Remove requests of an exchange that no longer wait. Returns their ids at the requester."""
         waiting = exchange.waiting
         by_provider, by_requester = self._by_provider[exchange.provider], self._by_requester[exchange.requester]
         request_ids = []
@@ -280,7 +300,7 @@ class Exchanges:
         return request_ids
 
     def drop(self, connection: Connection) -> None:
-        """A connection is gone: its requests are forgotten, those it should have answered fail at once."""
+        """Handle a lost connection: forget its own requests, and fail at once those it should have answered."""
         lost = [(exchange, number) for number, exchange in self._by_provider.get(connection, {}).items()]
         self._fail_all(self._failing(lost), UNAVAILABLE, "the provider's connection was lost")
         for exchange, provider_id in list(self._by_requester.get(connection, {}).values()):
@@ -291,7 +311,7 @@ class Exchanges:
         self._hub.write_out()
 
     def expire(self, now: float) -> None:
-        """Fail what has waited too long."""
+        """Fail requests whose deadline has passed."""
         late: list[tuple[Exchange, str]] = []
         for exchange in self._waiting:
             if exchange.deadline > now or len(late) == _PORTION:
@@ -306,14 +326,14 @@ class Exchanges:
         self._hub.write_out()
 
     def _failing(self, lost: Iterable[tuple[Exchange, str]]) -> deque[tuple[Connection, Message]]:
-        """Requests that nobody will answer, no longer waiting, and who asked them."""
+        """Remove requests that nobody will answer. Returns each with its requester."""
         return deque(
             (exchange.requester, _request(exchange, *self._forget(exchange, (provider_id,))))
             for exchange, provider_id in lost
         )
 
     def _fail_all(self, requests: deque[tuple[Connection, Message]], status: str, text: str) -> None:
-        """Answer many requests with an error, a portion at a time."""
+        """Answer many requests with an error, `_PORTION` at a time."""
         for _ in range(min(_PORTION, len(requests))):
             self.fail(*requests.popleft(), status, text)
         if requests:
@@ -325,15 +345,15 @@ class Exchanges:
 
 
 def _request(exchange: Exchange, request_id: str) -> Message:
-    """A request of an exchange, without its body: the provider has it."""
+    """A request of an exchange, without its body: only the provider has that."""
     return Message(_REQUEST, exchange.topic, b"", request_id)
 
 
 def _runs(rows: Sequence[int], codes: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """Rows one behind the other that have the same code, together."""
+    """Group consecutive rows with the same code."""
     return ((code, list(run)) for code, run in groupby(rows, codes.__getitem__))
 
 
 def answer_to(request: Message, body: bytes, content_type: str | None) -> Message:
-    """The response to a request that was done."""
+    """The response to a request that succeeded."""
     return Message(Kind.RESPONSE, request.topic, body, None, request.id, "done", content_type)

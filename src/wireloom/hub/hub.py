@@ -1,4 +1,4 @@
-"""The hub: listeners, journal, router and the pages for those who watch it, started and stopped together."""
+"""The hub: starts and stops listeners, journal, router and HTTP pages together."""
 
 from __future__ import annotations
 
@@ -52,19 +52,22 @@ log = logging.getLogger("wireloom.hub")
 
 _TICK = 0.5
 _SHORTLY = 1.0
-"""Seconds that a start waits for the past to be recalled; longer, and it goes on while the hub serves."""
+"""Seconds that a start waits for state to be restored from the journal.
+
+After that, restoring goes on in the background.
+"""
 _TOKEN = re.compile(TOKEN_PREFIX.encode() + rb"[A-Za-z0-9_-]+")
-"""Tokens do not belong into the journal, not even with what was refused."""
+"""Matches tokens, so that they are removed from refused frames before these are journaled."""
 _AROUND = 64 * 1024
-"""Bytes that may stand around a body in a message of a WebSocket; the body itself is looked at by its protocol."""
+"""Bytes that a WebSocket message may have beside its body. The protocol checks the body itself."""
 _GRACE = 0.5
-"""Seconds that what is left may take when the time is up; for the journal as long as a sync, if that is more."""
+"""Seconds for the last steps after the drain deadline. The journal gets as long as a sync takes, if that is more."""
 _FULL = {"connections": "max_connections", "address": "max_connections_per_address"}
-"""The limit behind each reason to turn a connection away."""
+"""The limit behind each reason to refuse a connection."""
 _TOO_LARGE = (".too-large", ".too-long")
-"""What clauses about the size of messages end with, in every protocol."""
+"""Endings of the clauses about message size, in every protocol."""
 _REFUSALS = 100
-"""Refused frames recorded a second; datagrams can be refused by the million."""
+"""How many refused frames are recorded each second. Datagrams can be refused by the million."""
 
 
 class Hub:
@@ -78,7 +81,7 @@ class Hub:
     def __init__(self, config: HubConfig, *, disk: Disk = LOCAL, now_ns: Callable[[], int] = time.time_ns) -> None:
         self.config = config
         self.disk, self.now_ns = disk, now_ns
-        """Where everything is kept, and the time of the day; tests bring their own."""
+        """The disk, and the time of day. Tests pass their own."""
         self.metrics = Metrics()
         self.last_values = LastValues(self)
         self.replays = Replays(self)
@@ -91,15 +94,15 @@ class Hub:
         self.watch = Watchdog(self)
         self.connections: dict[int, Connection] = {}
         self.queued_bytes = 0
-        """Of all queues."""
+        """Bytes in all queues."""
         self.posted_bytes = 0
-        """Of bodies that are being posted over HTTP."""
+        """Bytes of bodies that are being posted over HTTP."""
         self.unwritten: dict[Connection, None] = {}
-        """Whose sessions have something to say that `write_out` writes, at the end of a read or of a commit."""
+        """Connections with output that `write_out` writes at the end of a read or of a commit."""
         self.packing: set[asyncio.Future[object]] = set()
-        """Large events that other threads are packing for their subscribers."""
+        """Large events that other threads are encoding."""
         self.urls: dict[str, str] = {}
-        """Where each listener really listens, by the URL it was configured with."""
+        """The actual URL of each listener, by the URL in the configuration."""
         self._listeners: list[Listener] = []
         self._by_url: dict[str, Listener] = {}
         self._sessions: list[Sessions] = []
@@ -136,7 +139,7 @@ class Hub:
         await self.stop()
 
     async def start(self) -> None:
-        """Open the journal, then the doors."""
+        """Open the journal, then the listeners."""
         self._loop = asyncio.get_running_loop()
         self.now: Callable[[], float] = self._loop.time
         self.call_later, self.call_soon = self._loop.call_later, self._loop.call_soon
@@ -178,7 +181,7 @@ class Hub:
         self.webhooks.prepare(self.config.webhooks)
         inside = self._listener_inside(self.config.http)
         try:
-            # No door is open before every kernel is there: compiling them holds the loop for seconds.
+            # Load every kernel before any listener opens: compiling them blocks the loop for seconds.
             prepared = [(each, self._prepare(each)) for each in (*self.config.listeners, *inside)]
             for listener, sessions in prepared:
                 await self._listen(listener, sessions)
@@ -199,11 +202,11 @@ class Hub:
 
     @property
     def read_disk(self) -> Disk:
-        """What the past is read from: the journal's folder, and its archive if there is one."""
+        """Where replays read from: the journal's folder, and its archive if there is one."""
         return self.disk if self.archiver is None else self.archiver.disk
 
     def _listener_inside(self, config: HttpConfig | None) -> tuple[ListenerConfig, ...]:
-        """The listener in memory to which events that come over HTTP are published, if they are wanted."""
+        """The in-memory listener for events posted over HTTP, if these are enabled."""
         if config is None or not config.events:
             return ()
         protocol = find_protocol(INTERNAL)
@@ -220,7 +223,7 @@ class Hub:
         self.urls["http"] = f"{'https' if config.tls else 'http'}://{config.address.with_port(port)}"
 
     def _prepare(self, listener: ListenerConfig) -> Sessions:
-        """What makes a listener's sessions, with their kernels compiled or loaded."""
+        """The session factory of a listener, with its kernels compiled or loaded."""
         sessions = listener.protocol.sessions(self._held_down(listener), listener.topics)
         sessions.join([each for each in self._sessions if each.protocol is listener.protocol])
         session_restore.begin(sessions)
@@ -285,11 +288,11 @@ class Hub:
             )
 
     def listener(self, url: str) -> Listener:
-        """The listener that was configured with a URL."""
+        """The listener with this URL in the configuration."""
         return self._by_url[url]
 
     def listener_at(self, protocol: str, local: str | None) -> str | None:
-        """The URL, as configured, of the listener of a protocol that has an address; None where that is not clear."""
+        """The configured URL of the listener of a protocol at an address; None if this is ambiguous."""
         host, _, port = (local or "").rpartition(":")
         found = {
             listener.address.host: config.url
@@ -299,13 +302,13 @@ class Hub:
         return next(iter(found.values())) if len(found) == 1 else found.get(host.strip("[]"))
 
     def _held_down(self, listener: ListenerConfig) -> Settings:
-        """What a listener allows, but no larger messages than are allowed at all."""
+        """A listener's settings, with its message size capped by the hub's limits."""
         if listener.internal:
             return listener.settings
         return self.config.limits.hold_down(listener.protocol, listener.settings)
 
     def apply_limits(self) -> None:
-        """Hand new limits to whoever keeps them."""
+        """Pass new limits on to the parts that hold copies of them."""
         for listener, sessions in zip(self._configured, self._sessions, strict=True):
             sessions.renew(self._held_down(listener))
         self.commit.high_water = self._high_water
@@ -314,7 +317,7 @@ class Hub:
         self.last_values.latest.most = self.config.limits.last_values_bytes
 
     def _listener_counts(self) -> dict[tuple[str, ...], float]:
-        """What listeners count, by protocol and name."""
+        """The counters of listeners, by protocol and name."""
         found: dict[tuple[str, ...], float] = {}
         for sessions, listener in zip(self._sessions, self._listeners, strict=False):
             for what, count in (*sessions.counters.items(), *listener.counters.items()):
@@ -323,7 +326,7 @@ class Hub:
         return found
 
     def _limits_used(self) -> dict[tuple[str, ...], float]:
-        """How much is used of each limit on all connections together."""
+        """How much of each hub-wide limit is in use."""
         used = {
             "max_connections": len(self.connections),
             "memory_bytes": self.watch.memory(),
@@ -400,10 +403,10 @@ class Hub:
             "/listeners": lambda: Page(json.dumps(self.urls) + "\n", content_type="application/json"),
         }
 
-    # What connections call
+    # Called by connections
 
     def admit(self, connection: Connection) -> bool:
-        """Whether there is room for one more peer; remembers it if so."""
+        """Accept one more peer, if the limits allow it. Returns whether it was accepted."""
         refusal = "draining" if self._draining else self.doorkeeper.refusal(connection.address)
         if refusal is not None:
             self.metrics.turned_away.add(1, refusal)
@@ -428,7 +431,7 @@ class Hub:
         source: str,
         destination: str,
     ) -> None:
-        """Bytes were not accepted: counted always, recorded as often as the disk should bear it."""
+        """Bytes were refused: count them always, and record them up to `_REFUSALS` a second."""
         self.metrics.refused.add(1, protocol, clause)
         if clause.endswith(_TOO_LARGE):
             self.reached("decompressed_bytes" if ".compression." in clause else "message_bytes")
@@ -450,12 +453,15 @@ class Hub:
             )
 
     def reached(self, setting: str | None, count: int = 1) -> None:
-        """Something was refused, cut or delayed because of a setting of `[limits]`; None: of no such setting."""
+        """Count that something was refused, cut or delayed because of a setting of `[limits]`.
+
+        None: no such setting.
+        """
         if setting is not None:
             self.metrics.limits_reached.add(count, setting)
 
     def forget(self, connection: Connection) -> None:
-        """A peer is gone."""
+        """Remove a peer that is gone."""
         if self.connections.pop(connection.id, None) is not None:
             self.doorkeeper.leave(connection.address)
             self.router.drop(connection)
@@ -470,22 +476,22 @@ class Hub:
         return min(limits.pending_bytes, limits.memory_bytes)
 
     def write_out(self) -> None:
-        """Write what a read, or the end of a commit, gave to say: once for each peer that it concerns."""
+        """Write the output of a read or of a commit: once for each peer."""
         while self.unwritten:
             self.unwritten.popitem()[0].driver.write_out()
 
     def after_read(self) -> None:
-        """The batches of a read, or of a turn, are routed: write what came of it."""
+        """All batches of a read, or of a turn, are routed: write the resulting output."""
         self.write_out()
         self.watch_pending()
 
     def watch_memory(self) -> None:
-        """Something was queued: if that is too much in all, the longest queue is shortened."""
+        """Something was queued: if all queues together are too large, shorten the longest."""
         if self.queued_bytes + self.journal.pending_bytes > self.config.limits.memory_bytes:
             self.watch.shed()
 
     def watch_pending(self) -> None:
-        """Stop reading while more waits for the disk than memory should hold."""
+        """Stop reading from peers while too many bytes wait for the disk."""
         if self.journal.pending_bytes >= self.commit.high_water and not self._paused:
             self._paused = True
             self.reached("pending_bytes")
@@ -502,7 +508,7 @@ class Hub:
         while True:
             await asyncio.sleep(_TICK)
             self.router.exchanges.expire(self.now())
-            if not self.commit.is_writing:  # a commit looks by itself
+            if not self.commit.is_writing:  # a commit checks this itself
                 self.journal.check()
             self._disk.look(self.commit.last_error)
             self.retention.tick(self._loop)
@@ -514,18 +520,18 @@ class Hub:
     # Stopping
 
     def ask_to_stop(self) -> None:
-        """From a signal handler: whoever waits in `stopped` goes on to `stop`."""
+        """Ask the hub to stop; for signal handlers. `stopped` returns then."""
         self._stop_asked.set()
 
     async def stopped(self) -> None:
-        """Wait until somebody asks the hub to stop."""
+        """Wait until the hub is asked to stop."""
         await self._stop_asked.wait()
 
     async def stop(self) -> None:
-        """Drain: no new connections, what was accepted is journaled and acknowledged, peers are told goodbye.
+        """Drain: accept no connections, journal and acknowledge what was received, and close all peers politely.
 
-        One deadline, `drain_seconds` from now, holds for all of it. A disk that has not done its part about a sync
-        later is given up: what was acknowledged is safe, recovery does the rest at the next start.
+        One deadline, `drain_seconds` from now, applies to all of this. If the disk is not done about one sync later,
+        the hub gives up waiting. What was acknowledged is safe, and recovery completes the rest at the next start.
         """
         if self._draining:
             return
@@ -543,7 +549,7 @@ class Hub:
         if self._ticker is not None:
             self._ticker.cancel()
             self._recalling.cancel()
-        # Not every protocol says goodbye as late as it could answer what is read until then.
+        # In some protocols the goodbye comes first, and what is read after it can no longer be answered.
         for connection in self.connections.values():
             connection.driver.hold("drain")
         await self._settle(deadline)
@@ -579,7 +585,7 @@ class Hub:
                 await self._in_time(flushing, max(deadline, self.now() + _GRACE))
 
     async def _in_time(self, waiting: Awaitable[object], deadline: float) -> bool:
-        """Wait for something, but not past a time; False if it took longer, and was cancelled."""
+        """Await something up to a deadline. Returns False if it took longer and was cancelled."""
         try:
             async with asyncio.timeout_at(deadline):
                 await waiting
@@ -588,7 +594,7 @@ class Hub:
         return True
 
     async def _settle(self, deadline: float) -> None:
-        """Wait for what was accepted to be durable, and so acknowledged, and to be on its way to subscribers."""
+        """Wait until what was received is durable and acknowledged, and deliveries are under way."""
         if not await self._in_time(self.commit.wait(self.journal.last_ticket), deadline):
             why = self.commit.last_error or "the disk is slow"
             log.error("could not acknowledge everything in time: %s", why, extra=about("drain.unacknowledged"))
@@ -600,7 +606,7 @@ class Hub:
         await self._in_time(pack(), deadline)
 
     async def _close_journal(self, deadline: float) -> None:
-        """Commit what is left and seal the last segment, beside the loop."""
+        """Commit what is left and seal the last segment, on a thread."""
         if not await self._in_time(self.commit.close(), deadline):
             why = self.commit.last_error or "the disk does not answer"
             log.error("stopped while the journal could not be written: %s", why, extra=about("journal.unwritten"))

@@ -1,7 +1,7 @@
-"""What one peer, one address, one principal and all of them together may take.
+"""How much one peer, one address, one principal, and all of them together may use.
 
-Nothing here costs anything for each message: rates are settled once for each read, memory and silence are looked at
-by the hub's clock.
+No limit costs work for each message. Rates are charged once for each read. Memory and idle time are checked by the
+hub's timer.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from wireloom.topics import shortened, validate_pattern, validate_topic
 from wireloom.transports.busy_poll import BUSY_POLL
 
 LEAST_MESSAGE = 1024
-"""The hub's own operations must fit into a message."""
+"""Minimum size of a message: the hub's own operations must fit."""
 KEPT = 10_000
-"""Addresses and principals remembered; beyond, those that are forgotten start anew."""
+"""How many addresses and principals are remembered. The least recently used are forgotten, and start anew."""
 _DEBT = 1.0
-"""Seconds that one sender can make others of its address or principal wait."""
+"""Maximum seconds that one sender can delay others of its address or principal."""
 _REMEMBERED = 4096
 _TOPICAL = (Kind.EVENT, Kind.REQUEST)
-"""What goes to its topic."""
+"""Kinds of messages that have a topic."""
 
 
 def check_positive(settings: Settings, *may_be_zero: str) -> None:
-    """Sizes, counts and times of nothing or less make no sense here, unless 0 stands for none at all."""
+    """Reject settings that are zero or negative, except those for which 0 means "none"."""
     for each in fields(settings):
         value = getattr(settings, each.name)
         if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
@@ -49,12 +49,12 @@ class SlowConsumer(StrEnum):
 
 
 class OverRate(StrEnum):
-    """What happens to a principal that sends more than it may."""
+    """What happens to a principal that is over its rate."""
 
     PAUSE = "pause"
-    """Nothing more is read from it until it has paid: it feels back-pressure."""
+    """Stop reading from the peer until its token bucket refills: the peer feels back-pressure."""
     REFUSE = "refuse"
-    """What is too much is refused: requests get an error, events are dropped and counted."""
+    """Refuse what is over the rate: requests get an error, events are dropped and counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,66 +62,68 @@ class HubLimits(Settings):
     """The table `[limits]`."""
 
     message_bytes: int = 16 * 1024 * 1024
-    """Of one message, on every listener; a listener's own settings may only allow less."""
+    """Maximum size of one message, on every listener. A listener's own settings can only lower it."""
     decompressed_bytes: int = 16 * 1024 * 1024
-    """Of what one message becomes when it is decompressed, likewise."""
+    """Maximum size of one message after decompression. A listener's own settings can only lower it."""
     queue_bytes: int = 4 * 1024 * 1024
-    """Unsent bytes of events per subscriber."""
+    """Maximum bytes of unsent events for each subscriber."""
     slow_consumer: SlowConsumer = SlowConsumer.DROP_OLDEST
     max_connections: int = 20_000
     max_connections_per_address: int = 2_000
     messages_per_second: float = math.inf
-    """Of one principal, over all its connections."""
+    """Rate of one principal, over all its connections."""
     stranger_messages_per_second: float = 100.0
-    """Of one address, from peers that no rule allows anything."""
+    """Rate of one address, for peers without any rights."""
     over_rate: OverRate = OverRate.PAUSE
     handshake_seconds: float = 10.0
-    """For TLS, WebSocket and the protocol's own handshake, and for a stranger to show a token."""
+    """Time for TLS, WebSocket and the protocol's own handshake, and for a peer without rights to present a token."""
     handshakes: int = 2000
-    """TLS and WebSocket handshakes of one listener that are under way."""
+    """Maximum TLS and WebSocket handshakes of one listener at a time."""
     handshakes_per_address: int = 1000
     idle_seconds: float = 3600.0
     memory_bytes: int = 1024 * 1024 * 1024
-    """Of all queues, of what waits for the journal, and of messages that are not complete yet."""
+    """Maximum bytes of all queues, of data that waits for the journal, and of incomplete messages."""
     topic_bytes: int = 1024
-    """Of a topic that is published or requested, and of a pattern that is subscribed to or provided."""
+    """Maximum bytes of a topic or pattern."""
     topic_levels: int = 64
-    """Likewise."""
+    """Maximum levels of a topic or pattern."""
     subscriptions: int = 100_000
-    """Patterns that all connections together subscribe to or provide."""
+    """Maximum patterns that all connections together subscribe to or provide."""
     subscriptions_per_connection: int = 10_000
     wildcard_shapes: int = 128
-    """Different places of wildcards among all patterns: `a/+` and `b/+` are one, `+/+` and `a/#` others. Each costs a
-    step in the search for the subscribers of a topic."""
+    """Maximum number of wildcard shapes among all patterns: `a/+` and `b/+` share one, `+/+` and `a/#` have others.
+    Each shape costs one step in the lookup of a topic's subscribers.
+    """
     last_values_bytes: int = 32 * 1024 * 1024
-    """Of the topics whose last value is known; beyond it, those that were silent longest are forgotten."""
+    """Maximum bytes for the index of last values. Beyond it, the topics that were silent longest are forgotten."""
     replays: int = 256
-    """Subscriptions that read the journal (`since`, `retained`) at a time."""
+    """Maximum subscriptions that read the journal (`since`, `retained`) at a time."""
     replays_per_principal: int = 64
-    """Of one principal; of one address, for peers that have proved nothing."""
+    """The same for one principal, or for one address if a peer has proved nothing."""
     replay_bytes: int = 64 * 1024 * 1024
-    """Of messages that were read from the journal for them and are not sent yet. Beyond, what those wait for who do not
-    read is dropped from memory, and read again when they do."""
+    """Maximum bytes of messages that were read from the journal and are not sent yet. Beyond it, messages for
+    subscribers that do not read are dropped from memory. They are read again later.
+    """
     requests: int = 100_000
-    """Requests that wait for a provider's answer, of all connections together."""
+    """Maximum requests that wait for a provider's answer, of all connections together."""
     pending_bytes: int = 64 * 1024 * 1024
-    """Bytes waiting for the journal's sync before the hub stops reading from its peers."""
+    """Bytes that may wait for the journal's sync before the hub stops reading from its peers."""
     drain_seconds: float = 10.0
     request_timeout: float = 30.0
     """Seconds a provider has to answer a request."""
 
     http_connections: int = 1000
-    """To the pages, in all."""
+    """Maximum connections to the HTTP pages."""
     http_connections_per_address: int = 100
     http_body_bytes: int = 64 * 1024 * 1024
-    """Of all bodies that are being posted."""
+    """Maximum bytes of all bodies that are being posted."""
     http_body_seconds: float = 30.0
-    """For the body of one request to arrive."""
+    """Seconds for the body of one request to arrive."""
     http_json_bytes: int = 128 * 1024
-    """Of one CloudEvent in JSON; in binary mode it may be as large as a message."""
+    """Maximum bytes of one CloudEvent in JSON. In binary mode it may be as large as a message."""
 
     busy_poll_seconds: float = BUSY_POLL
-    """How long the hub stays awake after a read, on streams, to take the next without delay; 0: it sleeps."""
+    """Seconds of busy polling after a read on a stream: the hub polls for the next read without sleeping. 0: never."""
 
     def __post_init__(self) -> None:
         check_positive(self, "busy_poll_seconds")
@@ -135,7 +137,7 @@ class HubLimits(Settings):
         return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
     def hold_down(self, protocol: Protocol, settings: Settings) -> Settings:
-        """A listener's settings, with messages no larger than is allowed everywhere.
+        """A listener's settings, with its message size capped by the hub's limits.
 
         >>> from wireloom.protocols.registry import protocol
         >>> hsp = protocol("hsp")
@@ -161,15 +163,15 @@ class LimitReached(WireloomError):
 
 
 class TopicFault(NamedTuple):
-    """Why a topic or a pattern is refused."""
+    """The reason why a topic or a pattern is refused."""
 
     text: str
     setting: str | None
-    """The limit, if it is one."""
+    """The limit that was exceeded, if any."""
 
 
 class TopicLimits:
-    """Which topics may be published to, and which patterns subscribed to: well formed, and not too long.
+    """Checks topics and patterns: they must be well formed, and not too long.
 
     >>> limits = TopicHubLimits(HubLimits(topic_levels=2))
     >>> limits.fault("a/b"), limits.fault("a/b/c")
@@ -179,10 +181,10 @@ class TopicLimits:
     def __init__(self, limits: HubLimits) -> None:
         self._limits = limits
         self._good: dict[str, None] = {}
-        """Topics that were looked at lately."""
+        """Topics that were found valid lately."""
 
     def allow(self, batch: Batch) -> bool:
-        """Whether nothing is wrong with the topics of all events and requests in a batch."""
+        """Whether the topics of all events and requests in a batch are valid."""
         good = self._good
         if isinstance(batch, Publishes):
             return all(topic in good or not topic or self.fault(topic) is None for topic, _ in batch.topics())
@@ -193,7 +195,7 @@ class TopicLimits:
         return True
 
     def fault(self, topic: str) -> TopicFault | None:
-        """What is wrong with a topic, with or without `$hub/publish/` before it; None if nothing is."""
+        """What is wrong with a topic, with or without `$hub/publish/` before it; None if it is valid."""
         if topic in self._good:
             return None
         own = topic.removeprefix(PUBLISH)
@@ -228,7 +230,7 @@ class TopicLimits:
 
     def _too_large(self, what: str, text: str) -> TopicFault | None:
         limits = self._limits
-        # UTF-8 has one to four bytes for a character, so most need not be encoded.
+        # A character has one to four bytes in UTF-8, so most texts need not be encoded to know they fit.
         if len(text) * 4 > limits.topic_bytes:
             size = len(text) if len(text) > limits.topic_bytes else len(text.encode(errors="replace"))
             if size > limits.topic_bytes:
@@ -242,9 +244,10 @@ class TopicLimits:
 
 
 class Bucket:
-    """A rate: a second's worth may come at once, then as much as time brings.
+    """A token bucket: it holds one second's worth of tokens, and refills at the rate.
 
-    Who takes more than there is pays for all of it. Others who share the bucket wait for a second at most.
+    A sender that takes more than the bucket holds waits until all of it is refilled. Others that share the bucket wait
+    for one second at most.
 
     >>> bucket = Bucket(10.0)
     >>> bucket.take(10, now=0.0), bucket.take(5, now=0.0), bucket.take(0, now=0.5)
@@ -262,7 +265,7 @@ class Bucket:
         self._at = -math.inf
 
     def take(self, count: float, now: float) -> float:
-        """Take, even if that is too much; returns the seconds until it is paid for."""
+        """Take tokens, even more than there are. Returns the seconds until the bucket is no longer in debt."""
         if now > self._at:
             self._level = min(self.most, self._level + (now - self._at) * self.rate)
             self._at = now
@@ -271,7 +274,7 @@ class Bucket:
         return max(-self._level, count - max(left + count, 0.0)) / self.rate if left < 0 else 0.0
 
     def is_empty(self, now: float) -> bool:
-        """Whether nothing is left at the moment."""
+        """Whether no token is left now."""
         return self.take(0, now) > 0 or self._level < 1
 
 
@@ -283,7 +286,7 @@ class Buckets:
         self._buckets: dict[str, Bucket] = {}
 
     def of(self, name: str) -> Bucket:
-        """The bucket of a name; those not used for longest make room."""
+        """The bucket of a name. The least recently used one is forgotten if there are too many."""
         bucket = self._buckets.pop(name, None) or self._make()
         if len(self._buckets) >= KEPT:
             del self._buckets[next(iter(self._buckets))]
@@ -292,7 +295,7 @@ class Buckets:
 
 
 class Doorkeeper:
-    """Counts connections, in all and by address, and keeps the rates."""
+    """Counts connections, in total and by address, and holds the token buckets."""
 
     def __init__(self, limits: HubLimits, attempts_per_minute: float) -> None:
         self._here: Counter[str] = Counter()
@@ -300,7 +303,7 @@ class Doorkeeper:
         self.configure(limits, attempts_per_minute)
 
     def configure(self, limits: HubLimits, attempts_per_minute: float) -> None:
-        """Take new limits; who is here stays."""
+        """Apply new limits. Existing connections stay."""
         self.limits = limits
         rate = attempts_per_minute / 60
         self.attempts = Buckets(lambda: Bucket(rate, attempts_per_minute))
@@ -308,7 +311,7 @@ class Doorkeeper:
         self._strangers = Buckets(lambda: Bucket(limits.stranger_messages_per_second))
 
     def refusal(self, address: str) -> str | None:
-        """Why there is no room for one more from this address; None when there is."""
+        """Why one more connection from this address is refused; None if it is accepted."""
         if self._count >= self.limits.max_connections:
             return "connections"
         if self._here[address] >= self.limits.max_connections_per_address:
@@ -316,19 +319,19 @@ class Doorkeeper:
         return None
 
     def enter(self, address: str) -> None:
-        """One more is here."""
+        """Count a new connection."""
         self._count += 1
         self._here[address] += 1
 
     def leave(self, address: str) -> None:
-        """One less."""
+        """Count a closed connection."""
         self._count -= 1
         self._here[address] -= 1
         if not self._here[address]:
             del self._here[address]
 
     def bucket(self, principal: str, address: str, *, stranger: bool) -> Bucket | None:
-        """What a principal pays its messages from; None where nothing is to be paid."""
+        """The bucket that a principal's messages are charged to; None if its rate is unlimited."""
         if stranger:
             return self._strangers.of(address) if self.limits.stranger_messages_per_second < math.inf else None
         if self.limits.messages_per_second == math.inf:

@@ -1,8 +1,8 @@
 """What waits to be sent to one peer: events, in a bounded queue if the peer reads slowly.
 
-Answers and control messages never wait here. Events that are read from the journal do not either: whoever reads them
-waits for room instead. An event that takes time to write is packed by another thread when its turn has come; those
-that follow wait for it, so that they stay in order.
+Answers and control messages never wait in this queue. Neither do events that are read from the journal: their reader
+waits until the peer can take more. A large event is encoded by another thread when it is first in the queue. Later
+events wait for it, so the order is kept.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.hub")
 
 _PASSED_ON = (URGENT, *TRACE)
-"""Attributes of an event that go on to its subscribers."""
+"""Attributes of an event that are passed on to its subscribers."""
 Waiting = tuple[Sequence[bytes] | Message, int]
-"""What waits: frames that are sent together or not at all, and how many events they are; or an event as it is."""
+"""An entry of the queue: frames that are sent all or not at all, with their number of events; or a single event."""
 _EMPTY: deque[Waiting] = deque()
-"""The queue of all those for whom nothing waits: ten thousand empty ones would take much memory."""
+"""Shared by all connections with an empty queue. Ten thousand empty deques would need much memory."""
 
 
 class Outbox(abc.ABC):
-    """The side of a connection that events leave by."""
+    """The side of a connection that sends events."""
 
-    # A base, not a part, of each connection: an object more for each of thousands would take much memory.
+    # A base class of each connection, not an attribute: one object less for each of thousands of connections.
     __slots__ = (
         "_events_held",
         "_lost",
@@ -69,34 +69,34 @@ class Outbox(abc.ABC):
         self.id = hub.journal.new_connection_id()
         self.peer = ""
         self.name = name
-        """Of the protocol."""
+        """The name of the protocol."""
         self._pipe: Pipe | None = None
         self._queue = _EMPTY
         self._urgent = _EMPTY
-        """Events that go ahead of those in the queue."""
+        """Urgent events. They are sent before those in the queue."""
         self._queued_bytes = 0
         self._events_held = 0
-        """How many hold back events because something older goes first."""
+        """How many callers hold events back because older ones must be sent first."""
         self._room: list[asyncio.Future[None]] | None = None
         self._lost = 0
         self.delivered = 0
-        """Events sent to this peer, and those dropped because it was slow, since it came."""
+        """Events sent to this peer, and events dropped because it was slow, since it connected."""
         self.lost = 0
         self.unsent = 0
-        """Bytes of requests and answers that were sent since the peer stopped reading; 0 while it reads."""
+        """Bytes of requests and answers sent since the peer stopped reading; 0 while it reads."""
         self.unsent_past = 0
-        """Bytes of events read from the journal, likewise: no other peer shares them."""
+        """The same for events read from the journal. No other peer shares these bytes."""
         self._sent_seen = 0
-        """Messages sent that need not be counted again when they are recorded."""
+        """Sent messages that are already counted when they are recorded."""
 
     @abc.abstractmethod
     def _record_outbound(self, data: bytes, count: int, *, delivered: bool = False) -> None:
-        """Note in the journal what goes out; `delivered` if it is an event for a subscriber."""
+        """Record outgoing bytes in the journal. `delivered` is set for events to a subscriber."""
 
     @property
     @abc.abstractmethod
     def principal(self) -> str:
-        """Who this is, for the log."""
+        """The peer's principal, for the log."""
 
     @abc.abstractmethod
     def cut_off(self, limit: str) -> None:
@@ -108,23 +108,23 @@ class Outbox(abc.ABC):
         return self._queued_bytes
 
     def writing_paused(self) -> None:
-        """The peer reads more slowly than we write: events wait in the queue now."""
+        """The peer reads more slowly than the hub writes: from now on events are queued."""
         self.driver.writing_paused()
 
     def writing_resumed(self) -> None:
-        """There is room again: first what waited."""
+        """The peer can take more: send queued events first."""
         self.unsent = self.unsent_past = 0
         self.driver.writing_resumed()
         self._write_queued()
 
     @property
     def _is_behind(self) -> bool:
-        """Whether the peer has first to take, or to confirm, what it was sent."""
+        """Whether the peer must first take, or confirm, what it was sent."""
         return self.driver.writing_is_paused or (self.session.remembers and self.session.is_full)
 
     @property
     def _must_wait(self) -> bool:
-        """Whether the next event has to wait for its turn."""
+        """Whether the next event must be queued."""
         return bool(self._queue or self._urgent or self._events_held or self._is_behind)
 
     def _write_queued(self) -> None:
@@ -141,7 +141,7 @@ class Outbox(abc.ABC):
         if not self._is_behind:
             self._tell_room()
 
-    # Events that are read from the journal, and wait there for room
+    # Events read from the journal wait there until the peer can take them
 
     @property
     def has_room(self) -> bool:
@@ -149,12 +149,15 @@ class Outbox(abc.ABC):
         return not self._must_wait
 
     async def room(self) -> None:
-        """Wait until an event can be sent at once, behind all that wait. Raises PeerClosed if that will never be."""
+        """Wait until an event can be sent at once, after all queued ones.
+
+        Raises PeerClosed if the connection is lost.
+        """
         while self._must_wait:
             await self._wait_for_room()
 
     async def writable(self) -> None:
-        """Wait until something can be written, ahead of events that wait. Raises PeerClosed likewise."""
+        """Wait until something can be written, ahead of queued events. Raises PeerClosed if the connection is lost."""
         while self._is_behind:
             await self._wait_for_room()
 
@@ -174,11 +177,11 @@ class Outbox(abc.ABC):
                 waiter.set_result(None)
 
     def hold_events(self) -> None:
-        """Let events wait in the queue until `release_events`."""
+        """Queue events until `release_events`."""
         self._events_held += 1
 
     def release_events(self) -> None:
-        """Send what waited."""
+        """Send the queued events."""
         self._events_held -= 1
         if not self._events_held and self.driver.failure is None:
             self._write_queued()
@@ -186,9 +189,9 @@ class Outbox(abc.ABC):
     # What is sent
 
     def deliver(self, message: Message) -> None:
-        """Send an event; it waits, and may be dropped, if the peer is slow.
+        """Send an event. If the peer is slow, the event is queued and may be dropped.
 
-        Raises NotSupported or LimitExceeded where the peer's protocol cannot express it.
+        Raises NotSupported or LimitExceeded if the peer's protocol cannot express it.
         """
         if self.driver.failure is not None:
             return
@@ -202,7 +205,7 @@ class Outbox(abc.ABC):
                 self._write_or_enqueue(frames, count, urgent=self.session.is_urgent(frames[0]))
 
     async def deliver_now(self, message: Message) -> None:
-        """Send an event ahead of those that wait; for who waited for room. Raises what `deliver` raises."""
+        """Send an event ahead of queued ones, for a caller that awaited `room`. Raises what `deliver` raises."""
         if self.driver.failure is not None:
             raise PeerClosed("the connection is gone")
         event = _event(message)
@@ -213,7 +216,7 @@ class Outbox(abc.ABC):
             self.unsent_past += len(event.body)
 
     def _send(self, event: Message) -> None:
-        """Write an event whose turn it is: here, or once another thread has packed it."""
+        """Write an event that is first in the queue: now, or once another thread has encoded it."""
         work = self.session.packing(event)
         if work is None:
             self._write_event(event)
@@ -233,7 +236,7 @@ class Outbox(abc.ABC):
 
     @contextlib.contextmanager
     def _telling_failure(self, event: Message) -> Iterator[None]:
-        """What goes wrong with an event that waited is told where `deliver` would have raised it."""
+        """Report the failure of a queued event, where `deliver` would have raised it."""
         try:
             yield
         except (NotSupported, LimitExceeded) as error:
@@ -248,7 +251,7 @@ class Outbox(abc.ABC):
             self.driver.flush()
 
     def _whole(self, frames: Sequence[bytes]) -> Iterator[tuple[Sequence[bytes], int]]:
-        """The frames of events, all pieces of one together."""
+        """Group frames by event: all fragments of one event together."""
         if self._pipe is None or not self._pipe.carries_messages:
             yield from (((frame,), 1) for frame in frames)
             return
@@ -272,7 +275,7 @@ class Outbox(abc.ABC):
         return (self.session.outgoing(),)
 
     def count_events(self, count: int) -> Pipe | None:
-        """Count events that are to be written now; returns where to, or None where `deliver_frames` must be called."""
+        """Count events that are written now. Returns the pipe, or None if `deliver_frames` must be called instead."""
         driver, pipe = self.driver, self._pipe
         if pipe is None or pipe.carries_messages or driver.failure is not None or self._must_wait:
             return None
@@ -283,7 +286,7 @@ class Outbox(abc.ABC):
         return pipe
 
     def deliver_frames(self, encoded: bytes, count: int) -> None:
-        """Send events that are encoded already."""
+        """Send events that are already encoded."""
         if self.driver.failure is None:
             self.driver.write_pending()
             if self._pipe is not None and self._pipe.carries_messages:
@@ -310,7 +313,7 @@ class Outbox(abc.ABC):
                     self.cut_off("slow-consumer")
                     return
                 case SlowConsumer.DROP_OLDEST:
-                    # What is urgent goes last, and only for what is urgent, too.
+                    # Urgent events are dropped last, and only in favour of other urgent events.
                     older = (self._queue, self._urgent if urgent else _EMPTY)
                     while any(older) and self._queued_bytes + size > limits.queue_bytes:
                         self._drop_waiting((older[0] or older[1]).popleft())
@@ -334,7 +337,7 @@ class Outbox(abc.ABC):
         self._lose(waiting[1])
 
     def shed(self) -> None:
-        """All queues together hold too much, and this one most: half of it goes, or the peer does."""
+        """All queues together are too large, and this is the longest. Drop half of it, or disconnect the peer."""
         if self.hub.config.limits.slow_consumer is SlowConsumer.DISCONNECT or not self._queue:
             self._lose(sum(each for _, each in (*self._queue, *self._urgent)))
             self.cut_off("memory")
@@ -373,7 +376,7 @@ class Outbox(abc.ABC):
         self.hub.reached("queue_bytes")
 
     def _report_lost(self) -> None:
-        """One record for a whole spell of losses."""
+        """Write one record for a whole series of lost events."""
         self.hub.journal.record(
             "lost", {"count": self._lost, "reason": f"slow consumer: {self.hub.config.limits.slow_consumer}"}, self.id
         )
@@ -381,7 +384,7 @@ class Outbox(abc.ABC):
 
 
 def _event(message: Message) -> Message:
-    """What a subscriber is told of what was published."""
+    """The parts of a published message that its subscribers get."""
     event = Message(Kind.EVENT, message.topic, message.body, content_type=message.content_type)
     if message.attributes:
         event = event.with_(attributes={k: v for k, v in message.attributes.items() if k in _PASSED_ON})

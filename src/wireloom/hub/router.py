@@ -1,8 +1,30 @@
 """Where messages go: subscriptions, providers, and the operations of the hub profile.
 
-Events go to everybody who subscribed to their topic. Requests under `$hub/` are operations. Other requests go to a
-provider of their topic; where a protocol's requests are acknowledged publishes and nobody provides the topic, they are
-published. An acknowledged publish is answered once the journal has it on disk.
+An event goes to every subscriber of its topic. A request under `$hub/` is an operation of the hub. Any other request
+goes to a provider of its topic. In some protocols a request is an acknowledged publish: if nobody provides its topic,
+it is published. An acknowledged publish is answered once the journal has it on disk.
+
+Theory of operation: fan-out
+----------------------------
+The problem: a batch has many events of several topics, and each topic may have thousands of subscribers. To encode and
+write each event for each subscriber would cost events times subscribers.
+
+The idea: subscribers that need the same bytes share them.
+
+1. Look up the subscribers once for each topic, not once for each event.
+2. Group the subscribers by `Session.event_style`: sessions of one style encode an event to the same bytes.
+3. Within a style, group them by the set of topics that they want.
+4. Encode the events of each group once, and write to all its sockets by one `write_each` call. If no two groups share a
+   topic, one encoding pass and one call serve all groups.
+
+The invariant: each subscriber gets the events of its topics in the order of the batch. A subscriber that must wait (its
+socket is full, or older events wait for it) gets the same bytes through its `Outbox`.
+
+Events are encoded one by one for each subscriber in two cases: a style is None, or the joint encoding fails. Then one
+event that a protocol cannot express does not hold up the others.
+
+Example: a batch has topics `a` and `b`. Subscribers 1 and 2 want `a`; subscriber 3 wants both; all have one style. The
+groups are {a: [1, 2]} and {a, b: [3]}. Two encodings serve three subscribers.
 """
 
 from __future__ import annotations
@@ -32,10 +54,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.hub")
 
 MAX_OPERATION = 256 * 1024
-"""Bytes of an operation's body: it is read on the event loop."""
+"""Maximum bytes of an operation's body. It is parsed on the event loop."""
 UNDELIVERABLE = HUB_PREFIX + "undeliverable"
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.PROGRESS, Kind.ERROR))
-# Looking up members of an enum takes as long as a call.
+# Local names, here and in other modules: access to a member of an enum costs as much as a function call.
 _EVENT, _REQUEST = Kind.EVENT, Kind.REQUEST
 
 
@@ -48,14 +70,15 @@ class Router:
         self.providers: Subscriptions[Connection] = Subscriptions()
         self.exchanges = Exchanges(hub, request_timeout)
         self._turn = 0
-        """Requests that went to providers so far: several take turns."""
+        """How many requests went to providers. Providers of one topic take requests in rotation."""
         self._note_last = hub.last_values.note
         self.routes = Routes(hub.config.routes)
 
     def route(self, sources: Sequence[Connection], batch: Batch, ticket: int) -> None:
-        """Act on a batch; `ticket` is durable once the journal has it on disk.
+        """Act on a batch. `ticket` is its place in the journal: callbacks wait until this ticket is durable.
 
-        `sources` are the connections that it came from: several, of one listener, only where it is in columns.
+        `sources` are the connections that sent it. There are several only if the batch has columns; all have one
+        listener.
         """
         if isinstance(batch, Publishes):
             self._publish(sources[0], batch.events(), ticket)
@@ -67,13 +90,13 @@ class Router:
             self._route_messages(sources[0], batch.messages, ticket)
 
     def _route_calls(self, source: Connection, calls: Calls, ticket: int) -> None:
-        """Pass on requests to their providers, or answers to those who asked."""
+        """Pass requests on to their providers, or answers back to their requesters."""
         if calls.is_answers:
             self.exchanges.answer_all(source, calls)
             return
         providers = [self.providers.lookup(topic) for topic in calls.topics]
         if not all(providers):
-            # Some get an error: these are messages.
+            # Some requests get an error. So handle each message by itself.
             self._route_messages(source, calls.as_messages().messages, ticket)
             return
         if len(providers) == 1 and len(providers[0]) == 1:
@@ -89,7 +112,7 @@ class Router:
             self.exchanges.forward_all(source, calls, rows, provider)
 
     def _route_messages(self, source: Connection, messages: Sequence[Message], ticket: int) -> None:
-        """Act on messages in order; what is published without anything in between is delivered together."""
+        """Act on messages in order. Consecutive publishes are delivered together."""
         events: list[Message] = []
         acknowledged: list[Message] = []
         for message in messages:
@@ -97,14 +120,14 @@ class Router:
             event = None
             if kind is _EVENT:
                 if message.topic is not None and message.topic.startswith(HUB_PREFIX):
-                    # Under this prefix only the hub itself speaks.
+                    # Only the hub itself publishes under this prefix.
                     self._hub.metrics.unmatched.add(1, source.name)
                     continue
                 event = message
             elif kind is _REQUEST:
                 event = self._acknowledged_event(source, message)
                 if event is not None:
-                    # Without its topic: the id says it all.
+                    # The answer needs only the id.
                     acknowledged.append(Message(_REQUEST, id=message.id))
             if event is not None:
                 events.append(event)
@@ -119,7 +142,7 @@ class Router:
             self._hub.commit.when_durable(ticket, lambda: self._acknowledge(source, acknowledged))
 
     def _act(self, source: Connection, message: Message, ticket: int) -> None:
-        """Act on a message that publishes nothing by itself."""
+        """Act on a message that is not a publish."""
         kind = message.kind
         if kind is _REQUEST:
             self._request(source, message)
@@ -131,9 +154,9 @@ class Router:
             self._fan_out(source, EventList(self._routed_copies(source, message)), ticket)
 
     def calls_among(self, source: Connection, messages: Sequence[Message]) -> list[str | None]:
-        """Ids of the requests that go to a provider, of a protocol whose other requests are publishes.
+        """Ids of the requests that go to a provider, in a protocol whose other requests are publishes.
 
-        It is decided once for a read, before the journal has it: what the journal says is what is done.
+        This is decided once for each read, before the read is journaled. So the journal and the router agree.
         """
         return [each.id for each in messages if each.kind is _REQUEST and self._is_call(source, each)]
 
@@ -145,11 +168,11 @@ class Router:
             try:
                 topic = self.routes.request(source.listener.url, request).topic or ""
             except BodyError:
-                return True  # it gets an error
+                return True  # the request gets an error
         return bool(topic and self.providers.lookup(topic))
 
     def may_call(self, source: Connection, batch: Publishes) -> bool:
-        """Whether requests of a batch may go to a provider, in a protocol whose other requests are publishes."""
+        """Whether any request of a batch may go to a provider, in a protocol whose other requests are publishes."""
         url = source.listener.url
         return bool(batch.unanswered) and any(
             self.providers.lookup(topic) or (self.routes and self.routes.concerning(url, topic, _REQUEST))
@@ -157,7 +180,7 @@ class Router:
         )
 
     def _publish(self, source: Connection, events: Events, ticket: int) -> None:
-        """Deliver events to those who subscribed to their topics, and what routes make of them."""
+        """Deliver events to the subscribers of their topics, together with the copies that routes make."""
         routes, url = self.routes, source.listener.url
         concerned = [
             code for code, topic in enumerate(events.topics if routes else ()) if routes.concerning(url, topic or None)
@@ -177,7 +200,7 @@ class Router:
         self._fan_out(source, events, ticket)
 
     def _routed_copies(self, source: Connection, message: Message) -> list[Message]:
-        """The copies of a message that routes make, under the topics that they give it."""
+        """The copies of a message that routes make, each under its new topic."""
         copies: list[Message] = []
         for route in self.routes.concerning(source.listener.url, message.topic):
             try:
@@ -200,7 +223,7 @@ class Router:
     def _fan_out(self, source: Connection, events: Events, ticket: int) -> None:
         """Give each subscriber the events of its topics, in order, in one write.
 
-        Subscribers are looked up once for each topic. Those who want the same topics and read alike share the bytes.
+        The theory of operation at the top of this module explains the grouping.
         """
         wanted: dict[Connection, list[int]] = {}
         unwanted: list[int] = []
@@ -228,7 +251,10 @@ class Router:
                     self._deliver_all(readers, events.of(chosen), is_shared=style is not None)
 
     def _deliver_apart(self, groups: Mapping[tuple[int, ...], Sequence[Connection]], events: Events) -> bool:
-        """Deliver to groups who read alike, and have no topic in common, in one go; False, and nothing done, if not."""
+        """Deliver to several groups of one style in one pass, if no two groups share a topic.
+
+        Returns False, and delivers nothing, if this is not possible.
+        """
         if len(groups) == 1 or sum(map(len, groups)) > len(events.topics):
             return False
         first = next(iter(groups.values()))[0]
@@ -239,10 +265,10 @@ class Router:
         return True
 
     def _deliver_all(self, subscribers: Sequence[Connection], events: Events, *, is_shared: bool) -> None:
-        """Deliver events to subscribers who read alike: written once for all, or one by one where that takes more."""
+        """Deliver events to subscribers of one style: encode once for all if `is_shared`, otherwise one by one."""
         encoded = None
         if is_shared:
-            # What is wrong with one of them is found out when it is sent by itself.
+            # If one event cannot be encoded, the loop below finds it and reports it.
             with contextlib.suppress(NotSupported, LimitExceeded):
                 encoded = events.frames(subscribers[0].session, self._hub.now())
         if encoded is not None:
@@ -255,7 +281,7 @@ class Router:
     def _deliver_frames(
         self, groups: Iterable[Sequence[Connection]], encoded: bytes, ends: Sequence[int], counts: Sequence[int]
     ) -> None:
-        """Write events that are encoded to groups of subscribers: all sockets by one call, where nothing waits."""
+        """Write encoded events to groups of subscribers. One call writes to all sockets that have nothing queued."""
         writes: list[tuple[Pipe, int, int]] = []
         start = delivered = 0
         name = ""
@@ -285,14 +311,14 @@ class Router:
             pass
 
     async def deliver_now(self, subscriber: Connection, message: Message) -> None:
-        """Send an event that was read from the journal; raises PeerClosed if nobody is there any more."""
+        """Send an event that was read from the journal. Raises PeerClosed if the connection is gone."""
         try:
             await subscriber.deliver_now(message)
         except (NotSupported, LimitExceeded) as error:
             self.undeliverable(subscriber, message, str(error))
 
     def undeliverable(self, subscriber: Outbox, message: Message, why: str) -> None:
-        """Say on a topic of its own what could not be delivered; never about that topic itself."""
+        """Publish a notice that an event could not be delivered. A notice that fails causes no further notice."""
         self._hub.metrics.undeliverable.add(1, subscriber.name)
         if message.topic == UNDELIVERABLE:
             return
@@ -308,7 +334,7 @@ class Router:
     # Requests
 
     def _acknowledged_event(self, source: Connection, request: Message) -> Message | None:
-        """The event of an acknowledged publish; None for a request that publishes nothing, or may not."""
+        """The event of an acknowledged publish. None if the request is not a publish, or if it is not allowed."""
         topic = request.topic or ""
         if topic.startswith(PUBLISH):
             topic = topic.removeprefix(PUBLISH)
@@ -326,7 +352,7 @@ class Router:
         return request if topic == request.topic else request.with_(topic=topic)
 
     def _request(self, source: Connection, message: Message) -> None:
-        """A request that publishes nothing: an operation, a call, or a publish that is refused."""
+        """Handle a request that is not published: an operation, a call, or a publish that is refused."""
         topic = message.topic or ""
         if topic.startswith(HUB_PREFIX) and not topic.startswith(PUBLISH):
             self._operate(source, message, topic.removeprefix(HUB_PREFIX))
@@ -357,7 +383,7 @@ class Router:
             self.exchanges.fail(source, message, NOT_FOUND, f"nobody provides {topic!r}")
 
     def _refuse_publish(self, source: Connection, message: Message, topic: str) -> None:
-        """Say what is wrong with an acknowledged publish."""
+        """Answer a refused publish with the reason."""
         if self._is_topic(source, message, topic):
             try:
                 validate_publish(topic)
@@ -367,7 +393,7 @@ class Router:
                 self._allowed(source, message, Right.PUBLISH, topic)
 
     def _is_topic(self, source: Connection, message: Message, topic: str) -> bool:
-        """Whether nothing is wrong with the topic of a request; if something is, it is answered."""
+        """Whether the topic of a request is valid. If not, the request is answered with an error."""
         fault = self._hub.topic_limits.fault(topic)
         if fault is None:
             return True
@@ -376,7 +402,7 @@ class Router:
         return False
 
     def _allowed(self, source: Connection, message: Message, right: Right, topic: str) -> bool:
-        """Whether the rules allow what a request asks for; if not, it is answered."""
+        """Whether the rules allow a request. If not, the request is answered with an error."""
         if source.grants.everything or source.grants_for(message).may(right, topic):
             return True
         source.log_denied(right, topic)
@@ -384,7 +410,7 @@ class Router:
         return False
 
     def _login(self, source: Connection, message: Message) -> None:
-        """`$hub/login`: the peer shows a token."""
+        """`$hub/login`: the peer presents a token."""
         try:
             token = json.loads(message.body)["token"]
             if not isinstance(token, str):
@@ -402,7 +428,7 @@ class Router:
             source.driver.close("too many wrong tokens")
 
     def _acknowledge(self, source: Connection, requests: Sequence[Message]) -> None:
-        """Answer acknowledged publishes, now that they are durable."""
+        """Answer acknowledged publishes that are now durable."""
         self._hub.metrics.acknowledged.add(len(requests), source.name)
         with contextlib.suppress(PeerClosed):
             for request in requests:
@@ -413,14 +439,14 @@ class Router:
             source.send(answer_to(request, body, "application/json" if body else None))
 
     def _operate(self, source: Connection, message: Message, operation: str) -> None:
-        """An operation of the hub profile."""
+        """Run an operation of the hub profile."""
         if len(message.body) > MAX_OPERATION:
             text = f"a body of {len(message.body)} bytes; an operation has at most {MAX_OPERATION}"
             self.exchanges.fail(source, message, BAD_REQUEST, f"{HUB_PREFIX}{operation}: {text}")
             return
         try:
             if operation == "map":
-                # The session has learnt the numbers already, if they make sense; here they only want their answer.
+                # The session has already learnt valid numbers. Only the answer is left to send.
                 wanted = {int(number): topic for number, topic in json.loads(message.body)["topics"].items()}
                 if not wanted.items() <= source.session.topic_numbers().items():
                     raise ConfigError(
@@ -463,7 +489,7 @@ class Router:
             self._answer(source, message)
 
     def _check_pattern(self, source: Connection, index: Subscriptions[Connection], pattern: str) -> None:
-        """Raise ConfigError or LimitReached for a pattern that a connection may not add."""
+        """Raise ConfigError or LimitReached if a connection may not add this pattern."""
         hub, limits = self._hub, self._hub.config.limits
         fault = hub.topic_limits.pattern_fault(pattern)
         if fault is not None:
@@ -487,20 +513,20 @@ class Router:
 
     @property
     def patterns(self) -> int:
-        """Patterns that are subscribed to or provided."""
+        """How many patterns are subscribed to or provided."""
         return len(self.subscriptions) + len(self.providers)
 
     @property
     def shapes(self) -> int:
-        """Different places of wildcards in them."""
+        """How many different wildcard shapes these patterns have."""
         return self.subscriptions.shapes + self.providers.shapes
 
     def refused(self, source: Connection, topic: str, why: str) -> None:
-        """Tell those who listen for it that an event was not taken."""
+        """Publish a notice that an event was refused."""
         self._notify({"topic": topic, "connection": f"{source.id:016x}", "principal": source.principal, "why": why})
 
     def revoke(self, connection: Connection) -> None:
-        """Take back what a connection may no longer have: the rules have changed."""
+        """Remove subscriptions and providers that a connection may no longer have, after the rules changed."""
         for index, right in ((self.subscriptions, Right.SUBSCRIBE), (self.providers, Right.PROVIDE)):
             for pattern in index.patterns(connection):
                 if not connection.grants.may(right, pattern) and not connection.session.authored:
@@ -511,7 +537,7 @@ class Router:
             readers.revoke(connection, lambda pattern: connection.grants.may(Right.SUBSCRIBE, pattern))
 
     def _reads_journal(self, source: Connection, pattern: str, options: Mapping[str, object], add: bool) -> bool:
-        """Options of a subscription that concern the past; True if that is all there is to do."""
+        """Handle the options of a subscription that read the journal. Returns True if nothing else is left to do."""
         name = options.get("as", "0")
         if not add:
             if "as" in options:
@@ -530,7 +556,7 @@ class Router:
         return False
 
     def drop(self, connection: Connection) -> None:
-        """A connection is gone."""
+        """Remove a connection that is gone."""
         self._hub.replays.drop(connection)
         self.subscriptions.drop(connection)
         self.providers.drop(connection)

@@ -1,20 +1,28 @@
-"""A turn: what all connections delivered in one iteration of the event loop, handled together.
+"""A turn handles together what all connections received in one iteration of the event loop.
 
 Theory of operation
 -------------------
-Many devices with one message in flight each make many tiny reads. What a read costs by itself (decoding, a journal
-block, routing, a commit, an acknowledgement and its block) is paid once for a turn instead:
+The problem: many devices, each with one message in flight, cause many tiny reads. Each read has a fixed cost: a decode
+call, a journal block, a routing pass, a commit, an acknowledgement and the journal block of that acknowledgement.
 
-1. `add` notes a read. The first one of an iteration schedules `run` behind all others that are ready.
-2. `take_all` sorts the reads by listener and `Session.batch_key`. The reads of a group are joined, and one kernel call
-   decodes them into one batch (`PublishColumns.take`). What the kernel leaves, the connection's own driver takes after
-   the batch was routed: order is kept within each connection.
+The idea: pay the fixed cost once for each turn instead of once for each read.
+
+1. `add` stores a read. The first read of an iteration schedules `run` behind all callbacks that are ready now.
+2. `take_all` groups the reads by listener and `Session.batch_key`. It joins the reads of a group, and one kernel call
+   decodes them into one batch (`PublishColumns.take`).
 3. The batch is checked against rights and rates, appended to the journal in one pass, and routed once.
-4. Once it is durable, `acknowledge` writes each connection's answers, and appends their blocks in one pass.
+4. Once the batch is durable, `acknowledge` writes one answer to each connection. It appends the journal blocks of the
+   answers in one pass.
 
-A read that is alone, long, or of a connection with anything unusual (a frame that is not complete, a handshake, a
-refused publish, encryption) goes to its driver at once, and takes the same way through the router. Drivers take long
-reads in portions (`peers/chunked_driver.py`). So a turn takes long only where many peers have something to say in it.
+The invariant: messages of one connection stay in order. The kernel stops at the first frame that it does not know. The
+connection's own driver takes the remaining bytes, after the batch was routed.
+
+These reads go to the connection's own driver instead, and take the same path through the router: a read that is alone
+in its group, a long read, and a read of a connection in an unusual state (incomplete frame, handshake, encryption).
+Drivers take long reads in chunks (`peers/chunked_driver.py`). So a turn is long only where many peers sent something.
+
+Example: 500 devices publish one reading each, and all 500 sockets are readable in one iteration. The hub makes one
+kernel call, one journal append, one fan-out and one group commit.
 """
 
 from __future__ import annotations
@@ -28,9 +36,9 @@ from wireloom.model import PeerClosed
 from wireloom.protocols.column_session import KERNEL_FROM, ColumnSession
 
 LONGEST = 16 * 1024
-"""Bytes of a read that is taken together with others."""
+"""Maximum bytes of a read that is decoded together with reads of other connections."""
 TOGETHER = 128 * 1024
-"""Bytes of all reads that are decoded by one kernel call."""
+"""Maximum bytes that one kernel call decodes."""
 
 if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
@@ -41,22 +49,22 @@ if TYPE_CHECKING:
 
 
 class Turn:
-    """The reads of the present iteration of the event loop."""
+    """The reads of the current iteration of the event loop."""
 
     def __init__(self, hub: Hub) -> None:
-        # Not above: it needs numba, which takes a while to import.
+        # Imported here because it needs numba, which is slow to import.
         from wireloom.transports.many_writes import warm, write_each
 
         warm()
         self.write_each = write_each
         self._hub = hub
         self._reads: dict[Connection, bytes] = {}
-        """The first of each connection."""
+        """The first read of each connection."""
         self._pieces: dict[Connection, list[bytes]] = {}
-        """All reads of those with more than one: these are few, and send much."""
+        """All reads of the connections that have more than one. These are few, and they send much."""
 
     def add(self, connection: Connection, data: bytes) -> None:
-        """A read arrived: it is taken at the end of this iteration."""
+        """Store a read. `run` takes it at the end of this iteration."""
         reads = self._reads
         if not reads:
             self._hub.call_soon(self.run)
@@ -66,7 +74,7 @@ class Turn:
             reads[connection] = data
 
     def take_now(self, connection: Connection) -> None:
-        """Take the read of one connection now: something else happens to it."""
+        """Take the read of one connection now, before something else happens to this connection."""
         data = self._reads.pop(connection, None)
         if connection in self._pieces:
             data = b"".join(self._pieces.pop(connection))
@@ -95,7 +103,7 @@ class Turn:
         now = hub.now()
         groups: dict[Hashable, dict[Connection, bytes]] = {}
         alone: list[tuple[Connection, bytes]] = []
-        # Routes look at each message.
+        # Routes need each message by itself.
         longest = 0 if hub.router.routes else LONGEST
         for connection, data in reads.items():
             key = connection.turn_key(now) if len(data) <= longest else None
@@ -116,17 +124,17 @@ class Turn:
         hub.after_read()
 
     def _take_together(self, connections: list[Connection], reads: list[bytes]) -> list[tuple[Connection, bytes]]:
-        """Decode, record and route the reads of several connections; returns what their own drivers have to take."""
+        """Decode, record and route the reads of several connections. Returns what their own drivers must take."""
         ends = list(accumulate(map(len, reads)))
         starts = [0, *ends[:-1]]
-        # Only they have a `turn_key`.
+        # Only connections with a ColumnSession have a `turn_key`.
         sessions = cast("list[ColumnSession]", [connection.session for connection in connections])
         columns = sessions[0].columns
         assert columns is not None
         buffer = b"".join(reads)
         taken = columns.take(sessions, buffer, starts, ends)
         if taken.batch is not None:
-            # In reads of several connections the kernel looks for publishes only.
+            # In reads of several connections the kernel decodes publishes only.
             self._route(connections, cast("PublishColumns", taken.batch))
         left: list[tuple[Connection, bytes]] = []
         if taken.ends == ends:
@@ -149,12 +157,12 @@ class Turn:
             or (source.protocol.request_is_publish and router.providers and router.may_call(source, batch))
             or not self._are_allowed(connections, batch)
         ):
-            # A call goes to its provider, and a refusal to its sender: these are messages.
+            # A call or a refusal concerns one message. So this batch is handled message by message.
             for connection, part in zip(connections, batch.as_messages(), strict=True):
                 if part.data:
                     connection.on_batch(part)
             return
-        # Those with the same key have the same context.
+        # Connections with the same key have the same context.
         context = source.context()
         runs: list[tuple[int, int, int, int]] = []
         indexes: list[int] = []
@@ -162,7 +170,7 @@ class Turn:
             connections, batch.counts().tolist(), batch.starts, batch.ends, strict=True
         ):
             indexes.append(len(runs))
-            if count:  # else the kernel took nothing of a read: no block
+            if count:  # otherwise the kernel took nothing of this read: no block
                 runs.append((start, end, *connection.count_read(count, context)))
         tickets = hub.journal.append_runs(batch.buffer, *zip(*runs, strict=True))
         hub.metrics.received.add(batch.count, source.name)
@@ -172,7 +180,7 @@ class Turn:
             hub.last_values.note(topic, int(tickets[indexes[read]]))
 
     def _are_allowed(self, connections: list[Connection], batch: PublishColumns) -> bool:
-        """Whether each connection may publish what it has in a batch; charges it for that, if so."""
+        """Whether every connection may publish its part of a batch. If so, charge each for its part."""
         guarded = [(read, each) for read, each in enumerate(connections) if each.is_guarded]
         for read, connection in guarded:
             if not connection.may_publish_topics(batch.topics_of(read)):
@@ -182,7 +190,7 @@ class Turn:
         return True
 
     def acknowledge(self, sources: Sequence[Connection], batch: Publishes) -> None:
-        """Answer the publishes of a batch, now that they are durable: one write for each connection."""
+        """Answer the publishes of a batch that is now durable: one write for each connection."""
         hub = self._hub
         hub.metrics.acknowledged.add(batch.unanswered, sources[0].name)
         frames, ends, counts = batch.acknowledgements()
@@ -208,7 +216,7 @@ class Turn:
 
 
 def _in_parts(group: dict[Connection, bytes]) -> Iterator[dict[Connection, bytes]]:
-    """The reads of a group, in parts of at most `TOGETHER` bytes."""
+    """Split the reads of a group into parts of at most `TOGETHER` bytes."""
     if len(group) * LONGEST <= TOGETHER or sum(map(len, group.values())) <= TOGETHER:
         yield group
         return
