@@ -14,6 +14,7 @@ import pytest
 
 from tests.object_store import S3Server, bucket, s3_server  # noqa: F401
 from tests.pipeline.batches import contents
+from tests.pipeline.conversations import make_conversations
 from tests.pipeline.driving import archive, drive, make_driver
 from tests.pipeline.journals import START_NS, make_journal
 from tests.store_faults import FaultProxy
@@ -54,6 +55,15 @@ def test_many_batches_give_what_one_gives_and_again_gives_nothing(talks: Path, p
     state = State.read(Warehouse.existing(place))
     assert state.batch == len(done) - 1
     assert all(set(position) == {"hub", "epoch", "id"} for position in state.offsets.values())
+
+
+def test_conversations_that_are_cut_anywhere_give_the_tables_of_one_batch(tmp_path: Path) -> None:
+    # With 17,000 bytes a batch, a connection is closed long after the last message of a batch.
+    make_conversations(tmp_path / "journal", seed=11, segment_bytes=12_000)
+    drive([tmp_path / "journal"], tmp_path / "one")
+    for most in (4_000, 17_000):
+        drive([tmp_path / "journal"], tmp_path / str(most), most)
+        assert contents(tmp_path / str(most)) == contents(tmp_path / "one")
 
 
 def test_folder_archive_and_both_with_overlaps_give_the_same_tables(talks: Path, bucket: str, tmp_path: Path) -> None:  # noqa: F811

@@ -149,7 +149,9 @@ class _Join:
         rows = np.flatnonzero(exchange)
         # A goodbye does not end the waiting, but if nothing comes after it, it is why.
         goodbye = self._when(endings.goodbye, connection, names)
-        all_exchanges = self._exchanges(rows, np.minimum(np.minimum(end, goodbye), watermark), waiting)
+        over = np.minimum(end, goodbye)
+        # A connection may be closed after its last message, and so after the watermark: its end counts all the same.
+        all_exchanges = self._exchanges(rows, np.where(over < NEVER, over, watermark), waiting)
         kept = waiting[rows]
         past = np.array([name in without_past for name in names] or [False])[connection]
         final, open_findings = self._findings(waiting, past)
