@@ -1,6 +1,6 @@
-"""Sessions of protocols with a kernel: what the batches in columns ask of them.
+"""Sessions of protocols with a kernel: the interface that batches in columns use.
 
-A protocol without a kernel has nothing to do with this: its session is a `Session`. See `publish_columns.py` for how
+The session of a protocol without a kernel is a plain `Session`. See `publish_columns.py` for how
 reads become columns, and `call_columns.py` for requests and answers in them.
 """
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from wireloom.protocols.publish_columns import PublishColumns
 
 KERNEL_FROM = 512
-"""Bytes from which on the kernel is used: below, the call costs more than a few frames by `frames.py`."""
+"""The kernel is used for at least this many bytes. Below, `frames.py` is faster than the call."""
 BY_FRAME = 64
-"""Frames that are decoded one by one and make a batch. Behind it the kernel is tried again where there is one, and the
-owner looks at the clock."""
+"""Frames that are decoded one by one into a batch. After that, the kernel is tried again, and the owner checks how long
+it has used the event loop."""
 LOOK_AHEAD = 4096, 1 << 20
-"""Bytes that the kernel looks at, at least and at most: few where it did not get far the last time. Its rows take up to
-fifteen times as much memory as it looks at."""
+"""Fewest and most bytes that the kernel scans in a call. It scans fewer where it stopped early the last time. Its rows
+take up to fifteen times the memory of the scanned bytes."""
 
 
 class ColumnSession(Session):
     """A session whose long reads are decoded by a kernel, once `enable_columns` was called."""
 
     def _decode(self, data: bytes, by_frame: Callable[[bytes, int, int], tuple[Batch | None, int]]) -> Iterator[Batch]:
-        """All of one read: publishes by the kernel where it is long, everything else frame by frame.
+        """Decode a read: long parts by the kernel, everything else frame by frame.
 
-        `by_frame` decodes some frames of the data from a place on, to the first control message. It returns a batch and
-        where it ended: at the end of the data, if nothing more can be taken now.
+        `by_frame(data, at, most)` decodes frames from a position on, up to the first control message. It returns a
+        batch and the position after it. That is the end of the data if nothing more can be decoded now.
         """
         at, end = 0, len(data)
         ahead = LOOK_AHEAD[1]
-        """How far the kernel looks. What it finds behind an odd frame is found again, so then it looks less far."""
+        """Bytes to scan next. It shrinks after a frame that the kernel could not take, and grows with success."""
         while at < end:
             if self.columns is not None and self.state is SessionState.OPEN and end - at >= self.kernel_from(data[at]):
                 limit = min(at + ahead, at + self.look_ahead, end)
@@ -50,58 +50,59 @@ class ColumnSession(Session):
                 if taken.batch is not None:
                     yield taken.batch
                 if got and not taken.odd[0]:
-                    continue  # it stopped at a frame that goes on where it did not look, or had enough for a batch
+                    continue  # the frame there was cut off by the limit, or the batch was full
             batch, at = by_frame(data, at, BY_FRAME)
             if batch is not None:
                 yield batch
 
     def kernel_from(self, first: int) -> int:
-        """How many bytes are worth a call of the kernel, where the first frame begins with this byte."""
+        """The fewest bytes that the kernel is called for, if the first frame begins with this byte."""
         return KERNEL_FROM
 
     @abc.abstractmethod
     def batch_key(self, now: float) -> Hashable | None:
         """Sessions of one listener with equal keys may have their next reads decoded together.
 
-        None where the next read must go to `receive`: something is incomplete, closing, or not usual. Whoever asks has
-        a read at hand, which counts as a sign of life.
+        None where the next read must go to `receive`: a frame is incomplete, or the session is closing or in another
+        unusual state. The caller has a read from the peer, so this also counts as a sign of life at `now`.
         """
 
     @abc.abstractmethod
     def keep(self, rest: bytes) -> None:
-        """Keep the beginning of a frame that stood at the end of a read."""
+        """Buffer the incomplete frame at the end of a read."""
 
     @abc.abstractmethod
     def owe(self, owed: Owed) -> bool:
-        """The peer waits for the answers to these publishes; False, and nothing done, if that breaks a rule."""
+        """Register pending acknowledgements; returns False, and registers none, if that breaks a rule."""
 
     @abc.abstractmethod
     def owe_one(self, request: Message) -> None:
-        """The peer waits for the answer to this request, which came in columns."""
+        """Register the pending answer to one request, which came in columns."""
 
     @abc.abstractmethod
     def settled(self, batch: PublishColumns, read: int) -> None:
-        """The publishes of a read are answered, or answered one by one from now on."""
+        """The acknowledgements of a read are no longer pending, or they are pending one by one from now on."""
 
 
 class CallSession(ColumnSession):
-    """A session whose kernel finds requests and answers, too, and that sends many of them together."""
+    """A session whose kernel also finds requests and answers, and that sends many of them together."""
 
     @abc.abstractmethod
     def take_calls(self, calls: Calls) -> bool:
-        """Requests came, or answers to ours; False, and nothing done, if that may break a rule."""
+        """Take requests, or answers to our requests; returns False, and takes none, if one may break a rule."""
 
     @abc.abstractmethod
     def ask_all(
         self, topic: str, content_type: str | None, bodies: Sequence[bytes], now: float
     ) -> Sequence[str] | None:
-        """Queue requests that differ in their bodies alone; their ids.
+        """Queue requests that differ only in their bodies; returns their ids.
 
-        None, and nothing done, where they have to be sent one by one: `send` then says what is wrong with which.
+        Returns None, and queues none, if one may be invalid. The caller then calls `send` for each, which raises the
+        error for the invalid one.
         """
 
     @abc.abstractmethod
     def answer_all(
         self, topic: str | None, content_type: str | None, ids: Sequence[str], bodies: Sequence[bytes], now: float
     ) -> bool:
-        """Queue responses that are done, to the peer's requests with these ids; False, and nothing done, likewise."""
+        """Queue final responses to the peer's requests with these ids; returns False, and queues none, likewise."""

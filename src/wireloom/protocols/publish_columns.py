@@ -1,26 +1,31 @@
-"""Events and acknowledged publishes in columns: batches that a protocol's kernel fills.
+"""Publishes in columns: batches of events and acknowledged publishes that a protocol's kernel fills.
 
-A protocol brings one kernel that finds the frames of many reads, one that writes their acknowledgements, and a few
-methods that say what a row means. Bookkeeping, topics and the writing of events are here. Needs numpy and numba.
+Each protocol implements a kernel that finds frames, a kernel that writes acknowledgements, and a few methods that
+interpret a row. This module numbers topics, registers pending acknowledgements, and writes events. Needs numpy and
+numba.
 
-How a read is taken
+Theory of operation
 -------------------
-The kernel goes through the frames of each read. It fills a row for each event and each acknowledged publish of the
-usual form, and stops at the first frame that is anything else: incomplete, a control message, wrong, or just odd. The
-rows before it are the batch. The session decodes the odd frame with `frames.py`, and the kernel goes on behind it
-(`Session._decode`). So a batch never holds anything but publishes, and order is kept. In the read of one connection,
-where it begins with requests or answers, the rows are those: see `call_columns.py`.
+Problem: one message object for each publish takes most of the hub's time. The hub needs only topics, ids and bodies.
 
-Topics
-------
-The kernel says where in a frame the bytes stand that decide its topic and content type (`TOPIC`, `TOPIC_SIZE`). Rows
-with the same bytes get the same code. Each code is looked at once, in Python: `PublishColumns.meaning`.
+Idea: a kernel scans the reads of one or more connections in a single call, and fills one column of an array for each
+frame: where the frame, its topic and its body are, its kind and its id. Such a column is called a row here.
 
-Delivery
---------
-In every stream protocol the frame of an event is a head that depends on topic and content type alone, with the size
-somewhere in it, and the body behind it. `Session.event_head` gives the head, and one kernel writes all frames for a
-subscriber of any protocol. Where the frames already are what the subscriber wants, they go out as they came.
+Invariant: a batch is homogeneous, and order is kept. The kernel is a fast path for frames of the usual form only. It
+stops at the first frame of a read that is anything else: incomplete, a control message, invalid, or unusual. The rows
+before that frame are the batch. The reference decoder (`frames.py`) takes that frame, and the kernel goes on after it
+(`ColumnSession._decode`). So only the reference decoder reports errors.
+
+Example: a read holds 300 publishes, a ping and 200 publishes. This gives a batch of 300 rows with `odd` set, the ping
+by `frames.py`, and a batch of 200 rows. If a read of one connection begins with requests or answers, the rows are
+those: see `call_columns.py`.
+
+Topics: the kernel says which bytes of a frame determine topic and content type (`TOPIC`, `TOPIC_SIZE`). Rows with equal
+bytes get the same code. Python decodes each code once (`PublishColumns.meaning`).
+
+Delivery: the frame of an event is a head, which depends only on topic and content type, and the body. The head contains
+the size. `Session.event_head` gives the head, and one kernel writes all frames for a subscriber of any protocol. If the
+received frames are already what the subscriber expects, they are forwarded unchanged.
 """
 
 from __future__ import annotations
@@ -56,10 +61,10 @@ REQUEST, ANSWER = 2, 3
 Columns = NDArray[np.int64]
 
 MOST_TOPICS = 256
-"""Topics in one batch. Each is looked at in Python, so more of them would take too long."""
+"""Limit of topics in one batch. Python decodes each of them, so more would block the event loop too long."""
 
 MOST_CALLS = 512
-"""Requests or answers in one batch: the ids of all of them are looked at."""
+"""Limit of requests or answers in one batch: Python handles the id of each."""
 
 _PREFIX = np.frombuffer(PUBLISH.encode(), np.uint8)
 PREFIX_SIZE = len(PUBLISH)
@@ -67,9 +72,10 @@ PREFIX_SIZE = len(PUBLISH)
 
 @kernel
 def topic_after_prefix(data: NDArray[np.uint8], at: np.int64, size: np.int64, asks: bool | np.bool_) -> int:
-    """How many bytes of a topic's text are not part of the topic; -1 where a closer look is needed.
+    """The size of the prefix before a topic; -1 where the reference decoder must decide.
 
-    That of a request begins with `$hub/publish/`. The topic itself is in ASCII, without wildcards or a `$` at first.
+    The prefix of a request is `$hub/publish/`, an event has none. The fast path takes only topics in ASCII that have no
+    wildcards and do not begin with `$`.
     """
     skipped = PREFIX_SIZE if asks else 0
     if size <= skipped or data[at + skipped] == 0x24:
@@ -88,15 +94,16 @@ def topic_after_prefix(data: NDArray[np.uint8], at: np.int64, size: np.int64, as
 def _number_topics(
     data: NDArray[np.uint8], rows: Columns, table: Columns, firsts: Columns, codes: Columns
 ) -> tuple[int, int]:
-    """Give each topic a code, in order of appearance; `table` is a hash table of codes, all -1.
+    """Give each topic a code, in order of appearance, by a hash table with linear probing.
 
-    There is room for so many topics as `firsts` has. Returns how many there are, and of how many rows.
+    `table` maps slots to codes; all are -1 at first. `firsts` gets the first row of each code. Numbering stops before
+    the row whose topic no longer fits into `firsts`. Returns the number of topics, and of rows that have a code.
     """
     count, mask = 0, len(table) - 1
     last_at, last_size, last_code = np.int64(0), np.int64(-1), np.int64(0)
     for row in range(rows.shape[1]):
         at, size = rows[TOPIC, row], rows[TOPIC_SIZE, row]
-        # Mostly it is the topic of the frame before.
+        # Usually the topic is that of the row before.
         if size == last_size and same(data, last_at, at, size):
             codes[row] = last_code
             continue
@@ -122,7 +129,7 @@ def _number_topics(
 
 @kernel
 def _have_one_topic(data: NDArray[np.uint8], rows: Columns) -> bool:
-    """Whether all rows have the same topic: then there is nothing to number."""
+    """Whether all rows have the same topic. Then all codes are 0."""
     at, size = rows[TOPIC, 0], rows[TOPIC_SIZE, 0]
     for row in range(1, rows.shape[1]):
         if rows[TOPIC_SIZE, row] != size or not same(data, at, rows[TOPIC, row], size):
@@ -131,9 +138,9 @@ def _have_one_topic(data: NDArray[np.uint8], rows: Columns) -> bool:
 
 
 def number_topics(buffer: bytes, columns: Columns, most: int) -> tuple[list[bytes], Columns]:
-    """The bytes that decide a topic, each once, and of each row which of them it has.
+    """The distinct topic bytes, and for each row the index of its own.
 
-    That of rows up to the first that would have one more than `most`.
+    If there are more than `most`, the codes end before the first row with a topic beyond that limit.
     """
     count = columns.shape[1]
     if _have_one_topic(np.frombuffer(buffer, np.uint8), columns):
@@ -149,9 +156,10 @@ def number_topics(buffer: bytes, columns: Columns, most: int) -> tuple[list[byte
 
 @kernel
 def _summarise(rows: Columns, reads: int, bounds: Columns, owed: Columns) -> int:
-    """Where the rows of each read begin, and which ids it owes; returns how many publishes are owed in all.
+    """Find where the rows of each read begin, and its pending acknowledgements; returns the number of those.
 
-    Of each read: smallest and largest id, how many, and 1 if each is larger than the one before.
+    `owed` gets for each read: smallest id, largest id, number of ids, and 1 if the ids are ascending. See
+    `pending_acks.py`.
     """
     row, total, count = 0, 0, rows.shape[1]
     for read in range(reads):
@@ -177,7 +185,7 @@ def _summarise(rows: Columns, reads: int, bounds: Columns, owed: Columns) -> int
 
 @inlined
 def put_u32(out: NDArray[np.uint8], at: np.int64, value: np.int64) -> None:
-    """Write a big-endian number of four bytes."""
+    """Write a big-endian 32-bit number."""
     out[np.uint64(at)] = (value >> 24) & 0xFF
     out[np.uint64(at + 1)] = (value >> 16) & 0xFF
     out[np.uint64(at + 2)] = (value >> 8) & 0xFF
@@ -187,7 +195,7 @@ def put_u32(out: NDArray[np.uint8], at: np.int64, value: np.int64) -> None:
 @inlined
 def copy(source: NDArray[np.uint8], at: np.int64, size: np.int64, out: NDArray[np.uint8], to: np.int64) -> None:
     """Copy bytes."""
-    # Unsigned positions cannot count from the end: without that check the loop becomes one block copy.
+    # Unsigned indexes cannot be negative. Without that check, the compiler turns the loop into one block copy.
     begin, target = np.uint64(at), np.uint64(to)
     for index in range(np.uint64(size)):
         out[target + np.uint64(index)] = source[begin + np.uint64(index)]
@@ -207,11 +215,11 @@ def _write_events(
     out: NDArray[np.uint8],
     ends: Columns,
 ) -> np.int64:
-    """Write the chosen rows as events: the head of their code, the size in it, the body; returns how many bytes.
+    """Write the chosen rows as events: the head of their code with the size, then the body; returns the total size.
 
-    `places` has of each code: where its head begins and ends, where the size stands, and what is added to the body's.
-    Where frames have uids, they are copied from `uid_from` bytes into the frame that was read, or counted up. `ends`
-    gets where each frame ends.
+    `places` has for each code: start and end of its head, the position of the size in it, and what to add to the size
+    of the body. A frame has a uid if `uid_at` is 0 or more. The uid is copied from the received frame, `uid_from` bytes
+    after its start; if `uid_from` is -1, it is counted up from `uid`. `ends` gets the end of each frame.
     """
     at, low = np.int64(0), uid[1]
     for index in range(chosen.shape[0]):
@@ -237,7 +245,7 @@ def _write_events(
 
 
 def _those(rows: Columns, wanted: NDArray[np.bool_]) -> Columns:
-    """The rows that are wanted, in the layout that a slice of rows has: kernels are compiled for that one."""
+    """Copy the wanted rows, in the memory layout of a slice: kernels are compiled for that layout."""
     count = int(wanted.sum())
     kept: Columns = np.empty((FIELDS, count + 1), np.int64)[:, :count]
     kept[:] = rows[:, wanted]
@@ -245,25 +253,25 @@ def _those(rows: Columns, wanted: NDArray[np.bool_]) -> Columns:
 
 
 def sample_rows() -> Columns:
-    """One row of zeros, to call kernels with so that they are compiled."""
+    """One row of zeros: an argument to compile kernels with."""
     return np.zeros((FIELDS, 2), np.int64)[:, :1]
 
 
 class Meaning(NamedTuple):
-    """What the bytes that decide a topic say."""
+    """The topic and content type that the topic bytes of a frame stand for."""
 
     topic: str
     content_type: str | None
 
 
 class Taken(NamedTuple):
-    """What the kernel took of some reads."""
+    """What the kernel found in some reads."""
 
     batch: PublishColumns | CallColumns | None
     ends: Sequence[int]
-    """How many bytes of each read were taken."""
+    """For each read, the position in the buffer where the kernel stopped."""
     odd: Sequence[bool]
-    """Whether the kernel stopped at a frame that is complete, or wrong, but not for it."""
+    """For each read, whether the kernel stopped at a frame that the reference decoder must take."""
 
 
 class PublishColumns(Publishes):
@@ -273,11 +281,11 @@ class PublishColumns(Publishes):
 
     sessions: Sequence[ColumnSession]
     smallest: ClassVar[int]
-    """Bytes of the smallest frame that is a row."""
+    """Bytes of the smallest frame that can be a row."""
     calls: ClassVar[type[CallColumns] | None] = None
-    """What batches of requests and answers are, in protocols whose kernel finds them."""
+    """The class of batches of requests and answers, in protocols whose kernel finds them."""
     uid_from: ClassVar[int] = -1
-    """Where in a frame its uid stands, in protocols whose events have one."""
+    """Position of the uid in a frame, in protocols whose events have one."""
 
     def __init__(
         self,
@@ -292,12 +300,12 @@ class PublishColumns(Publishes):
         self.buffer = buffer
         self.view = np.frombuffer(buffer, np.uint8)
         self.starts, self.ends = starts, ends
-        """Where the accepted frames of each read are."""
+        """Start and end of the accepted frames of each read."""
         self.data = memoryview(buffer)[starts[0] : ends[-1]] if len(starts) == 1 else b""
         self._set(columns)
 
     def _set(self, columns: Columns) -> None:
-        """Take these rows, or as many of them as have no more than `MOST_TOPICS` topics."""
+        """Use these rows, up to the first whose topic exceeds `MOST_TOPICS`."""
         self._keys: dict[int, frozenset[object]] = {}
         keys, self.codes = number_topics(self.buffer, columns, MOST_TOPICS)
         self.count, reads = len(self.codes), len(self.sessions)
@@ -307,7 +315,7 @@ class PublishColumns(Publishes):
         self.meanings = [self._valid_meaning(key) for key in keys]
 
     def _valid_meaning(self, key: bytes) -> Meaning | None:
-        """What a key means; None also for a topic that nobody may publish to: the router refuses it."""
+        """The meaning of a key; None also for a topic that nobody may publish to, which the router refuses."""
         meaning = self.meaning(key)
         if meaning is not None:
             try:
@@ -320,7 +328,7 @@ class PublishColumns(Publishes):
     def take(
         cls, sessions: Sequence[ColumnSession], buffer: bytes, starts: Sequence[int], ends: Sequence[int]
     ) -> Taken:
-        """Take what the kernel can of some reads, one after the other in `buffer`, each of a session of its own."""
+        """Run the kernel over some reads; they follow each other in `buffer`, and each has a session of its own."""
         start, end = np.array(starts, np.int64), np.array(ends, np.int64)
         room = (ends[-1] - starts[0]) // cls.smallest + 1
         columns = np.empty((FIELDS, room), np.int64)
@@ -344,7 +352,7 @@ class PublishColumns(Publishes):
     def _take_calls(
         cls, session: ColumnSession, buffer: bytes, columns: Columns, start: int, stop: int, is_odd: bool
     ) -> Taken:
-        """Take requests or answers, unless one of them may break a rule: then `frames.py` finds out which."""
+        """Take requests or answers. If one of them may break a rule, leave all to `frames.py`, which finds it."""
         assert cls.calls is not None
         assert isinstance(session, CallSession)
         if columns.shape[1] > MOST_CALLS:
@@ -355,30 +363,30 @@ class PublishColumns(Publishes):
         return Taken(None, (start,), (True,))
 
     def _end_before(self, left: Columns, odd: NDArray[np.bool_]) -> None:
-        """Rows were left for a later batch: each read ends before the first of its own."""
+        """Rows were left for a later batch: end each read before the first of its rows among them."""
         reads, firsts = np.unique(left[READ], return_index=True)
         ends = list(self.ends)
         for read, first in zip(reads.tolist(), firsts.tolist(), strict=True):
-            # Where several reads are taken together, what is left of one goes to its own driver.
+            # If several reads were taken together, the rest of each goes to the driver of its connection.
             ends[read], odd[read] = int(left[OFFSET, first]), len(ends) > 1
         self.ends = ends
         if len(ends) == 1:
             self.data = memoryview(self.buffer)[self.starts[0] : ends[0]]
 
     def _owe(self) -> list[int]:
-        """Let sessions remember the ids of their reads; returns the reads of which an id is in use."""
+        """Register the ids of each read as pending in its session; returns the reads that were refused."""
         if not self.unanswered:
             return []
         reads = range(len(self.sessions))
         fields = zip(repeat(self), reads, *self.owed.tolist(), strict=False)
-        # The same as `Owed(*each)` in a third of the time.
+        # Equal to `Owed(*each)`, in a third of the time.
         owed = map(tuple.__new__, repeat(Owed), fields)
         return [
             each.read for session, each in zip(self.sessions, owed, strict=True) if each.size and not session.owe(each)
         ]
 
     def _without(self, wrong: Sequence[int], refused: Sequence[int], odd: NDArray[np.bool_]) -> Taken:
-        """The same up to the first wrong row of each read, and without the reads whose ids were refused."""
+        """Cut each read off before its first wrong row, and drop the reads whose ids were refused."""
         for read in range(len(self.sessions)):
             if read not in refused:
                 self.sessions[read].settled(self, read)
@@ -395,23 +403,23 @@ class PublishColumns(Publishes):
         if len(ends) == 1:
             self.data = memoryview(self.buffer)[self.starts[0] : ends[0]]
         self._set(_those(self.columns, kept))
-        # Fewer ids than before, and nothing of the reads that were refused: none is in use.
+        # This cannot be refused: the ids are a subset of those that were accepted before.
         self._owe()
         return Taken(self, ends, odd.tolist())
 
-    # What the hub asks
+    # What the hub calls
 
     def events(self) -> PublishedRows:
         """All rows, as events."""
-        # Not kept: a batch and its rows that know each other would stay in memory until a garbage collection.
+        # Not stored: a reference cycle would keep both in memory until the next garbage collection.
         return PublishedRows(self)
 
     def topics(self) -> list[tuple[str, str | None]]:
-        """Each topic; whoever wrote to it is the peer."""
+        """Each topic, with None as its author: the peer itself published."""
         return [(meaning.topic, None) for meaning in self.meanings if meaning is not None]
 
     def acknowledgements(self) -> Acknowledgements:
-        """The answers to all acknowledged publishes."""
+        """Encode the answers to all acknowledged publishes."""
         if not self.unanswered:
             return super().acknowledgements()
         asks = _those(self.columns, self.columns[KIND] > 0) if self.unanswered < self.count else self.columns
@@ -421,11 +429,11 @@ class PublishColumns(Publishes):
         return Acknowledgements(frames, ends.tolist(), counts.tolist())
 
     def settle(self, read: int) -> None:
-        """The publishes of one read are answered."""
+        """The publishes of one read were answered: their ids are no longer pending."""
         self.sessions[read].settled(self, read)
 
     def as_messages(self) -> Sequence[Batch]:
-        """Each read as messages; its requests are owed one by one from now on."""
+        """Decode each read into messages; its ids are pending one by one from now on."""
         found: list[Batch] = []
         bounds = self.bounds.tolist()
         for read, session in enumerate(self.sessions):
@@ -439,7 +447,7 @@ class PublishColumns(Publishes):
         return found
 
     def keys(self, read: int) -> frozenset[object]:
-        """The ids that one read owes answers to."""
+        """The ids of one read whose acknowledgements are pending."""
         found = self._keys.get(read)
         if found is None:
             rows = self.columns[:, self.bounds[read] : self.bounds[read + 1]]
@@ -457,7 +465,7 @@ class PublishColumns(Publishes):
         return [meaning.topic for meaning in meanings if meaning is not None]
 
     def last_reads(self) -> list[int]:
-        """For each topic the read that brought its last event."""
+        """For each topic, the read that has its last event."""
         last = np.empty(len(self.meanings), np.int64)
         last[self.codes] = self.columns[READ]
         return last.tolist()
@@ -466,7 +474,7 @@ class PublishColumns(Publishes):
         """How many messages each read has."""
         return self.bounds[1:] - self.bounds[:-1]
 
-    # What a protocol brings
+    # What a protocol implements
 
     @classmethod
     @abc.abstractmethod
@@ -480,27 +488,28 @@ class PublishColumns(Publishes):
         stops: Columns,
         odd: NDArray[np.bool_],
     ) -> int:
-        """Fill a row for each frame of the usual form; returns how many.
+        """Fill a row for each frame of the usual form; returns the number of rows.
 
-        Of each read, `stops` gets where the kernel stopped, and `odd` whether at a frame that is not for it, instead of
-        an incomplete one. `session` is one of those that read them: all have the same settings.
+        For each read, `stops` gets the position where the kernel stopped. `odd` gets True if the reference decoder must
+        take the frame there, False if that frame is incomplete. `session` is one of the sessions: all have the same
+        settings.
         """
 
     @abc.abstractmethod
     def meaning(self, key: bytes) -> Meaning | None:
-        """What the bytes that decide a topic mean; None where the frame takes a closer look."""
+        """The topic and content type of these bytes; None where the reference decoder must decide."""
 
     @abc.abstractmethod
     def message(self, row: int) -> Message:
-        """A row as the message it is, by the reference decoder."""
+        """Decode a row into its message, by the reference decoder."""
 
     @abc.abstractmethod
     def event_messages(self, rows: Columns, codes: Sequence[int]) -> list[Message]:
-        """Rows as the events they publish."""
+        """Decode rows into the events that they publish."""
 
     @abc.abstractmethod
     def answers(self, asks: Columns, rows: Columns) -> tuple[bytes, Columns]:
-        """The answers to these rows, and where the answers to the first so many end, for each number in `rows`."""
+        """Encode the answers to `asks`; for each number `n` in `rows`, also return where the first `n` answers end."""
 
 
 class PublishedRows(Events):
@@ -509,9 +518,9 @@ class PublishedRows(Events):
     def __init__(self, batch: PublishColumns) -> None:
         self._batch = batch
         self._rows: Columns | None = None
-        """Which; None: all."""
+        """The selected rows; None for all."""
         self._chosen: Sequence[int] = range(len(batch.meanings))
-        """The topics that they have."""
+        """The codes of their topics."""
         self.topics = [meaning.topic for meaning in batch.meanings if meaning is not None]
         self._order: tuple[Columns, Sequence[int]] | None = None
 
@@ -519,20 +528,20 @@ class PublishedRows(Events):
         return self._batch.count if self._rows is None else len(self._rows)
 
     def of(self, chosen: Sequence[int]) -> PublishedRows:
-        """Those with one of the chosen topics, in order."""
+        """The rows with one of the chosen topics, in order."""
         return self if len(chosen) == len(self.topics) else self._with(self._rows_of(chosen), chosen)
 
     def _with(self, rows: Columns, chosen: Sequence[int]) -> PublishedRows:
-        """Some rows, in this order, which have these topics."""
+        """A selection of rows, in this order, with these topics."""
         found = PublishedRows.__new__(PublishedRows)
         found._batch, found.topics, found._order = self._batch, self.topics, self._order
         found._rows, found._chosen = rows, chosen
         return found
 
     def _rows_of(self, chosen: Sequence[int]) -> Columns:
-        """Which rows have one of the chosen topics, in order."""
+        """The indexes of the rows with one of the chosen topics, in order."""
         if self._order is None:
-            # Rows by topic, so that a hundred subscribers of a topic each do not look at all rows each.
+            # Sort rows by topic once. A hundred subscribers with a topic each then need not scan all rows each.
             by_topic = np.argsort(self._batch.codes, kind="stable")
             bounds = np.searchsorted(self._batch.codes[by_topic], np.arange(len(self.topics) + 1))
             self._order = by_topic, bounds.tolist()
@@ -541,14 +550,14 @@ class PublishedRows(Events):
         return parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
 
     def messages(self) -> list[Message]:
-        """As events."""
+        """Decode the rows into events."""
         batch, rows = self._batch, self._rows
         if rows is None:
             return batch.event_messages(batch.columns, batch.codes.tolist())
         return batch.event_messages(batch.columns[:, rows], batch.codes[rows].tolist())
 
     def frames(self, session: Session, now: float) -> bytes | None:
-        """What the kernel writes for the session's peer; or the session itself, where bodies change."""
+        """Encode for the session's peer: by the kernel, or by the session where bodies need conversion."""
         batch, rows = self._batch, self._rows
         heads = self._heads(session)
         if heads is None:
@@ -569,7 +578,7 @@ class PublishedRows(Events):
     def frames_apart(
         self, choices: Sequence[Sequence[int]], session: Session, now: float
     ) -> tuple[bytes, Sequence[int], Sequence[int]] | None:
-        """What the kernel writes for all of them in one call."""
+        """Encode all choices by one kernel call."""
         rows = [self._rows_of(chosen) for chosen in choices]
         every = self._with(np.concatenate(rows), [code for chosen in choices for code in chosen])
         heads = every._heads(session)
@@ -585,7 +594,7 @@ class PublishedRows(Events):
     def _written(
         self, session: Session, heads: Sequence[EventHead], sizes: Columns, now: float
     ) -> tuple[bytes, Columns]:
-        """What the kernel writes for a session, and where each frame ends."""
+        """Encode by the kernel; returns the frames, and where each of them ends."""
         batch, rows, columns = self._batch, self._rows, self._batch.columns
         places, written = np.empty((len(batch.meanings), 4), np.int64), b"".join(head.head for head in heads)
         begins = 0
@@ -607,7 +616,7 @@ class PublishedRows(Events):
         return out[:size].tobytes(), ends_of
 
     def _heads(self, session: Session) -> list[EventHead] | None:
-        """The head of the events of each topic; None if one cannot be written this way."""
+        """The event head of each topic; None if the kernel cannot write one of them."""
         heads, meanings = list[EventHead](), self._batch.meanings
         for code in self._chosen:
             meaning = meanings[code]
@@ -622,7 +631,7 @@ class PublishedRows(Events):
         return heads
 
     def _are_as_wanted(self, heads: Sequence[EventHead]) -> bool:
-        """Whether the frames that were read begin as the subscriber wants them to, for every topic."""
+        """Whether the received frames have the subscriber's heads, for every topic. Then they can be forwarded."""
         batch = self._batch
         _, firsts = np.unique(batch.codes, return_index=True)
         for head, row in zip(heads, firsts.tolist(), strict=True):

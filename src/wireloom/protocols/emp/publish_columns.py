@@ -1,4 +1,7 @@
-"""`data` messages with a topic of many reads in columns: events, acknowledged publishes, requests and answers."""
+"""The emp kernel: `data` messages with a topic in columns, for publishes, requests and answers.
+
+See `wireloom.protocols.publish_columns` for the theory of operation.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +62,9 @@ def _scan(
     stops: Columns,
     odd: NDArray[np.bool_],
 ) -> int:
-    """Rows of `data` with a topic. Topic and content type stand in a row.
+    """Fill a row for each `data` message with a topic. In a frame, the content type follows the topic directly.
 
-    Of one read alone, the rows may be requests for providers, or answers, if it begins with one.
+    If there is one read only, and it begins with a request or an answer, the rows are requests or answers.
     """
     row, first = 0, np.int64(-1)
     for read in range(starts.shape[0]):
@@ -106,7 +109,7 @@ def _scan(
                 break
             position, is_ascii = topic + topic_size, True
             if data[block + 8] & 0x02:
-                # A content type of at least 256 bytes could be taken for a part of the topic.
+                # The high byte of the size must be 0: otherwise it could be mistaken for a part of the topic.
                 if block + length - position < 2 or data[position] != 0:
                     break
                 content = position + 2
@@ -131,7 +134,7 @@ def _scan(
 
 @kernel
 def _write_answers(ids: Columns, out: NDArray[np.uint8]) -> None:
-    """Responses that are done, with nothing in them; `out` is all zeros."""
+    """Write final responses without a body; `out` must be all zeros."""
     for row in range(ids.shape[0]):
         at = np.int64(row * _ANSWER)
         put_u32(out, at, np.int64(_ANSWER))
@@ -152,13 +155,13 @@ def warm() -> None:
 
 
 def _meaning(key: bytes) -> Meaning:
-    """The topic, and behind it the content type, if there is one: two bytes for its size, and itself."""
+    """Split a key: the topic, then, if there is a content type, two bytes for its size and the content type."""
     at = key.find(b"\0")
     return Meaning(key.decode(), None) if at < 0 else Meaning(key[:at].decode(), sys.intern(key[at + 2 :].decode()))
 
 
 def _message(session: Session, buffer: bytes, start: int) -> Message:
-    """The message that stands at a place, by the reference decoder."""
+    """Decode the message at a position, by the reference decoder."""
     settings = cast(EmpSession, session).settings
     found = frames.decode(buffer, start, settings.max_message, SizeMode.INCLUSIVE)
     assert found is not None, "kernel and decoder disagree"
@@ -202,7 +205,7 @@ class EmpPublishes(PublishColumns):
         stops: Columns,
         odd: NDArray[np.bool_],
     ) -> int:
-        """Rows of `data` with the hub's block and no other, except for the one that makes it a request."""
+        """Rows of `data` whose only extensions are the hub's, and the one that makes it a request."""
         count: int = _scan(data, starts, ends, cast(EmpSession, session).settings.max_message, columns, stops, odd)
         return count
 
@@ -215,7 +218,7 @@ class EmpPublishes(PublishColumns):
         return _message(self.sessions[0], self.buffer, int(self.columns[OFFSET, row]))
 
     def event_messages(self, rows: Columns, codes: Sequence[int]) -> list[Message]:
-        """Rows as the events they publish."""
+        """Decode rows into the events that they publish."""
         buffer, direction, meanings = self.buffer, self.sessions[0].inbound, self.meanings
         found = []
         for at, size, code in zip(rows[BODY].tolist(), rows[BODY_SIZE].tolist(), codes, strict=True):
@@ -228,7 +231,7 @@ class EmpPublishes(PublishColumns):
         return found
 
     def answers(self, asks: Columns, rows: Columns) -> tuple[bytes, Columns]:
-        """Responses with nothing but their id."""
+        """Responses that contain only their id."""
         out = np.zeros(_ANSWER * asks.shape[1], np.uint8)
         _write_answers(asks[ID], out)
         return out.tobytes(), _ANSWER * rows

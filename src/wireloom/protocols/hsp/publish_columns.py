@@ -1,4 +1,7 @@
-"""`DATA` and `DATA_ACK` frames of many reads in columns, and `ACK` frames of one."""
+"""The hsp kernel: `DATA` and `DATA_ACK` frames of many reads in columns, or `ACK` frames of one read.
+
+See `wireloom.protocols.publish_columns` for the theory of operation.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +59,9 @@ def _scan(
     stops: Columns,
     odd: NDArray[np.bool_],
 ) -> int:
-    """Rows of `DATA` and `DATA_ACK`. The type decides the topic, or the beginning of an envelope does.
+    """Fill a row for each `DATA` and `DATA_ACK`. The type determines the topic, or the start of an envelope does.
 
-    Of one read alone, the rows are those of `ACK` if it begins with one.
+    If there is one read only, and it begins with an `ACK`, the rows are `ACK` frames.
     """
     row = 0
     are_answers = starts.shape[0] == 1 and ends[0] > starts[0] and data[starts[0]] == _ACK
@@ -138,7 +141,7 @@ def warm() -> None:
 
 
 class HspCalls(CallColumns):
-    """A read of `ACK`, or of `DATA_ACK` that go to providers."""
+    """The `ACK` frames of a read, or its `DATA_ACK` frames that are requests for providers."""
 
     __slots__ = ()
 
@@ -157,7 +160,7 @@ class HspCalls(CallColumns):
 
 
 def _meaning(names: Names, key: bytes) -> Meaning | None:
-    """The topic that a type stands for, or what an envelope says; None for operations of the hub."""
+    """The topic of a type, or that of an envelope; None for operations of the hub."""
     if len(key) == 2:
         topic, content_type = names.topic(int.from_bytes(key)), None
     else:
@@ -168,14 +171,14 @@ def _meaning(names: Names, key: bytes) -> Meaning | None:
 
 
 def _message(names: Names, session: ColumnSession, buffer: bytes, start: int) -> Message:
-    """The message that stands at a place, by the reference decoder."""
+    """Decode the message at a position, by the reference decoder."""
     found = frames.decode(buffer, start, cast(HspSession, session).settings.max_payload)
     assert found is not None, "kernel and decoder disagree"
     return to_message(found[0], names, session.inbound)
 
 
 class HspPublishes(PublishColumns):
-    """Frames of sessions that give types the same names."""
+    """Frames of sessions whose types have the same names."""
 
     __slots__ = ("_names",)
 
@@ -190,7 +193,7 @@ class HspPublishes(PublishColumns):
         starts: Sequence[int],
         ends: Sequence[int],
     ) -> None:
-        # A later message of the same read may change the session's own.
+        # A copy: a later message of the same read may change the names of the session.
         self._names = cast(HspSession, sessions[0]).names
         super().__init__(sessions, buffer, columns, starts, ends)
 
@@ -215,7 +218,7 @@ class HspPublishes(PublishColumns):
         return _meaning(self._names, key)
 
     def as_calls(self) -> Calls | None:
-        """Each `DATA_ACK` waits for an answer of its own."""
+        """The batch as requests: each `DATA_ACK` is answered separately."""
         if len(self.sessions) > 1 or self.unanswered < self.count:
             return None
         session = cast(HspSession, self.sessions[0])
@@ -230,7 +233,7 @@ class HspPublishes(PublishColumns):
         return _message(self._names, self.sessions[0], self.buffer, int(self.columns[OFFSET, row]))
 
     def event_messages(self, rows: Columns, codes: Sequence[int]) -> list[Message]:
-        """Rows as the events they publish."""
+        """Decode rows into the events that they publish."""
         buffer, direction, meanings = self.buffer, self.sessions[0].inbound, self.meanings
         found = []
         # A key of two bytes is a type.

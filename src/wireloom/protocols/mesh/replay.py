@@ -1,9 +1,33 @@
-"""The replay cache: which packets have been seen, for as long as one of them could be taken for new.
+"""The replay cache: it remembers packets for as long as a copy of them would be accepted.
 
-Implements 5.4 and 7 of the Event Mesh Protocol. Keyed by NODE ID, the key that authenticated (or none) and Message ID.
-An entry lives until max(arrival, the packet's time) + window, so that a packet dated ahead cannot be replayed later.
-There is a cap for each node and one in all; the oldest go first, and each that goes too early is counted. Nodes take
-memory, too, and a NODE ID costs its inventor nothing: there are at most as many as take the memory of all entries.
+Implements 5.4 and 7 of the Event Mesh Protocol.
+
+Theory of operation
+-------------------
+Problem: a packet must be accepted once. A packet is identified by NODE ID, the key that authenticated it (or none), and
+Message ID. Packets come from anybody, so memory and work must be bounded.
+
+Lifetime: an entry expires at `max(arrival, packet time) + window`. The time of the packet counts too, because a packet
+dated ahead would still be fresh after its arrival is forgotten.
+
+Structure: each node has a dictionary from packet number to expiry, and a queue of its numbers, oldest first
+(`Seen.order`). The cache has a queue of nodes, with one element for each entry, in order of arrival
+(`ReplayCache._order`). The n-th element of a node in that queue stands for the n-th number in the node's own queue. So
+the first element names the node with the oldest entry of all.
+
+Lazy removal: an entry may also leave by the node's own queue (the cap of the node, or a number that is used again). Its
+element in the shared queue would have to be searched for. Instead `Seen.gone` is incremented, and `_next` skips that
+many elements of the node when they come up.
+
+Invariant: `len(_order) == len(self) + sum of gone over all nodes`. Each operation takes amortised constant time. Only a
+number that is used again after its expiry, but before its removal, is searched for in the node's queue.
+
+Limits: there is a cap of entries for each node, and one for all nodes. The oldest entries are evicted first, and
+`evicted` counts those that had not expired. A sender can invent NODE IDs, so the number of nodes is limited too.
+
+Example: nodes A and B with a cap of 2 for each. Packets A1, B1, A2 give the shared queue A B A. A3 exceeds the cap of
+A: A1 leaves the queue of A, and `A.gone` is 1. The shared queue is A B A A. The next eviction skips the first A, takes
+B, and removes B1, which is now the oldest.
 """
 
 from __future__ import annotations
@@ -17,16 +41,16 @@ CLOCK_SKEW_ALLOWANCE = 120.0
 EXPIRED_AT_ONCE = 1000
 LOOK_EVERY = 1.0
 ENTRIES_OF_NODE = 8
-"""Entries that take as much memory as a node."""
+"""How many entries take as much memory as one node."""
 
 Key = tuple[bytes | str, bytes, int]
-"""NODE ID (or, where there is none, the source's address), key, Message ID."""
+"""NODE ID (the address of the source if there is none), key, Message ID."""
 
 
 class Seen:
-    """What was seen of one node, oldest first.
+    """The packets seen of one node, oldest first.
 
-    Packets are numbered: the Message ID, plus an offset for each key that the node has used.
+    The number of a packet is its Message ID plus an offset for its key.
     """
 
     __slots__ = ("gone", "name", "offsets", "order", "until")
@@ -37,10 +61,10 @@ class Seen:
         self.order: deque[int] = deque()
         self.offsets: dict[bytes, int] = {}
         self.gone = 0
-        """How many of this node's places in the order of all nodes stand for nothing any more."""
+        """How many elements of this node in the shared queue are stale."""
 
     def offset(self, key: bytes) -> int:
-        """What to add to a Message ID, so that packets of different keys have different numbers."""
+        """The offset that gives packets of different keys different numbers."""
         return self.offsets.setdefault(key, len(self.offsets) << 32)
 
 
@@ -61,12 +85,12 @@ class ReplayCache:
         self.cap_per_node = cap_per_node
         self.most_nodes = max(cap // ENTRIES_OF_NODE, 64)
         self.since = -math.inf
-        """Packets dated up to then may have been seen, and nobody remembers; see `Gate.check_time`."""
+        """Packets dated up to this time may have been seen and forgotten; see `Gate.check_time`."""
         self.evicted = 0
-        """Entries that had to go while their packet could still be replayed."""
+        """Entries that were evicted before they expired; their packets could be replayed."""
         self._nodes: dict[bytes | str, Seen] = {}
         self._order: deque[Seen] = deque()
-        """Whose turn it is to lose its oldest entry: a place for each entry, in the order they came."""
+        """The shared queue: the node of each entry, in order of arrival. Some elements are stale: see `Seen.gone`."""
         self._count = 0
         self._empty: set[bytes | str] = set()
         self._look_again = 0.0
@@ -89,7 +113,7 @@ class ReplayCache:
         return self.add_number(node, node.offset(key[1]) + key[2], until, now)
 
     def node(self, name: bytes | str) -> Seen:
-        """What was seen of a node; in force until the next `expire`."""
+        """The packets seen of a node; the result is valid until the next `expire`."""
         self._empty.discard(name)
         found = self._nodes.get(name)
         if found is None:
@@ -97,12 +121,12 @@ class ReplayCache:
         return found
 
     def add_number(self, node: Seen, number: int, until: float, now: float) -> bool:
-        """The same as `add`, for those who have many packets of one node and called `expire` before."""
+        """Like `add`, for callers that have many packets of one node and have called `expire`."""
         entries = node.until
         count = len(entries)
         if not count:
-            self._nodes[node.name] = node  # it may have been forgotten since somebody asked for it
-        # One look into the dictionary, which is too large for the processor's cache, instead of two.
+            self._nodes[node.name] = node  # it may have been removed since `node` returned it
+        # One access instead of two: the dictionary is too large for the cache of the processor.
         known = entries.setdefault(number, until)
         if len(entries) == count:
             if known > now:
@@ -124,7 +148,7 @@ class ReplayCache:
         return True
 
     def add_all(self, node: Seen, numbers: list[int], until: float, now: float) -> bool:
-        """Remember packets of one node at once if all of them are new; else none, and False."""
+        """Remember packets of one node if all of them are new; else remember none and return False."""
         entries, fresh = node.until, dict.fromkeys(numbers, until)
         many = len(numbers)
         if len(fresh) < many or many > self.cap_per_node or not entries.keys().isdisjoint(fresh):
@@ -142,7 +166,7 @@ class ReplayCache:
         return True
 
     def expire(self, now: float) -> None:
-        """Forget what is over: enough for the cache to shrink, and not so much that it takes long."""
+        """Remove expired entries, at most `EXPIRED_AT_ONCE` in a call."""
         if now < self._look_again:
             return
         for name in self._empty:
@@ -156,7 +180,7 @@ class ReplayCache:
             node = self._next()
             oldest = node.order[0]
             if node.until[oldest] > now:
-                # Not before that. One dated ahead may keep those behind it a little longer.
+                # Nothing more to remove. A packet dated ahead may keep later entries a little longer.
                 self._order.appendleft(node)
                 break
             self._forget(node, node.order.popleft())
@@ -165,7 +189,7 @@ class ReplayCache:
         self._look_again = now + LOOK_EVERY
 
     def _next(self) -> Seen:
-        """The node whose oldest entry is the oldest of all; its place in the order is taken out."""
+        """Remove the first element of the shared queue that is not stale: the node with the oldest entry of all."""
         while True:
             node = self._order.popleft()
             if not node.gone:

@@ -1,8 +1,28 @@
-"""The transmission layer of a session: lines in and out, confirmations, resends, pieces, and slow work elsewhere.
+"""The transmission layer of a session: lines in and out, confirmations, resends, fragments, and offloaded work.
 
-What documents mean is the matter of `session`, which builds on this. Large messages take time to read and to write:
-where the owner allows it (`enable_work`), that is handed out as work, and everything that follows waits for it, so that
-messages keep their order.
+`session` builds on this and interprets the documents.
+
+Theory of operation
+-------------------
+Receiving: a line is a confirmation, a message, or a fragment of one. A new message is assembled, decrypted, decoded,
+confirmed and passed on. A message whose id was seen is confirmed again, and not executed again (`delivery.Seen`).
+
+Sending: a message stays in `_unconfirmed` until the peer confirms it, and is sent again after each timeout. After
+`resends` attempts the session closes.
+
+Confirmations: a call is confirmed at once. The confirmation of an answer may wait `_SOON` seconds, because nobody waits
+for it. It then shares a write with the next line that is sent (`_soon`).
+
+Offloading: decoding or encoding `LARGE` bytes would block the event loop. If the owner allows it (`enable_work`), such
+work becomes a `_Job` that another thread runs. Invariant: messages keep their order. While a job decodes, received data
+is buffered (`_rest`, `_blocked`). While a job encodes, later documents are queued (`_outbox`). `worked` then goes on
+with what was buffered, up to the next large message.
+
+Example: a read holds lines a, B, c, and B is large. `batches` returns a, makes a job for B, and keeps c in `_rest`. The
+next read goes to `_blocked`. `worked` takes B, then c, then the buffered read.
+
+Equal timing: with encryption, an unreadable message must not reveal by timing why it failed. Its answer waits for
+`failure_delay` (`_late`), and a decoy is decrypted where the line itself has nothing to decrypt.
 """
 
 from __future__ import annotations
@@ -28,21 +48,20 @@ from wireloom.protocols.wolpertinger.refusal import Refused, ResultCode
 from wireloom.protocols.wolpertinger.settings import WolpertingerSettings
 
 LARGE = 16 * 1024
-"""Bytes of a message from which on reading or writing it is slow work."""
+"""Messages of at least this many bytes are decoded or encoded as offloaded work."""
 _SHOWN = 64 * 1024
-"""Bytes of what is refused that records may show."""
+"""Limit of the refused bytes that records show."""
 LINES = 64
-"""Lines, or messages, that make a batch."""
+"""Limit of lines, or messages, in a batch."""
 _SOON = 0.01
-"""Seconds that the confirmation of an answer may wait for company."""
+"""Seconds that the confirmation of an answer may wait, so that it can share a write with other lines."""
 _MANY = 64
-"""Confirmations that wait together, at most."""
+"""Limit of confirmations that wait together."""
 _CONFIRMATION = b"result:%d;message_id:%d;\n"
 _PIECE = re.compile(rb"fragment_index:([0-9]+);fragment_count:([0-9]+);")
-# Looking up a member of an enum costs as much as a call, and these are needed for every message.
 _SUCCESS, _CLOSED = ResultCode.SUCCESS, SessionState.CLOSED
 BYTES = 64 * 1024 * 1024
-"""Unconfirmed bytes above which nothing more is sent."""
+"""Above this many unconfirmed bytes nothing more is sent."""
 
 
 @dataclass(slots=True)
@@ -52,9 +71,9 @@ class Reading:
     messages: list[Message] = field(default_factory=list)
     refused: list[Rejected] = field(default_factory=list)
     kept: list[bytes] = field(default_factory=list)
-    """Lines that were accepted, as they came."""
+    """Accepted lines, unchanged."""
     count: int = 0
-    """Messages on the wire."""
+    """Number of messages on the wire."""
 
     def batch(self) -> Batch | None:
         """The batch; None if there is nothing in it."""
@@ -67,17 +86,17 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Slow work: `run` may be called by another thread, `done` takes its result back in this one."""
+    """Offloaded work: any thread may call `run`; the thread of the session calls `done` with its result."""
 
     run: Callable[[], object]
     done: Callable[[object, float], None]
     reads: bool = False
-    """Whether nothing more is read until it is done."""
+    """Whether it decodes: received data is then buffered until it is done."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    """A document that is still to be made, and whom to tell if that fails."""
+    """A document that is made by offloaded work, and what to call if that fails."""
 
     make: Callable[[], Document]
     failed: Callable[[WireloomError, float], None]
@@ -85,16 +104,16 @@ class _Later:
 
 @dataclass(frozen=True, slots=True)
 class PackedDocument:
-    """A document that is ready to be sent but for its message id."""
+    """A document that is ready to be sent and lacks only its message id."""
 
     document: Document
     pieces: list[Data]
     cipher: Cipher | None
-    """With which it was encrypted."""
+    """The cipher that encrypted it, if any."""
 
 
 def pack(document: Document, settings: WolpertingerSettings, cipher: Cipher | None) -> PackedDocument:
-    """Do what takes time about sending a document."""
+    """Do the slow part of sending a document: encode, compress, encrypt and split it."""
     return PackedDocument(document, layer1.pack(layer2.write(document), 0, settings, cipher), cipher)
 
 
@@ -115,44 +134,44 @@ class Transmission(Session):
         self._skipping = False
         self._out: list[bytes] = []
         self._soon: list[bytes] = []
-        """Confirmations that go out with whatever is said next, or by themselves when they are due."""
+        """Confirmations that go out with the next line, or at `_soon_due`."""
         self._soon_due = 0.0
         self._late: deque[tuple[float, bytes]] = deque()
-        """Answers that wait for their time, so that all failures take as long."""
+        """Answers to unreadable messages, and when to send them: all failures take equally long."""
         self._delayed: deque[tuple[float, list[bytes]]] = deque()
-        """Messages that `answer_delay` holds back, and what was said after them: messages keep their order."""
+        """Messages that `answer_delay` holds back, and all later ones, because messages keep their order."""
         self._seen = Seen(settings.remember)
         self._blanked: dict[int, bytes] = {}
-        """Received messages with credentials, and the lines that stand for them in records."""
+        """Received messages with credentials: by id, the lines that replace them in records."""
         self._wrong: dict[int, None] = {}
-        """Received messages that were confirmed, and refused for what they say."""
+        """Received messages that were confirmed, but whose content was refused."""
         self._private: dict[int, tuple[list[bytes], bytes]] = {}
-        """The same for what was sent: the lines, and what stands for all of them."""
+        """Sent messages with credentials: by id, their lines, and the bytes that replace them in records."""
         self._assembly = layer1.Assembly(settings)
         self._unconfirmed = Unconfirmed(settings.delivery_timeout)
         self._reading = Reading()
-        """What was read since the last control message."""
+        """The batch since the last control message."""
         self._batches: list[Batch] = []
-        """What was read before it, in this read."""
+        """Complete batches of this read."""
         self._may_offload = False
         self._jobs: deque[_Job] = deque()
         self._running: _Job | None = None
         self._blocked: list[bytes] | None = None
-        """What was received while a large message is being read; None when there is none."""
+        """Data received while a job decodes a large message; None if there is no such job."""
         self._rest = b""
-        """Lines of the same read that follow it."""
+        """Lines of the same read that follow the large message."""
         self._outbox: deque[Document | _Later] | None = None
-        """What is to be said once a large message has been written; None when there is none."""
+        """Documents to send after a job has encoded a large one; None if there is no such job."""
 
-    # What the conversation adds
+    # What the session implements
 
     @abc.abstractmethod
     def _take(self, document: Document, message: Message | None, whole: Data, wire: int, now: float) -> None:
-        """Act on a document that was received; `message` is what it says, where that is known already."""
+        """Act on a received document; `message` is its message, if it was decoded already."""
 
     @abc.abstractmethod
     def _refuse_document(self, refused: Refused, now: float) -> None:
-        """Answer a document that was delivered and is wrong."""
+        """Answer a document that was delivered but is invalid."""
 
     @abc.abstractmethod
     def _delivered(self, sent: Sent, result: int, now: float) -> None:
@@ -174,7 +193,7 @@ class Transmission(Session):
         return self._take_data(data, now)
 
     def _add(self, message: Message) -> None:
-        """Hand a message to the owner. A control message is the last of its batch; its line is in there already."""
+        """Add a message to the batch. A control message is the last of its batch; its line was added before."""
         self._reading.messages.append(message)
         if is_control(message):
             self._end_batch()
@@ -186,7 +205,7 @@ class Transmission(Session):
             self._reading = Reading()
 
     def _finish(self) -> Sequence[Batch]:
-        """What the read brought."""
+        """All batches of the read."""
         self._end_batch()
         batches, self._batches = self._batches, []
         return batches
@@ -197,7 +216,7 @@ class Transmission(Session):
         yield from self._finish()
 
     def _take_lines(self, lines: bytes, now: float) -> Iterator[Batch]:
-        """Take whole lines; a batch ends after some of them, so that the owner can let others have a turn."""
+        """Take complete lines. A batch ends after `LINES` lines or `LARGE` bytes, so that the owner can yield."""
         at, count, began = 0, 0, 0
         while at < len(lines):
             end = lines.index(b"\n", at)
@@ -213,11 +232,11 @@ class Transmission(Session):
                 count, began = 0, at
                 self._end_batch()
                 batches, self._batches = self._batches, []
-                # Pieces of a message that is not complete bring nothing, and cost time all the same.
+                # Fragments of an incomplete message give no batch, but they took time: let the owner check it.
                 yield from batches or (Batch(),)
 
     def _whole_lines(self, data: bytes) -> bytes:
-        """All complete lines so far; what follows them is kept."""
+        """All complete lines; the incomplete line at the end is buffered."""
         end = data.rfind(b"\n") + 1
         if not end:
             if self._tail_size + len(data) > self.settings.max_line or self._skipping:
@@ -235,7 +254,7 @@ class Transmission(Session):
         return whole
 
     def _skip(self, data: bytes) -> None:
-        """A line has become too long: nothing of it is kept, up to its end."""
+        """A line is too long: drop it up to its end."""
         lost = b"".join([*self._tail, data])
         self._tail, self._tail_size, self._skipping = [], 0, True
         self._reject("wolpertinger.line.too-long", self._too_long(), lost)
@@ -247,13 +266,13 @@ class Transmission(Session):
         self._reading.refused.append(Rejected(clause, detail, 0, self._without_credentials(clause, data)))
 
     def _without_credentials(self, clause: str, data: bytes) -> bytes:
-        """Lines that are refused, as records may keep them: of a long message its beginning, the rest is stars."""
+        """Refused lines in the form for records, without credentials."""
         if clause == UNREADABLE:
             return data
         return self._shown(data)
 
     def _shown(self, data: bytes) -> bytes:
-        """Lines without credentials; of many only the first are looked at, the rest is stars."""
+        """Lines without credentials. Beyond `_SHOWN` bytes, everything is replaced by stars."""
         if len(data) <= _SHOWN:
             return starred_lines(data, self._cipher)
         return starred_lines(data[:_SHOWN], self._cipher) + b"*" * (len(data) - _SHOWN)
@@ -275,13 +294,13 @@ class Transmission(Session):
                 self._take_piece(frame, raw, now)
         except Refused as refused:
             if refused.clause == UNREADABLE and self._cipher is not None:
-                # So wrong that nothing would be decrypted: as much is done for it as for any other.
+                # Nothing can be decrypted here. Decrypt a decoy, so that this takes as long as other failures.
                 self._open(frames.decoy(refused.message_id or 0, line), len(raw), raw, now)
             else:
                 self._refuse(refused, raw, now)
 
     def _take_again(self, frame: Data, raw: bytes, now: float) -> None:
-        """What was executed already is confirmed again, and that is all."""
+        """Confirm a message that was executed before, and do not execute it again."""
         self.count("wolpertinger.message-id.again")
         if frame.fragment_count is None or frame.fragment_index == frame.fragment_count - 1:
             self._confirm(frame.message_id, _SUCCESS)
@@ -296,13 +315,13 @@ class Transmission(Session):
         self._reading.kept.append(starred_lines(whole[2], self._cipher) if shown is None else shown)
 
     def _take_piece(self, frame: Data, raw: bytes, now: float) -> None:
-        """A message, or a piece of one."""
+        """Take a message, or a fragment of one."""
         whole = self._assemble(frame, raw, now)
         if whole is not None:
             self._open(*whole, now)
 
     def _assemble(self, frame: Data, raw: bytes, now: float) -> tuple[Data, int, bytes] | None:
-        """The whole message, its size and its lines, once it is complete: records never hold a part of one."""
+        """The message, its size and its lines, once it is complete: records never hold a part of a message."""
         if frame.fragment_count is None:
             return frame, len(raw), raw
         try:
@@ -311,18 +330,18 @@ class Transmission(Session):
             self._note_lost()
 
     def _note_lost(self) -> None:
-        """Tell of messages that will never be complete."""
+        """Report messages that will never be complete."""
         for _, lines in self._assembly.take_lost():
             self.count("wolpertinger.fragment.dropped")
             self._reject("wolpertinger.fragment.dropped", "pieces of a message that did not become complete", lines)
 
     def unread(self) -> bytes:
-        """Lines that wait for others, pieces of incomplete messages, and the beginning of a line."""
+        """Buffered lines, fragments of incomplete messages, and the incomplete line at the end."""
         pieces = [line for kept in self._assembly.open.values() for line in kept.lines]
         return self._shown(b"".join([*pieces, self._rest, *self._tail, *(self._blocked or ())]))
 
     def _open(self, whole: Data, wire: int, raw: bytes, now: float) -> None:
-        """Read a whole message: here, or elsewhere if it is large. `raw` is its lines."""
+        """Decode a complete message, as offloaded work if it is large. `raw` holds its lines."""
         if not self._may_offload or len(whole.payload) < LARGE:
             try:
                 document = layer1.unpack(whole, self.settings, self._cipher)
@@ -350,7 +369,7 @@ class Transmission(Session):
                 self._accept(document, message, whole, wire, raw, now)
 
         self._blocked = []
-        # The time of arrival counts: what is wrong is answered as late as if it had been found at once.
+        # `now`, the time of arrival, counts: the delay of an error does not depend on when it was found.
         self._jobs.append(_Job(read, opened, reads=True))
 
     def _accept(
@@ -371,7 +390,7 @@ class Transmission(Session):
         self._take(document, message, whole, wire, now)
 
     def _plain_text(self, frame: Data) -> Refused:
-        """Plain text after the key exchange: say so in plain text, and end the connection."""
+        """Plain text after the key exchange: send an error in plain text, and close."""
         refused = Refused("wolpertinger.encryption.required", f"message {frame.message_id} is not encrypted")
         self.violation, self.close_reason = refused, "error"
         self._confirm(frame.message_id, ResultCode.SUCCESS)
@@ -382,9 +401,9 @@ class Transmission(Session):
         return refused
 
     def _refuse(self, refused: Refused, raw: bytes, now: float, done: float | None = None) -> None:
-        """Tell the peer what was wrong with its message, where it can be told.
+        """Report an invalid message to the peer, if it has an id.
 
-        `now` is when it arrived, `done` when that was found out, if later.
+        `now` is the time of its arrival. `done` is the time when the error was found, if later.
         """
         if refused is self.violation:
             without_traces(refused)
@@ -396,7 +415,7 @@ class Transmission(Session):
         if refused.clause == UNREADABLE:
             line = _CONFIRMATION % (refused.result, refused.message_id)
             delay = self.settings.failure_delay
-            # What took longer than the delay, being large, is answered after whole delays: times stay alike.
+            # A large message may take longer than the delay. Then wait for a multiple of it: times stay equal.
             times = math.ceil(((done or now) - now) / delay) if delay else 0
             self._late.append((now + delay * max(times, 1), line))
             return
@@ -412,7 +431,7 @@ class Transmission(Session):
         self.sent += 1
 
     def _confirm_soon(self, message_id: int, now: float) -> None:
-        """Confirm an answer together with the next thing that is said: nobody waits for this confirmation."""
+        """Confirm an answer together with the next line that is sent: nobody waits for this confirmation."""
         if not self._soon:
             self._soon_due = now + _SOON
         self._soon.append(_CONFIRMATION % (_SUCCESS, message_id))
@@ -435,7 +454,7 @@ class Transmission(Session):
     # Lines out
 
     def _say(self, document: Document, now: float) -> None:
-        """Say something, after what is being written already."""
+        """Send a document, after those that are being encoded."""
         if self._outbox is not None:
             self._outbox.append(document)
         else:
@@ -453,7 +472,7 @@ class Transmission(Session):
     def _say_later(
         self, make: Callable[[], Document], failed: Callable[[WireloomError, float], None], now: float
     ) -> None:
-        """Say something large: it is made and written elsewhere."""
+        """Send a large document: offloaded work makes and encodes it."""
         later = _Later(make, failed)
         if self._outbox is not None:
             self._outbox.append(later)
@@ -505,7 +524,7 @@ class Transmission(Session):
             self._out += lines
         self.sent += 1
         if len(self._unconfirmed.waiting) > 2 * self.settings.max_unconfirmed or self._unconfirmed.size > 2 * BYTES:
-            # A peer that asks and never confirms the answers would make us keep all of them.
+            # A peer that never confirms our answers would make us keep all of them.
             self.count("wolpertinger.delivery.failed")
             self.close_reason = "error"
             self.state = SessionState.CLOSED
@@ -528,7 +547,7 @@ class Transmission(Session):
         return data
 
     def outgoing_frames(self) -> Sequence[bytes]:
-        """The same, a line each."""
+        """Like `outgoing`, as separate lines."""
         if self._delayed and self._is_closed():
             self._release(math.inf)
         if self._soon and self._out:
@@ -542,38 +561,38 @@ class Transmission(Session):
             self._out += self._delayed.popleft()[1]
 
     def say_all(self) -> None:
-        """Confirmations wait no longer."""
+        """Send waiting confirmations now."""
         self._confirm_now()
 
     def messages_in(self, frame: bytes) -> int:
-        """A message counts with its last piece."""
+        """1 for the last fragment of a message, else 0."""
         piece = _PIECE.match(frame)
         return 1 if piece is None or int(piece[1]) == int(piece[2]) - 1 else 0
 
     def recordable(self, data: bytes) -> bytes:
-        """What was sent, without proofs."""
+        """Sent bytes without credentials."""
         for lines, shown in self._private.values():
-            # The blanked lines stand where the last one was: a message counts with its last piece.
+            # The replacement goes where the last line was: a message counts with its last fragment.
             for line in lines[:-1]:
                 data = data.replace(line, b"")
             data = data.replace(lines[-1], shown)
         return data
 
-    # Slow work
+    # Offloaded work
 
     def enable_work(self) -> None:
-        """From now on large messages are handed out by `work`."""
+        """From now on `work` returns the decoding and encoding of large messages."""
         self._may_offload = True
 
     def work(self) -> Callable[[], object] | None:
-        """The next piece of slow work, if none is being done."""
+        """The next job; None if there is none, or one is running."""
         if self._running is not None or not self._jobs or self._is_closed():
             return None
         self._running = self._jobs.popleft()
         return self._running.run
 
     def worked(self, result: object, now: float) -> Iterable[Batch]:
-        """Slow work is done: go on with what waited for it."""
+        """A job is done: take its result, then go on with what was buffered."""
         job, self._running = self._running, None
         if job is None or self._is_closed():
             return NOTHING
@@ -585,7 +604,7 @@ class Transmission(Session):
         return self._read_on(lines, chunks, now)
 
     def _read_on(self, lines: bytes, chunks: Sequence[bytes], now: float) -> Iterator[Batch]:
-        """Take what arrived while a large message was being read, up to the next large one."""
+        """Take the data that was buffered while a large message was decoded, up to the next large one."""
         yield from self._take_lines(lines, now)
         for chunk in chunks:
             if not self._is_closed() and not self._wait_with(chunk):
@@ -593,14 +612,14 @@ class Transmission(Session):
         yield from self._finish()
 
     def _wait_with(self, chunk: bytes) -> bool:
-        """Whether a large message is being read; then this waits for it as well."""
+        """Whether a job decodes a large message; then buffer this chunk."""
         if self._blocked is not None:
             self._blocked.append(chunk)
         return self._blocked is not None
 
     @property
     def buffered(self) -> int:
-        """Bytes of the beginning of a line, of incomplete messages, and of what waits for a large one."""
+        """Bytes of the incomplete line, of incomplete messages, and of data buffered during a job."""
         return self._tail_size + self._assembly.pending + len(self._rest) + sum(map(len, self._blocked or ()))
 
     @property
@@ -623,7 +642,7 @@ class Transmission(Session):
         return due
 
     def _expire_transmission(self, now: float) -> None:
-        """Send late answers, give up half messages, resend what was not confirmed."""
+        """Send delayed answers, drop incomplete messages, resend unconfirmed ones."""
         if self._soon and self._soon_due <= now:
             self._confirm_now()
         self._release(now)
@@ -633,7 +652,7 @@ class Transmission(Session):
         self._note_lost()
         for message_id in self._unconfirmed.overdue(now):
             if self._unconfirmed.waiting[message_id].tries >= self.settings.resends:
-                # Nobody there. Whoever waits for an answer learns it from the end of the connection.
+                # The peer is gone. Callers learn it from the end of the connection.
                 self.count("wolpertinger.delivery.failed")
                 self.close_reason = "idle"
                 self.state = SessionState.CLOSED
@@ -644,7 +663,7 @@ class Transmission(Session):
 
 
 def _limit(kept: dict[int, Any]) -> None:
-    """Forget what was put in first, once there is more than an honest peer can have use for."""
+    """Remove the oldest entries beyond `_MANY`: an honest peer needs fewer."""
     while len(kept) > _MANY:
         del kept[next(iter(kept))]
 
@@ -653,6 +672,6 @@ def encode(document: Document, message_id: int, settings: WolpertingerSettings, 
     """A document as lines."""
     xml = layer2.write(document)
     if cipher is None and (len(xml) < settings.gzip_from or not settings.gzip_from) and len(xml) < settings.split // 2:
-        # What most messages are: small and plain, one line.
+        # Fast path for most messages: small, not encrypted, one line.
         return [b"message_id:%d;%b" % (message_id, binascii.b2a_base64(xml))]
     return [frames.encode(piece) for piece in layer1.pack(xml, message_id, settings, cipher)]

@@ -1,4 +1,7 @@
-"""Events and acknowledged publishes of many reads in columns, requests and responses of one."""
+"""The yamp kernel: events and acknowledged publishes of many reads in columns, or requests or responses of one read.
+
+See `wireloom.protocols.publish_columns` for the theory of operation.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +66,10 @@ def _scan(
     stops: Columns,
     odd: NDArray[np.bool_],
 ) -> int:
-    """Rows of `event`, and of `request` for `$hub/publish/`. Ids are the first half of uids, which tell the time.
+    """Fill a row for each `event`, and each `request` for `$hub/publish/`.
 
-    Of one read alone, the rows may be other requests, or responses that are done, if it begins with one.
+    `ID` is the first half of the uid, which contains the time. If there is one read only, and it begins with another
+    request or a final response, the rows are such requests or responses.
     """
     row, first = 0, np.int64(-1)
     for read in range(starts.shape[0]):
@@ -120,7 +124,7 @@ def _write_answers(
     out: NDArray[np.uint8],
     ends: Columns,
 ) -> np.int64:
-    """Responses that are done, all with this body; their uids count up from the one given.
+    """Write final responses, all with this body; their uids count up from the one given.
 
     `ends[i]` gets where the first `i` of them end; the first is there already.
     """
@@ -149,7 +153,7 @@ def _write_answers(
 
 @cache
 def _body_of(data: bytes) -> NDArray[np.uint8]:
-    """A body as the kernel takes it: the same kind of array whether it is empty or not."""
+    """A body as an array for the kernel, of the same type whether it is empty or not."""
     return np.array(list(data), np.uint8)
 
 
@@ -165,19 +169,19 @@ def warm() -> None:
 
 
 def _message(session: ColumnSession, buffer: bytes, start: int) -> Message:
-    """The message that stands at a place, by the reference decoder."""
+    """Decode the message at a position, by the reference decoder."""
     found = frames.decode(buffer, start, cast(YampSession, session).settings.max_body)
     assert found is not None, "kernel and decoder disagree"
     return to_message(found[0], session.inbound, session.content_type)
 
 
 class YampCalls(CallColumns):
-    """Requests that ask for no progress, or responses that are done."""
+    """Requests without progress, or final responses."""
 
     __slots__ = ()
 
     def read_ids(self) -> Sequence[str]:
-        """The uid of a request; that of its request in a response, before type, size and body."""
+        """The uid of a request. In a response it is that of its request, which precedes type, size and body."""
         places = (self.columns[BODY] - 21 if self.is_answers else self.columns[OFFSET] + 1).tolist()
         return [uid_text(self._buffer[at : at + 16]) for at in places]
 
@@ -230,7 +234,7 @@ class YampPublishes(PublishColumns):
         return _message(self.sessions[0], self.buffer, int(self.columns[OFFSET, row]))
 
     def event_messages(self, rows: Columns, codes: Sequence[int]) -> list[Message]:
-        """Rows as the events they publish."""
+        """Decode rows into the events that they publish."""
         buffer, direction, meanings = self.buffer, self.sessions[0].inbound, self.meanings
         found = []
         places = zip(rows[OFFSET].tolist(), rows[BODY].tolist(), rows[BODY_SIZE].tolist(), codes, strict=True)
