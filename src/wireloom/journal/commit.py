@@ -1,21 +1,50 @@
-"""Group commit: the journal on an event loop, and who waits for what to be durable.
+"""Group commit: one sync of the disk makes the blocks of many callers durable.
 
-Implements "Group commit" of the design. What comes together in one turn is synced at once, on the loop, because a
-hop to a thread costs more than a fast sync. Larger commits, and blocks that nobody waits for, are left to a thread.
-Further blocks gather meanwhile, so every sync carries all that came during the one before, up to a few megabytes.
-A failing disk keeps everybody waiting and is tried again until it works; nothing in doubt is ever reported durable.
+Implements "Group commit" of the design. `GroupCommit` runs a `Journal` on an event loop, and tells callers when their
+blocks are durable.
 
-A slow disk must not stall the loop. Two rules decide where a small commit is made:
+Theory of operation
+===================
 
-- If most of the last nine took two milliseconds or more, the thread makes it.
-- If one on the loop took `SLOW` seconds, the thread makes the next ones, until `FIRST_RUN` in a row were faster than
-  that. If the loop is soon stalled again, twice as many are needed, up to `LONGEST_RUN`.
+**The problem.** A sync costs as much for one block as for a thousand. A sync per block would limit the journal to a few
+thousand blocks per second. A sync that is delayed too long makes every publisher wait for its acknowledgement.
 
-A busy loop must not stall the thread either. The thread needs the interpreter lock between its system calls. A busy
-loop releases the lock often, for microseconds each: in kernels, to send, to poll. That wakes the thread, but the loop
-has the lock again before the thread runs. The thread would force a switch only after a millisecond without such a
-wake-up (`sys.setswitchinterval`), so a commit of 50 KB took half a second. Therefore the loop waits for the thread, for
-`SHARE` seconds at most, every `SHARE_EVERY` seconds, while the thread is at a commit.
+**The idea.** One commit at a time. A commit takes what was appended, writes it, syncs it, and then calls the callbacks
+of all tickets that are durable now. Blocks that arrive during a commit wait for the next one. So the size of a group
+follows the load: the slower the disk, the more blocks share a sync, up to `PART` bytes (see `log.py`).
+
+**The invariant.** A callback for a ticket runs only after the block of that ticket is written and synced. If the disk
+fails, no callback runs. The blocks stay in memory, and the commit is repeated every `RETRY` seconds until it succeeds.
+
+**When a commit begins.**
+
+- A caller waits for a ticket: at the end of this iteration of the loop. All that became readable in this iteration is
+  in the same group.
+- Nobody waits: `LATEST` seconds after the first block was appended.
+- A commit is under way: as soon as it has ended.
+
+**Polling for more.** Before a commit, the loop may poll once more: blocks that just arrived then join the group. A poll
+is fruitless if nobody else began to wait. After four or more fruitless polls in a row (`n` of them, `MOST_IN_VAIN` at
+most), the next `2**n` commits are made without a poll.
+
+**Where a commit is made.** A handover to a thread costs more than a fast sync. So a small commit that somebody waits
+for is made on the loop. The thread makes large commits, commits that begin a segment, and commits that nobody waits
+for. A slow disk must not stall the loop, so two more rules send small commits to the thread:
+
+- At least seven of the last nine commits took `INLINE_SECONDS` or more. The rule looks at the lower quartile, because
+  on a busy machine many commits only seem slow: they waited for a processor.
+- One commit on the loop took `SLOW` seconds or more. Then `FIRST_RUN` commits in a row on the thread must be faster
+  than `SLOW`, before the loop commits again. If the loop stalls again soon (see `SOON`), the number doubles, up to
+  `LONGEST_RUN`.
+
+Example: a sync on the loop takes 30 ms. The next eight commits go to the thread. All are fast, so the loop commits
+again. Its 40th commit takes 25 ms. That is within `SOON * 8` commits, so now 16 fast commits are needed.
+
+**Sharing the interpreter.** The thread needs the interpreter lock between its system calls. A busy loop releases the
+lock often, for microseconds each: in kernels, to send, to poll. That wakes the thread, but the loop has the lock again
+before the thread runs. The thread forces a switch only after a millisecond without such a wake-up
+(`sys.setswitchinterval`). So a commit of 50 KB once took half a second. Therefore the loop pauses while the thread
+makes a commit: for `SHARE` seconds at most, every `SHARE_EVERY` seconds.
 """
 
 from __future__ import annotations
@@ -38,50 +67,51 @@ RETRY = 0.2
 """Seconds between attempts while the disk fails."""
 INLINE_BYTES = 256 * 1024
 INLINE_SECONDS = 0.002
-"""Commits this small, on a disk this fast, are made on the loop. How fast it is says the lower quartile of the last
-commits: on a busy machine many seem slow that have only waited for a processor, and with a thread all the more."""
+"""A commit is made on the loop up to `INLINE_BYTES`, and while the lower quartile of the last commits is below
+`INLINE_SECONDS`."""
 INLINE_WRITTEN = 1024 * 1024
-"""The same where nothing is synced."""
+"""Replaces `INLINE_BYTES` for a journal that does not sync."""
 SLOW = 0.02
-"""Seconds of one commit on the loop after which the next ones are made on the thread."""
+"""A commit on the loop that takes this many seconds sends the next ones to the thread."""
 STALLED = 0.1
-"""The same for one that the thread has made: less may be the wait for a processor."""
+"""The same limit for a commit on the thread. It is higher, because a thread may have waited for a processor."""
 FIRST_RUN, LONGEST_RUN = 8, 1024
 """Commits in a row that must be faster than `SLOW` before they are made on the loop again."""
 SHARE, SHARE_EVERY = 0.0002, 0.002
-"""Seconds for which the loop lets the thread have the interpreter, and how often it does so."""
+"""For how many seconds the loop pauses for the thread, and the seconds between two pauses."""
 SHARE_PART = 16
-"""A commit that takes long waits for the disk, not for the interpreter: the next wait then comes after this part of the
-time that it has taken."""
+"""A long commit waits for the disk, not for the interpreter. So the next pause comes at the earliest after a sixteenth
+of the time that the commit has taken so far."""
 SOON = 16
-"""A stall is a mistake of the rule, and doubles the run, if it comes within so many runs' commits after its end."""
+"""A stall of the loop is soon, and doubles the number of fast commits needed, if it comes within `SOON` times that
+number of commits."""
 MOST_IN_VAIN = 6
-"""Looks for what else has come that are counted: if so many found nothing, as many commits, as a power of two, are made
-without one."""
+"""Fruitless polls in a row are counted up to this number. From four on, `n` of them skip the poll of `2**n` commits."""
 HIGH_WATER = 64 * 1024 * 1024
-"""Bytes in memory above which `full` asks the owner to stop reading."""
+"""Pending bytes from which on `full` is true: the owner should stop reading."""
 
 
 class GroupCommit:
     """Commits a journal's blocks on an event loop; all methods are called on that loop.
 
-    Every block the journal takes is committed by itself within 5 ms. `when_durable` and `wait` tell when.
+    Every block that is appended to the journal is committed within about 5 ms, without a call. `when_durable` and
+    `wait` tell when a block is durable.
     """
 
     def __init__(self, journal: Journal, loop: asyncio.AbstractEventLoop, *, high_water: int = HIGH_WATER) -> None:
         self.journal = journal
         self.last_error: str | None = None
-        """What the disk said when the last attempt failed; None while it works."""
+        """The error of the last attempt; None if it succeeded."""
         self.commits = 0
         """Commits that succeeded."""
         self._next: asyncio.Future[None] | None = None
-        """Done with the next commit; there while somebody waits for it."""
+        """Done with the next commit; None while nobody waits in `after`."""
         self.on_commit: Callable[[], None] | None = None
-        """Called before a commit that somebody waits for: what has arrived meanwhile may still be appended."""
+        """Called just before a commit: the owner may append what has arrived meanwhile."""
         self.on_told: Callable[[], None] | None = None
-        """Called when all who waited for a commit have been told."""
+        """Called after all callbacks of a commit have run."""
         self.on_failed: Callable[[str], None] | None = None
-        """Called with what the disk said when an attempt failed."""
+        """Called with the error message when an attempt failed."""
         self._loop = loop
         self.high_water = high_water
         self._waiting: list[tuple[int, int, Callable[[], None]]] = []
@@ -91,22 +121,22 @@ class GroupCommit:
         self._thread = DaemonExecutor("journal")
         self._syncing = False
         self._in_flight: PendingCommit | None = None
-        """What the thread commits."""
+        """The commit that the thread is making."""
         self._idle = threading.Event()
-        """Set while the thread is at no commit."""
+        """Set while the thread makes no commit."""
         self._begun = 0.0
         """When the thread was given its last commit."""
         self._sharing: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
         self._looking = 0
-        """How many wait, while the loop looks once more whether others have come; 0 while it does not."""
+        """During a poll before a commit: how many callbacks waited when it began. 0: no poll is under way."""
         self._in_vain = 0
-        """Looks in a row that found nothing."""
+        """Fruitless polls in a row."""
         self._alone = 0
-        """Commits to come for which there is none."""
+        """The next so many commits are made without a poll."""
         self._since = 0.0
-        """When the first of what waits for a commit came."""
+        """When the oldest pending block was appended."""
         self._average = 0.0
         """Seconds a commit takes, as a moving average."""
         self._latest: deque[float] = deque([0.0], maxlen=9)
@@ -114,14 +144,14 @@ class GroupCommit:
         self._is_fast = True
         """Whether a small commit may be made on the loop."""
         self._run = 0
-        """How long the last run of fast commits had to be."""
+        """How many fast commits in a row the last stall asked for."""
         self._run_left = 0
-        """How many of them are still to come; 0 while commits may be made on the loop."""
+        """How many of them are missing; 0 while commits may be made on the loop."""
         self._run_ended = 0
-        """`commits` at its end."""
+        """The value of `commits` when none was missing any more."""
         self._closed = False
         self._given_up = False
-        """Whether closing was cancelled: from then on the journal belongs to the thread."""
+        """Whether `close` was cancelled. From then on only the thread uses the journal."""
         journal.on_pending = self._pending
         if journal.has_pending:
             self._pending()
@@ -133,7 +163,7 @@ class GroupCommit:
 
     @property
     def is_writing(self) -> bool:
-        """Whether the thread is at a commit: the journal's files are its own until it is done."""
+        """Whether the thread makes a commit. Nobody else may use the journal's files meanwhile."""
         return self._syncing
 
     @property
@@ -148,17 +178,17 @@ class GroupCommit:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits that the owner should stop reading until `when_room` calls."""
+        """Back-pressure: whether the owner should stop reading until the callback of `when_room` runs."""
         return self.journal.pending_bytes >= self.high_water
 
     def when_room(self, callback: Callable[[], None]) -> None:
-        """Call once when less than half of the limit waits; soon, if that is so already."""
+        """Call back once, as soon as the pending bytes are below half of `high_water`."""
         self._room.append(callback)
         if not self.full:
             self._loop.call_soon(self._tell_room)
 
     def when_durable(self, ticket: int, callback: Callable[[], None]) -> None:
-        """Call once the block of this ticket is durable. Callbacks run in the order of their tickets."""
+        """Call back once, when the block of this ticket is durable. Callbacks run in the order of their tickets."""
         self._arrivals += 1
         entry = (ticket, self._arrivals, callback)
         if not self._waiting or self._waiting[-1] < entry:
@@ -175,24 +205,24 @@ class GroupCommit:
             await durable
 
     async def after(self, commits: int) -> None:
-        """Return once there were more commits than this; for who reads what is committed and found nothing new."""
+        """Return when `commits` exceeds this number. A reader that found nothing new waits here for the next commit."""
         if self.commits <= commits:
             if self._next is None:
                 self._next = self._loop.create_future()
-            # One future for all: whoever is cancelled must not cancel it for the others.
+            # All callers share the future. The shield keeps it alive when one caller is cancelled.
             await asyncio.shield(self._next)
 
     async def close(self) -> None:
         """Wait until everything appended so far is durable, then stop. The journal stays open.
 
-        While the disk fails this waits with everybody else. Cancelling it gives up; a sync that is under way then goes
-        on, and only `seal` may follow.
+        While the disk fails, this waits. A caller may cancel it to give up. A sync that is under way then goes on in
+        the thread, and the caller may call only `seal`.
         """
         try:
             if self.journal.has_pending or self._syncing:
                 await self.wait(self.journal.last_ticket)
             self._stop()
-            # The last commit may have begun another.
+            # Settling the last commit may have begun another one: wait until the thread is idle.
             await self._loop.run_in_executor(self._thread, lambda: None)
         except BaseException:
             self._stop()
@@ -209,9 +239,9 @@ class GroupCommit:
                 handle.cancel()
 
     async def seal(self) -> None:
-        """After `close`: close the journal, on a thread, behind a sync that may still be under way there.
+        """Close the journal on the thread; call it after `close`. A sync that is under way there is finished first.
 
-        Cancelling it leaves that to the thread, and to recovery if the process ends before.
+        If the caller is cancelled, the thread still closes the journal. If the process ends before that, recovery does.
         """
         thread = self._thread if self._given_up else DaemonExecutor("journal")
         sealing = thread.submit(self._seal)
@@ -226,7 +256,7 @@ class GroupCommit:
         self.journal.close()
 
     def _pending(self) -> None:
-        """The journal has something to commit where it had nothing."""
+        """The journal's first pending block was appended."""
         self._since = self._loop.time()
         self._arm()
 
@@ -241,19 +271,20 @@ class GroupCommit:
 
     def _deadline(self) -> None:
         self._later = None
-        # The timer stays when a commit comes before it, for many do; what waits then has come later.
+        # A commit does not cancel this timer, because most timers would be cancelled. So the timer may fire early for
+        # what is pending now: then it is set again for the rest of the time.
         left = self._since + LATEST - self._loop.time()
         if not self.journal.has_pending:
             self._begin()
         elif left > LATEST / 10 and self.healthy:
             self._arm(left)
         else:
-            # What is ready to be read may have a commit of its own, which takes this along: look for it first. The
-            # second of two callbacks comes behind a poll, on any loop.
+            # Reads that are ready may cause a commit of their own, which includes these blocks: poll for them first.
+            # Two nested `call_soon` guarantee a poll in between, on any event loop.
             self._loop.call_soon(self._loop.call_soon, self._begin_late, self.commits)
 
     def _begin_late(self, commits: int) -> None:
-        """Commit what was overdue after so many commits, unless there was one since, or is about to be one."""
+        """Commit overdue blocks, unless another commit was made after number `commits` or is scheduled."""
         if self.on_commit is not None:
             self.on_commit()
         if self._soon is None and self.commits == commits:
@@ -266,7 +297,7 @@ class GroupCommit:
             self._end_of_iteration()
 
     def _end_of_iteration(self) -> None:
-        """Commit, with what came while the last read was handled: where others did before, it is looked for."""
+        """Commit, after one more poll if polls have been fruitful (see "Polling for more")."""
         if self.on_commit is not None:
             self.on_commit()
         self._soon = None
@@ -283,7 +314,7 @@ class GroupCommit:
         self._begin()
 
     def _begin(self) -> None:
-        """Commit what waits, here or on the thread, unless the thread is at it."""
+        """Begin a commit, on the loop or on the thread, unless one is under way."""
         if self._syncing or self._closed:
             return
         if not self.journal.has_pending:
@@ -304,7 +335,7 @@ class GroupCommit:
                 self._sharing = self._loop.call_later(SHARE_EVERY, self._share)
 
     def _share(self) -> None:
-        """Let the thread have the interpreter, while it is at a commit."""
+        """Pause the loop, so that the thread gets the interpreter lock for its commit."""
         self._sharing = None
         if not self._syncing or self._closed:
             return
@@ -313,7 +344,7 @@ class GroupCommit:
         self._sharing = self._loop.call_later(max(SHARE_EVERY, taken / SHARE_PART), self._share)
 
     def _store_for_loop(self, batch: PendingCommit) -> float:
-        """What the thread does."""
+        """`_store` for the thread: also ends the loop's pause."""
         try:
             return self._store(batch)
         finally:
@@ -360,7 +391,7 @@ class GroupCommit:
                 self._arm()
 
     def _judge(self, seconds: float, *, on_loop: bool) -> bool:
-        """Whether the next small commit may be made on the loop, after one that took so long."""
+        """Whether the next small commit may be made on the loop, given how long the last one took."""
         if on_loop and seconds >= SLOW:
             is_soon = self._run and self.commits - self._run_ended <= SOON * self._run
             self._run = min(2 * self._run, LONGEST_RUN) if is_soon else FIRST_RUN
@@ -383,7 +414,7 @@ class GroupCommit:
                 count = next(at for at, entry in enumerate(self._waiting) if entry[0] > durable)
                 ready, self._waiting = self._waiting[:count], self._waiting[count:]
             for _, _, callback in ready:
-                # A callback that fails is its owner's bug; the others must still be told.
+                # An error in one callback must not keep the others from running.
                 try:
                     callback()
                 except Exception as error:

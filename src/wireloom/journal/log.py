@@ -1,8 +1,34 @@
-"""Blocks on their way to disk: numbered, planned into segments, taken as a batch, stored, settled.
+"""The write path of a journal's segments: number blocks, plan segments, store batches, repeat what failed.
 
-A `SegmentLog` lives on one thread, except for `store`, which only touches files and may run on another
-while further blocks are added. Nothing leaves memory before it is committed: after a failed write or sync
-the segment ends, and what was in doubt begins a new one, under packet ids that nobody had before.
+Theory of operation
+===================
+
+**The life of a block.** `add`, `add_run` or `add_runs` gives it a ticket and a packet id, and encodes it into a `Part`
+in memory. `take` hands parts to `store` as a `PendingWrite`. `store` writes and syncs them. `settle` advances
+`durable`. Only `store` may run on another thread, while further blocks are added: it touches nothing but files.
+
+**Segments are self-contained.** A block refers to contexts, principals and keys. Each segment states those it needs
+before the first block that refers to them. `Statements` remembers what a segment has stated.
+
+**Tickets and packet ids.** A ticket identifies a block to the caller. Tickets have no gaps and never change. A packet
+id identifies a block on disk. At first both are equal.
+
+**The problem.** After a failed write or sync nobody knows which blocks are on disk. If they were written again under
+the same packet ids, a reader could find two blocks with one id.
+
+**The idea.** A failed segment is never written to again. Its undurable blocks, which are still in memory, move to a new
+segment under fresh packet ids. The head of the new segment names the last packet id that counts before it. Readers and
+recovery ignore every packet between that id and the new segment's first. All blocks in memory move by the same number,
+the shift. `_shifts` records from which ticket on which shift is valid, so `packet_id(ticket)` stays a binary search.
+
+**The invariants.** A packet id is used for one block only. A block stays in memory until it is durable. Tickets up to
+`durable` are on disk. Packet ids below `_reserved` were reserved durably before they were written, so a restart
+continues above them.
+
+**Example.** Tickets 1 to 10 are durable with packet ids 1 to 10. The write of 11 to 14 fails, and 15 is in memory: the
+next packet id is 16. The failed blocks need one context, a record of its own. The new segment begins with packet id 16
+(the context), and the blocks 11 to 15 become packets 17 to 21. The shift is 6. The head of the segment says that packet
+10 was the last one that counts, so what the old segment may hold under the ids 11 to 14 is ignored.
 """
 
 from __future__ import annotations
@@ -35,69 +61,69 @@ if TYPE_CHECKING:
     from wireloom.journal.encoding import LineTable, Runs
 
 LARGE = 16 * 1024
-"""Payloads from this size on are written from where they are, not copied first."""
+"""Payloads from this size on are written without a copy."""
 PART = 2 * 1024 * 1024
-"""Bytes from which on the next run begins another part, so that less than all can be taken."""
+"""A part that has this many bytes is complete: the next run begins another. A commit may take a single part."""
 
 
 HeadOf = Callable[[int], bytes]
 """Makes the head of a segment, given the last packet id before it that counts. Its size is always the same."""
 Reserve = Callable[[int], int]
-"""Reserves packet ids below a number durably; returns the number below which they are reserved now."""
+"""Reserves all packet ids below a number durably. Returns the actual limit, which may be higher."""
 
 
 def one_thread() -> Executor:
-    """What seals segments beside the one that is written."""
+    """The executor that seals a finished segment while the next one is written."""
     return ThreadPoolExecutor(1, thread_name_prefix="journal-seal")
 
 
 @dataclass(slots=True)
 class Statements:
-    """What has been stated in a segment so far, so that each segment can be understood by itself."""
+    """What a segment has stated so far. A reader can then decode the segment without any other."""
 
     number: int = field(default_factory=itertools.count(1).__next__)
-    """Of the segment: another one for each."""
+    """Identifies the segment in this process."""
     contexts: dict[int, Context] = field(default_factory=dict)
-    """By their id."""
+    """Contexts by their id."""
     keys: dict[int, Keys] = field(default_factory=dict)
-    """Of encrypted connections, by connection."""
+    """Keys of encrypted connections, by connection."""
     principals: dict[int, Principal] = field(default_factory=dict)
-    """Of connections that proved who they are, by connection."""
+    """Principals of authenticated connections, by connection."""
 
 
 @dataclass(slots=True)
 class Part:
-    """Blocks for one segment, numbered one after the other."""
+    """Encoded blocks for one segment, with consecutive packet ids."""
 
     stated: Statements
-    """In that segment, in this part or before it."""
+    """What that segment states, in this part or in earlier ones."""
     begins: int | None = None
-    """The packet id of the first of them, if a segment begins with it. Its head is not in `data`."""
+    """The packet id of the first block, if a segment begins with this part; else None. `data` has no segment head."""
     data: bytearray = field(default_factory=bytearray)
-    """What comes last."""
+    """The last bytes of the part; new blocks are appended here."""
     last_ticket: int = 0
     last_packet_id: int = 0
     earlier: list[blocks.Buffer] = field(default_factory=list)
-    """What comes before it, in pieces; large payloads are pieces of their own."""
+    """The bytes before `data`, in pieces. A large payload is a piece of its own, and is not copied."""
     size: int = 0
-    """Bytes of all of it."""
+    """Bytes of `earlier` and `data`."""
 
     def __post_init__(self) -> None:
         self.size = len(self.data)
 
     def add_around(self, head: bytes, payload: blocks.Buffer, tail: bytes) -> None:
-        """A block whose payload nobody will change, behind what is encoded."""
+        """Append a block without copying its payload. The payload must be immutable."""
         self.data += head
         self.earlier += (self.data, payload)
         self.data = bytearray(tail)
 
     @property
     def pieces(self) -> list[blocks.Buffer]:
-        """All of it, to be written."""
+        """All bytes, as the buffers of one write."""
         return [*self.earlier, self.data]
 
     def joined(self) -> bytearray:
-        """All of it in one piece, which stays the part's own."""
+        """All bytes in one buffer. The part keeps this buffer, so changes to it are written."""
         if self.earlier:
             self.data = bytearray().join(self.pieces)
             self.earlier = []
@@ -106,20 +132,20 @@ class Part:
 
 @dataclass(slots=True)
 class PendingWrite:
-    """What `store` is to write; afterwards what is left of it, and why."""
+    """A batch for `store`. After `store` it holds the parts that were not stored, and the error."""
 
     parts: list[Part]
     durable: int
     error: OSError | None = None
     ids_used: bool = False
-    """After an error: whether blocks may be on disk under the packet ids of what is left."""
+    """After an error: whether the disk may hold blocks under the packet ids of `parts`."""
 
 
 class SegmentLog:
     """The segments of one folder, written one after the other.
 
-    A ticket stands for a block: tickets up to `durable` are on disk. Tickets are counted without a gap; packet ids
-    leave one where blocks had to be written again (see `packet_id`).
+    A ticket stands for a block: blocks with tickets up to `durable` are on disk. Tickets have no gaps. Packet ids have
+    one where blocks had to be written again (see "Tickets and packet ids").
     """
 
     def __init__(
@@ -152,15 +178,15 @@ class SegmentLog:
         self._head_size = len(head_of(0))
         self._reserve = reserve
         self._reserved = next_packet_id
-        """Packet ids below this may be written."""
+        """Packet ids below this number are reserved durably, and may be written."""
         self._stored = last_packet_id
-        """The last packet id that counts: that is stored."""
+        """The packet id of the last block that is stored."""
         self._shifts: list[tuple[int, int]] = []
-        """From which ticket on packet ids are how much larger than tickets."""
+        """Pairs (ticket, shift): from this ticket on, the packet id is the ticket plus the shift."""
         self._parts: list[Part] = []
         self._stated = Statements()
         self._planned = 0
-        """Bytes of the segment that blocks go to now, counting what is still in memory; 0: none begun."""
+        """Bytes of the current segment, with those still in memory; 0: the next block begins a segment."""
         self._began_with, self._began_ns = next_packet_id, 0
         """The first packet id of that segment, and when it was begun."""
         self._file: SegmentFile | None = None
@@ -170,7 +196,7 @@ class SegmentLog:
         self._new_sealer = sealer
         self._sealer: Executor | None = None
         self._sealing: Future[None] | None = None
-        """Of the segment before, where what is written is not synced at once: sealing must sync all of it."""
+        """The seal of the previous segment, for a journal without sync. It takes long: it syncs the whole segment."""
 
     @property
     def has_pending(self) -> bool:
@@ -178,19 +204,19 @@ class SegmentLog:
         return bool(self._parts)
 
     def is_older(self, seconds: float) -> bool:
-        """Whether the segment that blocks go to was begun so long ago, and holds more than its first block."""
+        """Whether the current segment was begun at least so many seconds ago, and holds more than one block."""
         if not self._planned or self.next_packet_id - self._began_with < 2:
             return False
         return self._now_ns() - self._began_ns >= seconds * 1e9
 
     def end_segment(self) -> None:
-        """Let the next block begin another segment; this one is sealed when that block is stored."""
+        """Make the next block begin another segment. The current one is sealed when that block is stored."""
         self._planned = 0
 
     def packet_id(self, ticket: int) -> int:
         """The packet id of the block that got this ticket.
 
-        Of one that is not durable it may still change.
+        The packet id of a block that is not durable may still change.
         """
         at = bisect_left(self._shifts, (ticket + 1,)) - 1
         return ticket if at < 0 else ticket + self._shifts[at][1]
@@ -203,9 +229,9 @@ class SegmentLog:
         principal: Principal | None = None,
         said: Sequence[bytes] = (),
     ) -> None:
-        """Call before the blocks of a run: begins a segment if it is time, and states in it what is not stated yet.
+        """Call this before the blocks of a run. It begins a segment if one is due, and states what the run needs.
 
-        `said` are comments of records about this run.
+        `said` are the comments of further records about this run.
         """
         self._make_room()
         if context is not None or keys is not None or principal is not None:
@@ -214,7 +240,7 @@ class SegmentLog:
             self._add_record(record, time_ns)
 
     def _make_room(self) -> None:
-        """Begin a segment if it is time, or another part of what waits."""
+        """Begin a segment or a part if the current one is full."""
         if not 0 < self._planned <= self.segment_bytes:
             self._begin()
         elif not self._parts or self._parts[-1].size >= PART:
@@ -223,7 +249,7 @@ class SegmentLog:
     def _state(
         self, context: Context | None, time_ns: int, keys: Keys | None = None, principal: Principal | None = None
     ) -> None:
-        """State what the segment does not have yet."""
+        """Add the records that the current segment does not have yet."""
         stated = self._stated
         if keys is not None and stated.keys.get(keys.connection) is not keys:
             stated.keys[keys.connection] = keys
@@ -256,7 +282,7 @@ class SegmentLog:
     def add_runs(self, time_ns: int, data: blocks.Buffer, runs: Runs, lines: LineTable) -> NDArray[np.int64]:
         """Append a block for each of many runs; returns their tickets.
 
-        Segments and parts begin where `prepare` and `add_run` for one run after the other would begin them.
+        The result equals that of `prepare` and `add_run` for each run: segments and parts begin at the same blocks.
         """
         row, count = 0, runs.shape[1]
         while row < count:
@@ -273,7 +299,8 @@ class SegmentLog:
                 row += 1
                 continue
             part = self._parts[-1]
-            # What had to be stated may have filled it: then one run follows, or the next segment would be as full.
+            # The statements alone may have filled the segment. Add one run even then: the next segment would need the
+            # same statements, and no run would ever be added.
             room = max(min(PART - part.size, self.segment_bytes + 1 - self._planned), 1)
             taken, encoded = lines.encode(
                 data, runs, row,
@@ -286,7 +313,7 @@ class SegmentLog:
         return tickets
 
     def _state_lines(self, unstated: list[Line], time_ns: int, lines: LineTable) -> None:
-        """State what blocks of these lines need: of the first, and of as many more as the segment has room for."""
+        """State what the blocks of these lines need. The first line is always stated, the rest while there is room."""
         for line in unstated:
             self._state(line.context, time_ns, None, line.principal)
             lines.set_stated(line, self._stated.number)
@@ -294,7 +321,7 @@ class SegmentLog:
                 break
 
     def add(self, time_ns: int, tags: bytes, tags_crc: int, payload: blocks.Buffer, comment: bytes, flags: int) -> int:
-        """Append one block to what waits; returns its ticket."""
+        """Append one block to the last part; returns its ticket."""
         part = self._parts[-1] if self._parts else self._continue()
         if len(payload) < LARGE or not _is_constant(payload):
             packet = encode_packet(self.next_packet_id, time_ns, tags, tags_crc, payload, comment, flags)
@@ -305,7 +332,7 @@ class SegmentLog:
         return self._count(part, len(head) + len(payload) + len(tail))
 
     def _count(self, part: Part, size: int, blocks_added: int = 1) -> int:
-        """So many blocks, of so many bytes, have the next packet ids and tickets; returns the last ticket."""
+        """Count blocks that were appended to a part, and their bytes; returns the last ticket."""
         self.next_packet_id += blocks_added
         self.ticket += blocks_added
         part.last_packet_id = self.next_packet_id - 1
@@ -332,14 +359,14 @@ class SegmentLog:
         return part
 
     def take(self, *, some: bool = False) -> PendingWrite:
-        """Everything that waits, or the first part of it, to be stored and then settled before the next `take`."""
+        """Take all pending parts, or with `some` only the first. Call `store` and `settle` before the next `take`."""
         count = 1 if some else len(self._parts)
         parts, self._parts = self._parts[:count], self._parts[count:]
         self._is_storing = True
         return PendingWrite(parts, self.durable)
 
     def store(self, batch: PendingWrite) -> None:
-        """Write a batch and sync it. Never raises for a failing disk: the batch says what is left of it."""
+        """Write and sync a batch. A failing disk raises nothing: the batch keeps the error and the unstored parts."""
         try:
             while batch.parts:
                 part = batch.parts[0]
@@ -362,12 +389,12 @@ class SegmentLog:
                 if self._file is not None:
                     self._file.abandon()
                     self._file = None
-                # A segment that could not even be begun was removed, and leaves its name and its ids to the next try.
+                # If creating the segment failed and its file was removed, its name and its ids are free for the retry.
                 begins = batch.parts[0].begins
                 batch.ids_used = begins is None or self._is_there(begins)
 
     def _is_there(self, first_packet_id: int) -> bool:
-        """Whether a segment, or what stands beside it, has the name that begins with this packet id; in doubt, yes."""
+        """Whether the segment that begins with this packet id, or its `.committed` file, may exist; in doubt, yes."""
         path = self.folder / segment_name(first_packet_id, self.epoch)
         for each in (path, committed_path(path)):
             try:
@@ -392,7 +419,7 @@ class SegmentLog:
         self._file = SegmentFile(path, self._disk, sync=self.sync)
 
     def _seal_later(self, file: SegmentFile) -> None:
-        """Seal a segment while others write the next; one at a time. Raises what went wrong with the one before."""
+        """Seal a segment in the background, one at a time. Raises the error of the previous seal, if it failed."""
         self._wait_for_seal()
         if self._sealer is None:
             self._sealer = self._new_sealer()
@@ -404,7 +431,7 @@ class SegmentLog:
             sealing.result()
 
     def _drop_oldest(self, quota: int) -> None:
-        """Make room for one more segment within the quota."""
+        """Delete the oldest segments until one more fits into the quota."""
         paths = sorted(self.folder / name for name in self._disk.list(self.folder))
         sizes = [(path, self._disk.look(path).size) for path in paths if is_segment(path)]
         total = sum(size for _, size in sizes) + self.segment_bytes
@@ -417,9 +444,10 @@ class SegmentLog:
             total -= size
 
     def check(self) -> OSError | None:
-        """What somebody did to the segment that is being written; None if it is as it should be.
+        """The error if somebody removed or changed the current segment's file; None if it is intact.
 
-        While a batch is stored, on another thread perhaps, the segment may end and another begin. `store` looks itself.
+        While a batch is being stored this checks nothing, because `store` may be changing the segment on another
+        thread. `store` makes the check itself.
         """
         try:
             if self._file is not None and not self._is_storing:
@@ -429,7 +457,7 @@ class SegmentLog:
         return None
 
     def settle(self, batch: PendingWrite) -> int:
-        """After `store`: the last ticket that is durable. After a failure, what is left waits again."""
+        """Finish a batch after `store`; returns the last durable ticket. If it failed, its blocks are pending again."""
         self.durable, self._is_storing = batch.durable, False
         if batch.error is not None:
             self._parts = batch.parts + self._parts
@@ -441,20 +469,18 @@ class SegmentLog:
         return self.durable
 
     def forget(self, batch: PendingWrite) -> int:
-        """After a failed `store`: drop everything that waits; returns how many bytes that was."""
+        """Give up after a failed `store`: drop all pending blocks; returns their size in bytes."""
         lost = sum(part.size for part in batch.parts + self._parts)
         self.durable, self._is_storing = self.ticket, False
         self._parts, self._planned, self.pending_bytes = [], 0, 0
         return lost
 
     def _begin_again(self) -> None:
-        """Give blocks whose segment has ended a segment of their own, under fresh packet ids.
+        """Move all pending blocks to a new segment, under fresh packet ids (see "Tickets and packet ids").
 
-        Nobody knows which of them the disk has. So the old ids are not used again: the next segment says in its head
-        after which packet id it goes on, and what stands between that one and its own first does not count.
-
-        Contexts and principals that the blocks name, and the keys they need, are stated again before them. All blocks
-        that wait move up by the same number, so that a ticket still tells the packet id.
+        If the failed blocks belonged to a segment that had begun before, that segment's statements are lost for them.
+        Then the contexts, principals and keys they need are stated again at the start of the new segment. All pending
+        blocks move by the same shift.
         """
         parts, first_ticket = self._parts, self.durable + 1
         before: list[bytes] = []
@@ -474,7 +500,8 @@ class SegmentLog:
             blocks.encode_packet(following + at, now, RECORD_TAGS, RECORD_TAGS_CRC, b"", record, blocks.INBOUND)
             for at, record in enumerate(before)
         )
-        # Records that were stated again after an earlier failure have packet ids and no tickets.
+        # Records that an earlier failure added have packet ids but no tickets. So a part that begins a segment takes
+        # its first packet id from `begins`, not from its first ticket.
         shift = following + len(before) - (self.packet_id(first_ticket) if is_homeless else parts[0].begins or 0)
         for part in parts:
             data = part.joined()
@@ -499,7 +526,7 @@ class SegmentLog:
         self._shifts.append((ticket, shift))
 
     def close(self) -> None:
-        """Seal the segment being written. What waits in memory must have been stored before."""
+        """Seal the current segment. Pending blocks must have been stored before."""
         file, self._file = self._file, None
         self._planned = 0
         try:
@@ -515,7 +542,7 @@ class SegmentLog:
                 self._sealer.shutdown()
 
     def abandon(self) -> None:
-        """Let go of the segment being written as it is: recovery seals it."""
+        """Close the current segment's file without sealing it. Recovery seals it."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -530,12 +557,12 @@ def _seal(file: SegmentFile) -> None:
 
 
 def _is_constant(payload: blocks.Buffer) -> bool:
-    """Whether its bytes stay as they are, whoever has them."""
+    """Whether the bytes are immutable."""
     return isinstance(payload, bytes) or (isinstance(payload, memoryview) and isinstance(payload.obj, bytes))
 
 
 def _needed(parts: list[Part]) -> tuple[Statements, list[Keys], list[bytes]]:
-    """What blocks of an ended segment need to be understood: as statements, as keys, and as records."""
+    """The statements that blocks of a failed segment refer to; their keys; and their records, to be written again."""
     known, needed = parts[0].stated, Statements()
     for part in parts:
         data = part.joined()
@@ -583,6 +610,6 @@ def _failure(folder: Path, error: OSError) -> str:
 
 
 RECORD_PROTOCOL = "journal"
-"""The name in the tags of records that belong to no protocol."""
+"""The protocol name in the tags of records that the journal itself writes."""
 RECORD_TAGS = blocks.encode_tags(RECORD_PROTOCOL)
 RECORD_TAGS_CRC = zlib.crc32(RECORD_TAGS)

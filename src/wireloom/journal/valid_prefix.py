@@ -1,10 +1,10 @@
-"""How much of a segment is whole: complete blocks of complete runs, with the right hashes. No files here.
+"""The valid prefix of a segment: complete blocks of complete runs, with correct checksums. Works on bytes, not files.
 
-Recovery cuts a segment there after a crash; a reader stops there where nobody has recovered it yet.
+Recovery cuts a segment at the end of its valid prefix. A reader of a segment that was not recovered yet stops there.
 
-A file system may give a file its new size before its new bytes. After a power cut old sectors can stand there, even
-whole blocks of another segment that was removed. So a block must also have the packet id that comes next, and the head
-must be of the epoch in the segment's name.
+A file system may store the new size of a file before its new bytes. After a power cut, the file may then end with old
+sectors, even with complete blocks of a deleted segment. So valid checksums are not enough. Packet ids must also be
+consecutive, and the head must name the same epoch as the file's name.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def sound_length(
     refused: bool = False,
     last: int | None = None,
 ) -> tuple[int, str]:
-    """How much of a segment is whole, and why it ends there ("" at the end of the data or at padding).
+    """The length of the valid prefix, and why it ends there ("" at the end of the data or at padding).
 
-    At least `committed`, which is not judged. `first` and `epoch` are what the segment's name says, as far as it does;
-    `refused` tells whether its folder is that of refused bytes. Blocks with a packet id after `last` do not count: what
-    was in doubt when their segment ended was written again to the next one.
+    It is at least `committed`: those bytes are not checked. `first` and `epoch` come from the segment's name, if they
+    are known. `refused` tells whether the segment stands in the folder of refused bytes. Blocks with a packet id above
+    `last` do not count: after a failed write they were repeated in the next segment.
     """
     try:
         head = blocks.head_of(data)
         if epoch and (head.epoch != epoch or head.refused != refused):
             raise blocks.BlockFault(0, "the head of another segment")
         if committed > head.size:
-            # A sound tail is found without a walk through what was committed.
+            # Fast path: if all bytes after the committed length are valid, the bytes before it need no check.
             tail, reason = _sound_from(data, committed, _id_after(data, committed), last)
             if not reason:
                 return tail, ""
@@ -45,7 +45,7 @@ def sound_length(
 
 
 def _id_after(data: blocks.Buffer, end: int) -> int | None:
-    """The packet id that follows the block that ends at `end`; None if that does not tell."""
+    """The packet id after that of the block which ends at `end`; None if no packet block ends there."""
     size = int.from_bytes(data[end - 4 : end], "little")
     try:
         if not 32 <= size <= end or blocks.block_at(data, end - size, end)[0] != blocks.ENHANCED_PACKET:
@@ -65,7 +65,7 @@ def _sound_from(data: blocks.Buffer, start: int, expected: int | None, last: int
                 return sound, f"packet id {block.packet_id} where {expected} should come"
             expected = block.packet_id + 1
             if not block.more:
-                # A run counts once its last block is there: half a message is none.
+                # A run counts only with its last block: no reader must see half a message.
                 sound = block.offset + block.size
     except blocks.BlockFault as fault:
         return sound, fault.reason
@@ -74,7 +74,7 @@ def _sound_from(data: blocks.Buffer, start: int, expected: int | None, last: int
 
 
 def without_padding(data: blocks.Buffer, start: int) -> int:
-    """Where the padding at the end of a segment begins, if not before `start`."""
+    """Where the padding at the end of a segment begins; at least `start`."""
     end = len(data)
     while end - blocks.PAGE >= start and data[end - blocks.PAGE : end] == blocks.PAGE_OF_PADDING:
         end -= blocks.PAGE
@@ -82,5 +82,5 @@ def without_padding(data: blocks.Buffer, start: int) -> int:
 
 
 def holds_no_packet(data: blocks.Buffer, end: int) -> bool:
-    """Whether a segment has a head and nothing behind it."""
+    """Whether a segment has no blocks after its head."""
     return end <= blocks.check_head(data)

@@ -1,8 +1,8 @@
-"""Joins what tasks, and earlier batches, left over: the second job of a batch.
+"""The second job of a batch: the final join of the partial aggregates.
 
-Runs in Spark's workers. Each task takes some buckets, reads the facts of all decoding tasks and what earlier batches
-carried, writes rows into the tables' folders and what is carried on into `_state`. Nothing passes through the driver
-but a row a file.
+Runs in Spark's workers. Each task takes some buckets. It reads the partial aggregates of all decoding tasks and the
+state carried from the last batch. It writes rows into the tables' folders, and the new state into `_state`. The driver
+gets one report row per file, and no data.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _ROWS_A_TASK = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the tasks of the second job are told."""
+    """The input of the join tasks."""
 
     warehouse: Store
     batch: int
     query: str
     clock: Clock
     facts: Mapping[str, Sequence[str]]
-    """Names of files by kind."""
+    """Names of the files with partial aggregates, by kind."""
     carried: Sequence[WrittenFile]
-    """Files of `_state`."""
+    """Files of `_state` with the state carried from the last batch."""
     traffic: Sequence[WrittenFile] | None
-    """Files of `traffic` whose rows may change; None when its part of the batch is done."""
+    """Files of `traffic` whose rows may change; None if `traffic` is already committed for this batch."""
     tasks: int
 
 
@@ -69,7 +69,7 @@ class SparkWorkers:
         self.tasks = parallelism(self.spark)
 
     def decode(self) -> list[Report]:
-        """A task for each partition."""
+        """Run the decode job, with one task per partition."""
         job, partitions = self.job, self.partitions
 
         def decode_partition_of_task(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -83,7 +83,7 @@ class SparkWorkers:
             return [Report.of(row) for row in decoded.collect()]
 
     def join(self, plan: Plan) -> list[Report]:
-        """A task each for some of the facts."""
+        """Run the join job. Each task joins the partial aggregates of some buckets."""
         numbers = self.spark.range(0, plan.tasks, 1, plan.tasks)
 
         def join_facts_of_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -117,13 +117,13 @@ def merge_in_task(spark: SparkSession, warehouse: Warehouse) -> Callable[[Table,
 
 
 def tasks_for(reports: Sequence[Report], most: int) -> int:
-    """How many tasks are worth their start."""
+    """The number of join tasks: one per 50,000 partial rows, at most `most`."""
     rows = sum(report.file.rows for report in reports if report.table in partials.FACTS)
     return max(1, min(most, rows // _ROWS_A_TASK, exchanges_partial.BUCKETS))
 
 
 def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
-    """What one task of the second job does; yields a report a file."""
+    """Run one join task; yields a report per file."""
     warehouse = plan.warehouse
     carried = _carried(warehouse, plan.carried)
 
@@ -159,7 +159,7 @@ def join_facts(plan: Plan, task: int) -> Iterator[pa.RecordBatch]:
 
 
 def _carried(warehouse: Store, files: Sequence[WrittenFile]) -> dict[str, list[pa.Table]]:
-    """What the last batch carried on, by kind."""
+    """The state carried from the last batch, by kind."""
     found: dict[str, list[pa.Table]] = {}
     for row in tables.read_arrow(warehouse.below(STATE.name), STATE, files, ["step", "rows"]).to_pylist():
         if row["step"] is not None:

@@ -1,8 +1,38 @@
-"""What is open and what closes it: the kernel behind `exchanges` and most `findings`.
+"""The pairing kernel: matches requests with their answers. `exchanges` and most `findings` come from it.
 
-Works on turns: messages that open something under a key, come in between, or close it (see
-`wireloom.protocols.pairing.Pairing`). The same kernel runs twice: in the worker that has just decoded a
-range, where nearly every request meets its answer, and in the step that joins what ranges leave over.
+Theory of operation
+===================
+
+**The problem.** Hundreds of thousands of messages per second must be paired: a request with its answer, a ping with its
+pong, a message with its acknowledgement. The two may stand in different ranges of the input, which different tasks
+decode. Some never get an answer, some answers have no request, and an id may be used again.
+
+**The idea.** A row that takes part in a pairing (see `wireloom.protocols.pairing.Pairing`) is called a turn. It has a
+64-bit key: a hash of the connection, the direction that asks, the pairing and the id. And it has an act:
+
+- `OPEN` opens an exchange under its key.
+- `STEP` is progress of the open exchange.
+- `CLOSE` and `STOP` end it: by an answer, or by a cancellation.
+- `MARK` stands for an exchange that another task has completed under this key. It has no rows left to pair; it only
+  shows that the id was used again.
+
+The kernel reads the turns in order of time. A hash table with open addressing maps each key to the exchange that is
+open under it. That is one pass, constant work per turn, and no Python object.
+
+In a *counted* pairing several exchanges may be open under one key, as pings without an id. `below` links each one to
+the one opened before it, so they form a stack. In all other pairings an opening supersedes the one before it.
+
+The kernel runs twice. Each decoding task runs it on its own rows, where nearly every request meets its answer
+(`steps/exchanges_partial.py`: the partial aggregate). Turns that found no partner are then joined across tasks and
+batches (`steps/exchanges_join.py`: the final join).
+
+**The invariant.** A turn is `unclaimed` only if an exchange opened before the first row could explain it. Only such
+turns, and openings without an end, go to the final join. Everything else is final in the task that decoded it.
+
+**Example.** One task sees, all under key 7: `CLOSE` at row 0, `OPEN` at row 1, `STEP` at row 2, `CLOSE` at row 3,
+`CLOSE` at row 4. Row 0 is unclaimed: no opening was seen yet, so an earlier range may hold it. Rows 1 and 3 are mates,
+with one step. Row 4 is an answer without a request, and certainly so: row 1 was seen, and was closed. It becomes a
+finding, and is not carried any further.
 """
 
 from __future__ import annotations
@@ -15,22 +45,23 @@ from numpy.typing import NDArray
 from wireloom.kernels import given, kernel
 
 OPEN, CLOSE, STEP, STOP, MARK, NONE = range(6)
-"""What a turn does. A mark stands for something that was opened and closed elsewhere, under the same key."""
+"""The act of a turn; see above. `NONE`: the row takes no part in the pairing."""
 
 FORGET_US = 600_000_000
-"""After so long without an answer or progress nobody waits any more: what comes later answers nothing."""
+"""An exchange without an answer or progress for this long is over. A later answer does not belong to it."""
 
 _EMPTY = np.int64(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of each turn; a row a turn, -1 for no turn.
+    """The result of `settle`: arrays with one element per turn. -1 means "no turn".
 
-    `mate`: of an opening what closed it, of everything else the opening it belongs to. `superseded`: of an opening or a
-    mark, the opening under the same key that was still open. `first`: nothing was opened under this key before.
-    `steps` and `last`: of an opening, how many steps it had and when the last one was (its own time if none).
-    `unclaimed`: closes and steps that no opening *seen here* explains, but one before all of this might.
+    - `mate`: for an opening, the turn that closed it; for any other turn, the opening that it belongs to.
+    - `superseded`: for an opening or a mark, the exchange under the same key that was still open.
+    - `first`: for an opening or a mark, whether it is the first one under its key.
+    - `unclaimed`: for any other turn, whether only an opening before the first row could explain it.
+    - `steps`, `last`: for an opening, how many steps it had, and the time of the last one (its own time without any).
     """
 
     mate: NDArray[np.int64]
@@ -43,14 +74,15 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The latest time of any message so far, and how much later than that an earlier message may still come."""
+    """The watermark, the latest time of any message so far, and by how much a later message may be older than it."""
 
     watermark_us: int
     lateness_us: int = 0
 
 
 _UNUSED, _NO_OPENING, _NOTHING_OPEN = -2, -3, -1
-"""What a slot of the kernel's table says where it is not the number of the turn that is open."""
+"""Values of a slot in the hash table other than the row of an open turn: the slot is free; its key was seen, without
+an opening; its key was opened, and nothing is open now."""
 
 
 @kernel
@@ -79,7 +111,8 @@ def _settle(  # type: ignore[no-untyped-def]
             elif not counted[row]:
                 slot_row[slot] = _NOTHING_OPEN
         elif pending < 0 or time[row] - last[pending] > forget:
-            # Where only one can be open, an opening seen here ends all doubt about earlier ones.
+            # If the pairing is not counted, an opening seen here has superseded all earlier ones. Then an exchange
+            # from before the first row cannot explain this turn.
             unclaimed[row] = counted[row] or pending == _NO_OPENING
         else:
             mate[row] = pending
@@ -101,7 +134,10 @@ def settle(
     last: NDArray[np.int64] | None = None,
     forget_us: int = FORGET_US,
 ) -> Settled:
-    """Match turns that stand in order; `steps` and `last` are what openings have had already."""
+    """Pair turns, which must be in order of time.
+
+    `steps` and `last` are the values that carried openings have from earlier batches.
+    """
     count = len(key)
     room = 1 << max(4, (2 * count).bit_length())
     settled = Settled(
@@ -126,7 +162,7 @@ _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 @kernel
 def _mix_in(keys, offsets, data, rows, places):  # type: ignore[no-untyped-def]
-    """Mix the bytes of a text column into the keys: row rows[i] of the column into keys[places[i]]."""
+    """Hash the bytes of a text column into the keys: row rows[i] of the column into keys[places[i]]."""
     for index in range(rows.shape[0]):
         start, end = np.uint64(offsets[rows[index]]), np.uint64(offsets[rows[index] + 1])
         value = keys[places[index]] ^ (end - start)
@@ -151,12 +187,12 @@ def mix_in(
     rows: NDArray[np.int64],
     places: NDArray[np.int64],
 ) -> None:
-    """Make texts part of keys, in place."""
+    """Hash texts, such as ids, into the keys, in place."""
     _mix_in(keys, given(offsets), given(data), given(rows), given(places))
 
 
 def seeds(hashes: NDArray[np.uint64], directions: int, pairing: int) -> NDArray[np.uint64]:
-    """The beginning of a key for the hash of each name and each direction, in that order."""
+    """The initial keys of a pairing: one per connection name (given by its hash) and direction, in that order."""
     lanes = np.arange(1, directions + 1, dtype=np.uint64) + np.uint64(directions * pairing)
     return ((hashes[:, None] ^ (lanes * _PRIME)) * np.uint64(0xD6E8FEB86659FD93)).ravel()
 

@@ -1,7 +1,8 @@
-"""What a task knows about the rows it has decoded, beyond the rows: small tables for the step that joins tasks.
+"""Partial aggregates: small tables that decoding tasks write for the final join.
 
-A request may wait for an answer that another task decodes, a connection goes on in the next range. Each task writes
-such facts beside the tables, as Arrow files that belong to nobody once the batch is committed.
+A request in one task may have its answer in another. A connection may continue in the next range. So each decoding task
+writes partial rows about such things, of the kinds in `FACTS`, as Arrow files in the folder `_facts` of the warehouse.
+The join job (`join_job.py`) reads them. After the commit of the batch nobody needs these files, and they are deleted.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ FACTS = {
     "packets": audit.PACKETS,
     "seen": audit.SEEN,
 }
-"""The kinds of facts and their columns; each has a `bucket`."""
+"""The kinds of partial aggregates and their columns. Each has a column `bucket`."""
 FOLDER = "_facts"
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Finished rows and facts of one task."""
+    """The finished rows and the partial aggregates of one task."""
 
     exchanges: pa.Table | None
     findings: Sequence[pa.Table]
@@ -49,10 +50,10 @@ def observe(
     packets: Sequence[pa.Table] = (),
     midstream: Collection[str] = (),
 ) -> Observed:
-    """Everything that can be told from some rows of `messages` alone.
+    """The finished rows and partial aggregates that follow from some rows of `messages`.
 
-    `visits` and `packets` are facts about their connections and packets. `midstream` are connections whose beginning
-    nobody saw.
+    `visits` and `packets` are partial aggregates of their connections and packets, made by the decoder. `midstream` are
+    connections whose beginning was not captured.
     """
     view = View(in_order(messages))
     found = exchanges_partial.observe(view, midstream=midstream)
@@ -73,7 +74,7 @@ def observe(
 
 
 def together(parts: Sequence[pa.Table]) -> pa.Table | None:
-    """Tables of one kind as one, or None."""
+    """Concatenate tables of one kind; None if there are no rows."""
     parts = [part for part in parts if part.num_rows]
     if len(parts) < 2:
         return parts[0] if parts else None
@@ -81,7 +82,7 @@ def together(parts: Sequence[pa.Table]) -> pa.Table | None:
 
 
 def write(warehouse: Store, rows: pa.Table) -> tuple[str, int]:
-    """Write facts as a new file; its name and size."""
+    """Write partial rows as a new file; returns its name and size."""
     name = f"{uuid.uuid4().hex}.arrow"
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, rows.schema) as file:
@@ -92,7 +93,7 @@ def write(warehouse: Store, rows: pa.Table) -> tuple[str, int]:
 
 
 def read(warehouse: Store, names: Iterable[str], kind: str, task: int, tasks: int) -> pa.Table:
-    """The facts of one kind that one of several tasks is to join."""
+    """The partial rows of one kind that join task number `task` of `tasks` has to join."""
     schema = FACTS[kind]
     found = [schema.empty_table()]
     for name in names:
@@ -102,7 +103,7 @@ def read(warehouse: Store, names: Iterable[str], kind: str, task: int, tasks: in
 
 
 def of_task(rows: pa.Table, task: int, tasks: int) -> pa.Table:
-    """The rows whose buckets belong to one of several tasks."""
+    """The rows whose buckets belong to join task number `task` of `tasks`."""
     if tasks == 1:
         return rows
     bucket = rows["bucket"].to_numpy()
@@ -110,7 +111,7 @@ def of_task(rows: pa.Table, task: int, tasks: int) -> pa.Table:
 
 
 def pack(rows: pa.Table) -> bytes:
-    """Rows as bytes for the internal table."""
+    """Serialize rows for the internal table `_state`."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(unified(rows).combine_chunks())
@@ -118,12 +119,12 @@ def pack(rows: pa.Table) -> bytes:
 
 
 def unpack(packed: bytes, kind: str) -> pa.Table:
-    """The inverse of `pack`; columns that were not there then are null."""
+    """The inverse of `pack`. Columns that the writing version did not have are null."""
     return typed_as(pa.ipc.open_stream(packed).read_all(), FACTS[kind])
 
 
 def typed_as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Facts in the form of this version; columns that were not there when they were written are null."""
+    """Rows with the columns of this version. Columns that the writing version did not have are null."""
     if rows.schema.equals(schema):
         return rows
     known = {name: rows[name] for name in rows.column_names}

@@ -1,4 +1,4 @@
-"""Rows of `exchanges`: what a request and its answer, if there is one, come to."""
+"""Builds rows of `exchanges` from requests and their answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from wireloom.pipeline.steps.message_arrays import coded, codes, dates, timestam
 OUTCOMES: list[str | None] = ["done", "error", "cancelled", "killed", "timeout", "unanswered"]
 _DONE, _ERROR, _CANCELLED, KILLED, _TIMEOUT, _UNANSWERED = range(6)
 NEVER = np.iinfo(np.int64).max
-"""The time of what did not happen."""
+"""The time of an event that did not happen."""
 
 
 def outcomes_of(kind: NDArray[np.uint8], status: pa.Array, stopped: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """What answers of these kinds and statuses mean, as indexes into `OUTCOMES`."""
+    """The outcomes that answers of these kinds and statuses stand for, as indexes into `OUTCOMES`."""
     said, words = codes(status)
     cancelled = np.array([word == "cancelled" for word in words] or [False])[said]
     failed = kind == KINDS.index(Kind.ERROR)
@@ -26,7 +26,7 @@ def outcomes_of(kind: NDArray[np.uint8], status: pa.Array, stopped: NDArray[np.b
 
 
 def where(chosen: NDArray[np.bool_], column: pa.Array) -> pa.Array:
-    """A column of words that is null where not chosen."""
+    """A dictionary column with null where `chosen` is false."""
     said, words = codes(column)
     return coded(np.where(chosen, said, len(words)), [*words, None])
 
@@ -50,10 +50,11 @@ def exchange_rows(
     limit_us: NDArray[np.int64],
     open_: NDArray[np.bool_],
 ) -> pa.Table:
-    """Rows from columns; `answered` and `ended` are `NEVER` where that did not happen, `last` the latest sign of life.
+    """Rows of `exchanges` from columns.
 
-    An answer that comes later than the limit is a `timeout`, with its time; so is no answer, once the limit has passed
-    before the connection, or the input, ended.
+    `answered` and `ended` are `NEVER` where that did not happen. `last` is the time of the request or of its latest
+    progress. The outcome is `timeout` if the answer came later than the limit after `last`; `answered_at` is set then.
+    It is also `timeout` without an answer, if the limit passed before the connection or the input ended.
     """
     has_answer = (answered < NEVER) & (outcome != KILLED)
     closed = answered < NEVER

@@ -1,6 +1,32 @@
-"""From messages to exchanges and to findings about conversations, the second part: what tasks left over.
+"""Exchanges, second step: the final join of what the decoding tasks could not pair.
 
-Requests that wait and answers to something earlier, of all tasks and of earlier batches, see `exchanges_partial.py`.
+Theory of operation
+===================
+
+**The problem.** A request and its answer may be decoded by different tasks, or in different batches. A decoding task
+(`exchanges_partial.py`) therefore keeps its unpaired rows, the *turns*. Now all of them must be paired. Some requests
+are still waiting, and the next batch may bring their answers.
+
+**The idea.** Concatenate the turns of all tasks and those carried from the last batch. Sort them by time and position.
+Run the same kernel as the tasks (`pair_kernel.settle`). All turns of a connection are in one bucket, so several tasks
+can join different buckets independently.
+
+Then sort the results into two kinds:
+
+- *Final*: the exchange is answered or superseded, or nobody can answer it any more: the connection was closed, or the
+  answering side ended its stream, or nothing came for `FORGET_US`. Final rows are appended to the tables.
+- *Open*: the request is still waiting. Its row is written too, with `open` set, and the next batch replaces it. Its
+  turn is carried to the next batch.
+
+**Marks.** An exchange that one task has completed leaves no turn. But a request that waits in another task may have the
+same id, which breaks a rule. A *mark* shows the kernel that the id was used. Only marks whose key is open somewhere are
+joined, and these are few.
+
+**The invariant.** The final tables do not depend on how the input was cut into tasks and batches.
+
+**Example.** Task 1 decodes request A. Task 2 decodes A's answer and request B. The join gets three turns. It pairs A,
+which is final. B is open: it gets an open row, and its turn is carried. The next batch brings B's answer. Its join
+pairs B, and replaces the open row with the final one.
 """
 
 from __future__ import annotations
@@ -29,10 +55,10 @@ from wireloom.protocols.registry import protocols
 
 @dataclass(slots=True)
 class Joined:
-    """What `join` makes of everything that was left over.
+    """The result of `join`.
 
-    `exchanges` and `findings` are final. `open_exchanges` and `open_findings` are right for what has been read so far
-    and are replaced next time. `turns` and `received` are carried.
+    `exchanges` and `findings` are final. `open_exchanges` and `open_findings` are correct for the input so far, and the
+    next batch replaces them. `turns` and `received` are carried to the next batch.
     """
 
     exchanges: pa.Table
@@ -51,11 +77,11 @@ def join(
     without_past: Collection[str] = (),
     received: pa.Table | None = None,
 ) -> Joined:
-    """Settle what tasks, and earlier batches, left over.
+    """Pair the turns of all tasks and of earlier batches.
 
-    `endings` say when nobody could answer any more: after that nobody waits for anything. `without_past` are
-    connections whose beginning was not seen: what answers nothing there may well answer something earlier. `received`
-    is what earlier batches know of messages that may be sent again.
+    `endings` holds the times after which nobody on a connection can answer any more. `without_past` are connections
+    whose beginning was not captured: an answer without a request is no finding there, because the request may have
+    come earlier. `received` is what earlier batches know of messages that may be sent again.
     """
     turns = _with_marks(turns, marks)
     again, known = resends.find(turns, received if received is not None else resends.RECEIVED.empty_table(), clock)
@@ -70,7 +96,7 @@ def join(
 
 
 def _resent_findings(resent: pa.Table) -> pa.Table:
-    """What is to be said about messages that were sent again."""
+    """Findings for messages that were sent again."""
     found = []
     protocol, names = codes(one_piece(resent["protocol"]))
     pairing = resent["pairing"].to_numpy()
@@ -83,7 +109,7 @@ def _resent_findings(resent: pa.Table) -> pa.Table:
 
 
 def _with_marks(turns: pa.Table, marks: pa.Table) -> pa.Table:
-    """Turns in order, with those marks among them whose key is open somewhere."""
+    """The turns, and the marks whose key is open somewhere, sorted by time and position."""
     waiting = turns["key"].filter(pc.equal(turns["act"], OPEN))
     if marks.num_rows and len(waiting):
         met = marks.filter(pc.is_in(marks["key"], value_set=waiting.combine_chunks()))
@@ -100,7 +126,7 @@ def _with_marks(turns: pa.Table, marks: pa.Table) -> pa.Table:
         }
         turns = pa.concat_tables([turns, typed(values, TURNS)])
     turns = unified(turns).combine_chunks()
-    # What an earlier version carried has neither lane nor sequence, and is earlier than all else.
+    # Turns that an earlier version carried have neither lane nor sequence. They sort first.
     order = order_of(
         turns["time"].to_numpy(),
         files_in_order(one_piece(turns["file"])),
@@ -123,7 +149,7 @@ class _Join:
         self.pairings = [(pairing, each) for each in conversations for pairing in each.pairings]
         before = np.cumsum([0, *(len(each.pairings) for each in conversations)])
         self.pairing: NDArray[np.int64] = before[protocol] + turns["pairing"].to_numpy()
-        """Of each turn, which of `pairings` it belongs to."""
+        """The index into `pairings` of each turn."""
         self.settled = pair_kernel.settle(
             turns["key"].to_numpy(),
             self.act,
@@ -137,7 +163,7 @@ class _Join:
         return np.array(list(values) or [0], kind)[self.pairing]
 
     def result(self, endings: Endings, without_past: Collection[str]) -> Joined:
-        """Everything, sorted into what is final and what is not."""
+        """The rows of all tables, separated into final and open ones."""
         settled, act, time_us = self.settled, self.act, self.time
         watermark = self.clock.watermark_us
         connection, names = codes(one_piece(self.turns["connection"]))
@@ -147,7 +173,7 @@ class _Join:
         waiting = opens & ~mated & (end == NEVER) & (watermark - settled.last <= pair_kernel.FORGET_US)
         exchange = opens & self._of_pairing([pairing.exchange for pairing, _ in self.pairings], np.bool_)
         rows = np.flatnonzero(exchange)
-        # A goodbye does not end the waiting, but if nothing comes after it, it is why.
+        # An answer may still come after a goodbye. But if none comes, the request counts as ended by the goodbye.
         goodbye = self._when(endings.goodbye, connection, names)
         over = np.minimum(end, goodbye)
         # A connection may be closed after its last message, and so after the watermark: its end counts all the same.
@@ -167,12 +193,12 @@ class _Join:
     def _when(
         self, times: Mapping[str, int], connection: NDArray[np.int64], names: Sequence[str | None]
     ) -> NDArray[np.int64]:
-        """When something happened to the connection of each turn."""
+        """For each turn, the time that `times` has for its connection, or `NEVER`."""
         found: NDArray[np.int64] = np.array([times.get(name or "", NEVER) for name in names] or [NEVER])[connection]
         return found
 
     def _silent(self, endings: Endings) -> NDArray[np.int64]:
-        """When the side that was to answer each turn was through with its stream."""
+        """For each turn, when the side that should answer it ended its stream, or `NEVER`."""
         lanes: dict[int, int] = {}
         for way, times in endings.silent.items():
             asks = DIRECTIONS.index(way.opposite)
@@ -218,10 +244,11 @@ class _Join:
     def _findings(self, waiting: NDArray[np.bool_], past: NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:
         final: list[pa.Table] = []
         provisional: list[pa.Table] = []
-        # Nothing comes before all of this that is not in it.
+        # All earlier turns of a connection are in this join. So an unclaimed turn has no request at all, except on a
+        # connection whose beginning was not captured.
         certain = dataclasses.replace(self.settled, unclaimed=self.settled.unclaimed & past)
         asked = self.turns["asked"].to_numpy()
-        # An opening that pushed another one aside has done so once and for all.
+        # That one opening superseded another is final, even while it is waiting itself.
         held = waiting & (self.settled.superseded < 0)
         for place, (pairing, _) in enumerate(self.pairings):
             own = self.pairing == place
@@ -235,7 +262,10 @@ class _Join:
         return findings.together(final), findings.together(provisional)
 
     def _carried(self, waiting: NDArray[np.bool_]) -> pa.Table:
-        """What goes on to the next batch; the steps it had are counted in, and its number is known already."""
+        """The waiting turns, for the next batch, with their steps so far.
+
+        `number` is null: this join has already checked whether they were sent again.
+        """
         rows = np.flatnonzero(waiting)
         carried = self.turns.take(pa.array(rows))
         for name, new in (("steps", self.settled.steps), ("last", self.settled.last)):

@@ -1,7 +1,8 @@
-"""From messages to exchanges and to findings about conversations, the first part: what one task has decoded.
+"""Exchanges, first step: the partial aggregate of one decoding task.
 
-All that can be settled there is. What is left over, requests that wait and answers to something earlier, goes to
-`exchanges_join.py`.
+A task pairs the requests and answers among its own rows (see `pair_kernel.py`) and writes finished rows of `exchanges`
+and `findings`. Rows that it cannot pair, requests without an answer and answers without a request, become *turns*. The
+final join (`exchanges_join.py`) pairs the turns of all tasks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from wireloom.protocols.pairing import Conversation, Key, Pairing, PairingRule
 from wireloom.protocols.registry import protocols
 
 BUCKETS = 64
-"""Facts are told apart by so many numbers, so that several tasks can join them."""
+"""Partial rows are distributed over this many buckets by connection. Several tasks then join different buckets."""
 
 TURNS = pa.schema(
     [
@@ -60,22 +61,23 @@ TURNS = pa.schema(
         ("number", pa.int64()),
     ]
 )
-"""A message that opens or closes something, as it is carried until both ends are known.
+"""Turns: one row for each message that opens or closes an exchange and has no partner yet.
 
-`lane` is the direction of the connection, `sequence` the message's place in it. `number` tells one that is sent again,
-where that can be told: see `resends.py`.
+`lane` is a hash of the connection and the direction, `sequence` the message's place in it. `number` identifies a
+message that may be sent again, if the protocol has such a number: see `resends.py`.
 """
 
 _OF_A_MARK = (
     "bucket", "key", "protocol", "pairing", "time", "connection", "message_id", "file", "offset", "lane", "sequence",
 )  # fmt: skip
 MARKS = pa.schema([TURNS.field(name) for name in _OF_A_MARK])
-"""Something that was opened and closed inside one task, under a key that may be open elsewhere."""
+"""Marks: one row for the first exchange under a key that one task has completed. Another task may have a request open
+under the same key."""
 
 
 @dataclass(slots=True)
 class Observed:
-    """What one task found: finished rows, and what is left over."""
+    """The result of one task: finished rows, and the turns and marks for the final join."""
 
     exchanges: list[pa.Table] = field(default_factory=list)
     findings: list[pa.Table] = field(default_factory=list)
@@ -84,9 +86,9 @@ class Observed:
 
 
 def observe(view: View, *, midstream: Collection[str] = ()) -> Observed:
-    """Settle the conversations in some rows of `messages` as far as these rows tell.
+    """Pair the requests and answers among some rows of `messages`.
 
-    `midstream` are connections whose beginning nobody saw.
+    `midstream` are connections whose beginning was not captured.
     """
     found = Observed()
     codes, names = view.protocol
@@ -106,7 +108,7 @@ def observe(view: View, *, midstream: Collection[str] = ()) -> Observed:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The turns of one pairing: their rows in the view, what each does, and under which key."""
+    """The turns of one pairing: their rows in the view, their acts and their keys."""
 
     rows: NDArray[np.int64]
     act: NDArray[np.uint8]
@@ -134,7 +136,7 @@ def _choose(view: View, rows: NDArray[np.int64], number: int, pairing: Pairing) 
         keep[stops] = view.is_true(pairing.stopped_by, rows[stops])
         rows, act = rows[keep], act[keep]
     connection, _ = view.connection
-    # A question and its answers have one key: that of the direction that asks.
+    # A request and its answers share a key. It contains the direction of the request.
     direction = view.direction[rows]
     opposite = np.array([DIRECTIONS.index(way.opposite) for way in DIRECTIONS], np.uint8)
     asks = np.where((act == OPEN) | (act == STOP), direction, opposite[direction])
@@ -167,7 +169,7 @@ def _mix(
     places: NDArray[np.int64],
     keep: NDArray[np.bool_],
 ) -> None:
-    """Make ids part of keys; what has no id takes part in nothing."""
+    """Hash ids into the keys. Rows without an id are left out of the pairing."""
     if len(rows):
         pair_kernel.mix_in(key, *text_buffers(texts), rows, places)
         keep[places] = valid(texts)[rows]
@@ -186,7 +188,7 @@ def _observe_pairing(
         return
     act = chosen.act
     if pairing.resent_by is not None:
-        # Which of them are sent again is known only to those who see all of them: nothing is settled here.
+        # Only the final join sees all messages, so only it can tell which were sent again. Leave all rows to it.
         everything, steps = np.arange(len(act)), np.zeros(len(act), np.int32)
         found.turns.append(
             _left_over(view, chosen, everything, number, view.time_us[chosen.rows], steps, pairing.resent_by)
@@ -209,7 +211,7 @@ def _observe_pairing(
 
 
 def ended_at(settled: Settled, time_us: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When each opening was pushed aside by another one with its key."""
+    """When each opening was superseded by another one under its key; else `NEVER`."""
     ended = np.full(len(time_us), NEVER)
     aside = settled.superseded >= 0
     ended[settled.superseded[aside]] = time_us[aside]
@@ -219,7 +221,7 @@ def ended_at(settled: Settled, time_us: NDArray[np.int64]) -> NDArray[np.int64]:
 def broken_rules(
     pairing: Pairing, act: NDArray[np.uint8], settled: Settled, asked: NDArray[np.bool_]
 ) -> Iterator[tuple[PairingRule, NDArray[np.bool_]]]:
-    """The rules of a pairing that turns break, and which turns."""
+    """The rules of a pairing that are broken, each with a mask of the turns that break it."""
     alone = settled.mate < 0
     rules = (
         (pairing.unknown, ((act == CLOSE) | (act == STEP)) & alone & ~settled.unclaimed),
@@ -237,11 +239,11 @@ def _finished(
     opens: NDArray[np.int64],
     conversation: Conversation,
 ) -> pa.Table:
-    """Rows of `exchanges` for openings that are settled here."""
+    """Rows of `exchanges` for the openings that this task has completed."""
     asks = chosen.rows[opens]
     mate = settled.mate[opens]
     answered = mate >= 0
-    # Where nothing answers, some row stands in; its values are masked.
+    # Where there is no answer, row 0 is a placeholder; its values are masked.
     answers = chosen.rows[np.maximum(mate, 0)]
     status = view.column("status").take(pa.array(answers))
     outcome = outcomes_of(view.kind[answers], status, chosen.act[np.maximum(mate, 0)] == STOP)
@@ -288,7 +290,7 @@ def _marks(view: View, chosen: _Chosen, places: NDArray[np.int64], number: int) 
 
 
 def _lanes(view: View, rows: NDArray[np.int64], number: int) -> NDArray[np.uint64]:
-    """The direction of the connection that each message belongs to, as one number."""
+    """A hash of the connection and the direction of each message."""
     connection, _ = view.connection
     seeds = pair_kernel.seeds(view.connection_hash, len(DIRECTIONS), number)
     lanes: NDArray[np.uint64] = seeds[connection[rows] * len(DIRECTIONS) + view.direction[rows]]
