@@ -1,12 +1,12 @@
-"""Who may do what: rules from the configuration, applied to what peers have proved to be.
+"""Who may do what: rules of the configuration, applied to the identities that peers have proved.
 
-A peer has identities, each a kind and a name: `certificate:meter-7`, `token:dashboard`, `user:ada`, `mesh:<node>`,
-`xmpp:ada@example.org`. They come from the transport, from the protocol and from tokens. A rule gives everybody whose
-identity it names the right to publish to, subscribe to, request or provide topics. Rules only ever add: what no rule
-allows is refused. Where no rule is configured at all, peers on this machine may do everything and others nothing.
+An identity is a kind and a name: `certificate:meter-7`, `token:dashboard`, `user:ada`, `mesh:<node>`,
+`xmpp:ada@example.org`. Identities come from the transport, from the protocol and from tokens. A rule names identities
+and gives them the right to publish to, subscribe to, request or provide topics. Rules only add rights: what no rule
+allows is refused. Without any rule, peers on this machine may do everything, and others nothing.
 
-Decisions are remembered by `Grants`, which all connections with the same identities share; no message costs more than
-a look into a dictionary, and a whole read in columns one look for each of its topics.
+`Grants` caches decisions. All connections with the same identities share one. So a check costs one dictionary lookup
+for each message, or for each topic of a read in columns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wireloom.protocols.registry import protocols
 from wireloom.topics import covers, matches, validate_pattern
 
 ANYONE = "anyone"
-"""In a rule: everybody, proved or not."""
+"""In a rule: everybody, with or without an identity."""
 ANONYMOUS = "anonymous"
 """The principal of a peer that has proved nothing."""
 KINDS = {
@@ -39,7 +39,10 @@ KINDS = {
 """Kinds of identities that do not depend on the protocol."""
 REMEMBERED = 4096
 TOKEN_PREFIX = "wlt_"  # noqa: S105
-"""What tokens made by `wireloom keys token` begin with, so that they are recognised where they do not belong."""
+"""Prefix of tokens made by `wireloom keys token`.
+
+It lets the hub recognise tokens in places where they do not belong.
+"""
 _HASHED = re.compile(r"sha256:([0-9a-f]{64})")
 
 
@@ -68,14 +71,14 @@ class AccessRule:
     rights: Mapping[Right, tuple[str, ...]]
 
     def applies_to(self, identities: tuple[str, ...]) -> bool:
-        """Whether one of the identities is named; `*` in a rule stands for any text."""
+        """Whether the rule names one of the identities. `*` in a rule stands for any text."""
         return any(
             who == ANYONE or any(fnmatch.fnmatchcase(identity, who) for identity in identities) for who in self.who
         )
 
 
 class Tokens:
-    """Names by the hashes of their tokens.
+    """Token names by the hash of the token.
 
     >>> tokens = Tokens({"dashboard": Tokens.digest("secret")})
     >>> tokens.holder("secret"), tokens.holder("guess")
@@ -90,16 +93,16 @@ class Tokens:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Whose tokens these are."""
+        """The names of all tokens."""
         return tuple(self._digests)
 
     @staticmethod
     def digest(token: str) -> bytes:
-        """What is kept of a token. They are long and random, so one round of a fast hash is enough."""
+        """The hash that is stored of a token. Tokens are long and random, so one round of a fast hash is enough."""
         return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
     def holder(self, token: str) -> str | None:
-        """The name of a token; every known one is compared, whichever it is, each in constant time."""
+        """The name of a token. It is compared with every known token, each in constant time."""
         shown = self.digest(token)
         found = None
         for name, digest in self._digests.items():
@@ -109,7 +112,10 @@ class Tokens:
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
-        """The tokens in a file: a line each, `name: sha256:<hash>` or, where nobody else may read it, `name: token`."""
+        """Load a token file.
+
+        Each line is `name: sha256:<hash>`, or `name: token` if only the owner can read the file.
+        """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
             mode = path.stat().st_mode
@@ -144,7 +150,7 @@ class AccessConfig:
 
 
 def identity_kinds() -> dict[str, str]:
-    """Every kind of identity there is, and what its name is."""
+    """Every kind of identity, with the meaning of its name."""
     found = dict(KINDS)
     for protocol in protocols().values():
         found.update(protocol.identity_kinds)
@@ -155,7 +161,7 @@ _KEYS = ("tokens", "attempts_per_minute", "rule")
 
 
 def parse_access(table: object) -> AccessConfig:
-    """The table `[access]`; raises WrongKey. Rules are read by `parse_rule`."""
+    """Parse the table `[access]`. Raises WrongKey. `parse_rule` parses the rules."""
     if not isinstance(table, dict):
         raise WrongKey("access", "access must be a table: [access]")
     for key in table:
@@ -180,7 +186,7 @@ def parse_access(table: object) -> AccessConfig:
 
 
 def parse_rule(table: Mapping[str, object]) -> AccessRule:
-    """One table `[[access.rule]]`."""
+    """Parse one table `[[access.rule]]`."""
     known = ("who", *Right)
     for key in table:
         if key not in known:
@@ -228,21 +234,21 @@ class Grants:
 
     def __init__(self, rights: Mapping[Right, tuple[str, ...]], *, everything: bool = False) -> None:
         self.everything = everything
-        """Nothing need be asked."""
+        """Whether everything is allowed, so that no check is needed."""
         self._rights = rights
         self._known: dict[Right, dict[str, bool]] = {right: {} for right in Right}
 
     @property
     def nothing(self) -> bool:
-        """Whether this is a stranger."""
+        """Whether nothing is allowed."""
         return not self.everything and not any(self._rights.values())
 
     def may_at_all(self, right: Right) -> bool:
-        """Whether there is any topic for which something is allowed."""
+        """Whether a right exists for any topic."""
         return self.everything or bool(self._rights.get(right))
 
     def may(self, right: Right, topic: str) -> bool:
-        """Whether something is allowed; what was asked before is remembered."""
+        """Whether a right exists for a topic. Results are cached."""
         if self.everything:
             return True
         known = self._known[right]
@@ -267,7 +273,7 @@ class Access:
         self._grants: dict[frozenset[str], Grants] = {}
 
     def grants(self, identities: tuple[str, ...], *, local: bool) -> Grants:
-        """What somebody with these identities may do; `local` if only this machine reaches the listener."""
+        """What a peer with these identities may do. `local` is set if only this machine can reach the listener."""
         rules = self.config.rules
         if local and not rules:
             return EVERYTHING

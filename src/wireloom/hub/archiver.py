@@ -1,11 +1,11 @@
-"""Archives sealed segments while the hub runs, on a thread of its own, and says how that goes.
+"""Archives sealed segments while the hub runs, on its own thread, and reports its state.
 
-The thread claims the archive, looks what is in it, and uploads every sealed segment that is not, the oldest first. Then
-it looks again every second. An upload that fails is tried again, after `FIRST_WAIT` seconds and up to `LONGEST_WAIT`.
-Meanwhile the hub goes on: it stays ready, its segments stay on the disk, and the limits of the disk apply.
+The thread claims the archive, lists it, and uploads every sealed segment that is missing, the oldest first. Then it
+checks again every second. It retries a failed upload after `FIRST_WAIT` seconds, and later after up to `LONGEST_WAIT`.
+Meanwhile the hub stays ready, its segments stay on the disk, and the limits of the disk apply.
 
-Two things end it for good, until somebody has looked: other bytes under the name of a segment (`Conflict`), and another
-hub with the same id (`FencedOff`). From then on no segment is removed from the disk.
+Two errors stop archiving until an operator restarts the hub: different bytes under the name of a segment (`Conflict`),
+and another hub with the same id (`FencedOff`). From then on no segment is removed from the disk.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.hub")
 
 INTERVAL = 1.0
-"""Seconds between two looks for segments that were sealed."""
+"""Seconds between two checks for sealed segments."""
 READ_TIMEOUT = 20.0
-"""Seconds that a read may take of those who wait for the past."""
+"""Seconds that a replay's read from the archive may take."""
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
-"""Seconds before an upload that failed is tried again."""
+"""Seconds before a failed upload is tried again."""
 
 
 class Archiver:
     """Archives the segments of one hub."""
 
     def __init__(self, settings: ArchiveSettings, journal: Journal, metrics: Metrics) -> None:
-        # Compiled on the thread, the kernels would hold the loop.
+        # Compile the kernels here: on the thread, compiling would block the loop.
         warm()
         self.settings = settings
         self.error: str | None = None
-        """What keeps segments from being archived now; None while it works."""
+        """Why archiving fails now; None while it works."""
         self.alarm: str | None = None
-        """What needs somebody's attention: no segment is removed from the disk until the hub was started again."""
+        """An error that needs an operator. Until the hub is restarted, no segment is removed from the disk."""
         self.waiting = 0
-        """Sealed segments that are not archived."""
+        """How many sealed segments are not archived."""
         self.waiting_bytes = 0
         self.archived_ns = 0
         """The time of the last block that is archived."""
@@ -63,42 +63,42 @@ class Archiver:
         reads = open_store(settings.url, tries=2, timeout=READ_TIMEOUT)
         self._archive = Archive(open_store(settings.url), journal.identity, reads)
         self.disk = ArchiveDisk(journal.folder, self._archive)
-        """The journal's folder, and what is archived of it."""
+        """The journal's folder together with its archive."""
         self._claim: Claim | None = None
         self._left_out: set[str] = set()
-        """Segments that cannot be archived: they are not sound, or the archive has others of their name."""
+        """Segments that cannot be archived: they are damaged, or the archive has different ones with their names."""
         self._wait = 0.0
         self._wakes = threading.Event()
         self._stops = threading.Event()
         self._finishes = threading.Event()
-        """Set when the journal was closed: one more look is enough."""
+        """Set once the journal is closed: one more check is enough."""
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
 
     def start(self) -> None:
-        """Begin, on a thread that does not keep the process from ending."""
+        """Start a daemon thread."""
         remember_archive(self._folder, self._archive.store.url)
         self._thread.start()
 
     def tick(self) -> None:
-        """Called often, on the loop: a quiet segment is sealed when it is time."""
+        """Called often, on the loop: seal a segment that is due by its age."""
         self._journal.end_older(self.settings.every)
 
     async def finish(self) -> None:
-        """After the journal was closed: archive what is left, if that works at once. Cancelling it gives up."""
+        """After the journal was closed: archive the rest, if this works at the first attempt. Cancel it to give up."""
         self._finishes.set()
         self._wakes.set()
         if self._thread.is_alive():
             await asyncio.get_running_loop().run_in_executor(DaemonExecutor("archive-end"), self._thread.join)
 
     def stop(self) -> None:
-        """End soon; an upload that is under way is left to itself."""
+        """Stop soon. An upload in progress is abandoned."""
         self._stops.set()
         self._wakes.set()
 
     def is_archived(self, path: Path) -> bool:
-        """Whether a segment may be removed from the disk: the archive is asked, and its checksum compared.
+        """Whether a segment may be removed from the disk: the archive has it, with the same checksum.
 
-        Takes a while; for the thread of retention.
+        Slow: call it on the retention thread.
         """
         if self.alarm is not None:
             return False
@@ -110,7 +110,7 @@ class Archiver:
 
     @property
     def healthy(self) -> bool:
-        """Whether segments can be archived, as far as is known."""
+        """Whether archiving works, as far as is known."""
         return self.error is None and self.alarm is None
 
     def status(self) -> dict[str, type_of_json]:
@@ -125,7 +125,7 @@ class Archiver:
             "generation": None if self._claim is None else self._claim.generation,
         }
 
-    # On the thread
+    # Runs on the thread
 
     def _run(self) -> None:
         is_last = False
@@ -144,7 +144,7 @@ class Archiver:
                 self._wakes.clear()
 
     def _archive_all(self) -> None:
-        """Archive every sealed segment that is not."""
+        """Archive every sealed segment that is missing in the archive."""
         self._count(self._unarchived())
         if self._claim is None:
             self._claim = self._archive.claim()
@@ -166,7 +166,7 @@ class Archiver:
         try:
             index = self._archive.upload(path, own, level=self.settings.compression, recipient=self.settings.recipient)
         except FileNotFoundError:
-            # Refused bytes are removed when there are too many of them.
+            # Files of refused bytes are removed when there are too many.
             return
         except Conflict as error:
             self._left_out.add(path.name)

@@ -1,8 +1,8 @@
-"""Messages that were read from the journal for subscribers, and are not sent yet: a byte budget for all of them.
+"""A byte budget for all messages that were read from the journal for subscribers and are not sent yet.
 
-A subscriber of the past that stops reading would keep what was read for it in memory. All such backlogs together stay
-within `replay_bytes` in `[limits]`. Beyond, those are dropped whose subscribers have not read for longest: their owners
-read the same from the journal again, once there is room to send. So nothing is lost.
+If a subscriber of a replay stops reading, its messages stay in memory. All such backlogs together stay within
+`replay_bytes` in `[limits]`. Beyond that, the backlogs are dropped whose subscribers have not read for longest. Their
+owners read the same messages from the journal again, once the subscriber reads. So nothing is lost.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from wireloom.model import Message
 Place = TypeVar("Place")
 
 _OVERHEAD = 600
-"""Bytes that a message takes beside its topic and its body."""
+"""Bytes of memory for a message beside its topic and its body."""
 
 
 def weight(message: Message) -> int:
-    """Bytes of memory that a message takes."""
+    """Bytes of memory for a message."""
     return len(message.body) + len(message.topic or "") + _OVERHEAD
 
 
@@ -30,16 +30,16 @@ class Backlogs:
     """All backlogs of a hub."""
 
     def __init__(self, most: Callable[[], int], on_dropped: Callable[[], None]) -> None:
-        """`most` says how many bytes there may be; `on_dropped` is called whenever a backlog is dropped."""
+        """`most` returns the maximum number of bytes. `on_dropped` is called whenever a backlog is dropped."""
         self._most = most
         self._on_dropped = on_dropped
         self.held_bytes = 0
         self._blocked: dict[Droppable, None] = {}
-        """Those whose subscriber does not read, the longest first."""
+        """Backlogs whose subscribers do not read. The first has waited longest."""
         self._waiters: list[asyncio.Future[None]] = []
 
     def count(self, change: int) -> None:
-        """A backlog has grown or shrunk."""
+        """Count that a backlog has grown or shrunk."""
         self.held_bytes += change
         if change > 0:
             self._make_room(self._most())
@@ -57,7 +57,7 @@ class Backlogs:
             self._on_dropped()
 
     async def room(self) -> None:
-        """Wait until more may be read from the journal. Who has a backlog meanwhile sends it, or loses it."""
+        """Wait until more may be read from the journal. Meanwhile other backlogs are sent or dropped."""
         while self.held_bytes >= self._most():
             self._make_room(self._most() - 1)
             if self.held_bytes < self._most():
@@ -68,7 +68,7 @@ class Backlogs:
 
     @contextlib.contextmanager
     def blocked(self, backlog: Droppable) -> Iterator[None]:
-        """The subscriber of a backlog does not read: it may be dropped."""
+        """While the subscriber of a backlog does not read, the backlog may be dropped."""
         self._blocked[backlog] = None
         try:
             yield
@@ -80,38 +80,38 @@ class Droppable(Protocol):
     """A backlog of any kind."""
 
     def drop(self) -> None:
-        """Let go of all messages."""
+        """Release all messages."""
 
 
 class Backlog(Generic[Place]):
-    """What was read for one subscriber, each message with its place."""
+    """Messages that were read for one subscriber, each with its place in the journal."""
 
     def __init__(self, backlogs: Backlogs, on_drop: Callable[[], None] | None = None) -> None:
-        """`on_drop` lets go of what else is kept for what comes next."""
+        """`on_drop` releases what else is kept for the next read."""
         self._backlogs = backlogs
         self._on_drop = on_drop
         self._messages: deque[tuple[Place, Message]] = deque()
         self.was_dropped = False
-        """Whether some was not sent, so that its owner has to read it again."""
+        """Whether messages were dropped, so that the owner must read them again."""
 
     def __bool__(self) -> bool:
         return bool(self._messages)
 
     def fill(self, messages: Iterable[tuple[Place, Message]]) -> None:
-        """Take what was read."""
+        """Add messages that were read."""
         more = list(messages)
         self._messages.extend(more)
         self.was_dropped = False
         self._backlogs.count(sum(weight(message) for _, message in more))
 
     def pop(self) -> tuple[Place, Message]:
-        """Take out the first message."""
+        """Remove and return the first message."""
         first = self._messages.popleft()
         self._backlogs.count(-weight(first[1]))
         return first
 
     def drop(self) -> None:
-        """Let go of all messages."""
+        """Release all messages."""
         self.was_dropped = bool(self._messages)
         size = sum(weight(message) for _, message in self._messages)
         self._messages.clear()
@@ -121,6 +121,6 @@ class Backlog(Generic[Place]):
 
     @contextlib.contextmanager
     def blocked(self) -> Iterator[None]:
-        """The subscriber does not read: the backlog may be dropped meanwhile."""
+        """While the subscriber does not read, the backlog may be dropped."""
         with self._backlogs.blocked(self):
             yield

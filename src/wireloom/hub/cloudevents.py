@@ -1,6 +1,6 @@
 """CloudEvents over HTTP, as bytes: the binary, structured and batched modes of the CloudEvents HTTP binding 1.0.2.
 
-An event is a dictionary in the JSON form of CloudEvents, with its data as bytes beside it. No I/O here.
+An event is a dictionary in the JSON form of CloudEvents, with its data as separate bytes. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from wireloom.protocols.contract import TRACE
 
 STRUCTURED, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 CONTEXT = "extension.129"
-"""In emp messages: the context attributes of a CloudEvent as JSON in hex, in an extension block of the hub's."""
+"""In emp messages: an extension block of the hub that holds the context attributes of a CloudEvent, as JSON in hex."""
 REQUIRED = ("specversion", "id", "source", "type")
 JSON_BYTES = 128 * 1024
-"""Of one event in JSON, unless told otherwise. It takes about 5 ms to read; everybody carries events of 64 KB."""
+"""Default maximum bytes of one event in JSON. Parsing this takes about 5 ms. All protocols carry events of 64 KB."""
 _NAME = re.compile(r"[a-z0-9]{1,40}")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NOT_CONTEXT = ("data", "data_base64", "subject", "datacontenttype")
@@ -36,11 +36,11 @@ class Mode(StrEnum):
 
 
 class NoCloudEvent(WireloomError):
-    """What was sent is no CloudEvent; the text says what is missing."""
+    """The input is not a CloudEvent. The text says what is missing."""
 
 
 class TooLarge(NoCloudEvent):
-    """An event in JSON is larger than is read at once."""
+    """An event in JSON exceeds the maximum size."""
 
     def __init__(self, most: int) -> None:
         super().__init__(
@@ -58,24 +58,24 @@ class CloudEvent:
 
     @property
     def topic(self) -> str | None:
-        """The topic an event is for: its subject, else its type."""
+        """The topic of an event: its subject, or else its type."""
         found = self.context.get("subject") or self.context.get("type")
         return None if found is None else str(found)
 
     @property
     def content_type(self) -> str | None:
-        """What the data is."""
+        """The content type of the data."""
         found = self.context.get("datacontenttype")
         return None if found is None else str(found)
 
     def kept(self) -> dict[str, str]:
-        """Attributes for a message, so that the same context comes out at the other end."""
+        """Message attributes that preserve the context, so that it is the same at the receiver."""
         context = {name: value for name, value in self.context.items() if name not in _NOT_CONTEXT}
         return {CONTEXT: json.dumps(context).encode().hex()}
 
 
 def from_message(message: Message, offset: str) -> CloudEvent:
-    """A message as a CloudEvent: with the context it came with, else one that names where it stands in the journal.
+    """A message as a CloudEvent, with its original context, or else one that names its offset in the journal.
 
     >>> from wireloom.model import Kind
     >>> event = from_message(Message(Kind.EVENT, "a/b", b"1", protocol="hsp", connection="7f"), "12.0")
@@ -98,10 +98,10 @@ def from_message(message: Message, offset: str) -> CloudEvent:
 
 
 def _context(message: Message) -> dict[str, type_of_json]:
-    """What a message brought of the context of a CloudEvent; at the least, of its trace."""
+    """The CloudEvent context in a message, or at least its trace."""
     trace: dict[str, type_of_json] = {name: message.attributes[name] for name in TRACE if name in message.attributes}
     try:
-        # Whoever speaks emp can write such a block, so it is looked at like what comes over HTTP.
+        # Any emp peer can write such a block, so it is validated like HTTP input.
         return _checked(dict(json.loads(bytes.fromhex(message.attributes[CONTEXT]))))
     except (KeyError, ValueError, TypeError, RecursionError, NoCloudEvent):
         return trace
@@ -121,7 +121,7 @@ def to_http(event: CloudEvent, mode: Mode) -> tuple[dict[str, str], bytes]:
             if name != "datacontenttype"
         }
         if event.content_type is not None and event.content_type.isprintable():
-            # Any text may be a content type in some protocols, but there are some that no header can hold.
+            # Some protocols allow any text as a content type, but a header does not.
             headers["Content-Type"] = event.content_type
         return headers, event.data
     whole = dict(event.context)
@@ -131,9 +131,9 @@ def to_http(event: CloudEvent, mode: Mode) -> tuple[dict[str, str], bytes]:
 
 
 def from_http(headers: Mapping[str, str], body: bytes, most: int = JSON_BYTES) -> Iterator[CloudEvent]:
-    """The events in a request, read one at a time: one, or those of a batch; raises NoCloudEvent.
+    """The events in a request, one at a time: a single one, or those of a batch. Raises NoCloudEvent.
 
-    `most` is the size of one event in JSON. The data of an event in binary mode is not read here, so it may be larger.
+    `most` is the maximum size of one event in JSON. Data in binary mode is not parsed here, so it may be larger.
     """
     lower = {name.lower(): value for name, value in headers.items()}
     kind = lower.get("content-type", "").partition(";")[0].strip().lower()
@@ -147,7 +147,7 @@ def from_http(headers: Mapping[str, str], body: bytes, most: int = JSON_BYTES) -
 
 
 def topic_in(headers: Mapping[str, str]) -> str | None:
-    """The topic of an event in binary mode, which is known before its data is read; None in the other modes."""
+    """The topic of an event in binary mode, known before its data is read. None in the other modes."""
     lower = {name.lower(): value for name, value in headers.items()}
     if lower.get("content-type", "").lower().startswith("application/cloudevents"):
         return None
@@ -174,17 +174,17 @@ def _one(body: bytes, most: int) -> Iterator[object]:
 
 
 def _elements(body: bytes, most: int) -> Iterator[object]:
-    """The elements of a JSON array, one at a time, each of at most so many characters.
+    """The elements of a JSON array, one at a time, each with at most `most` characters.
 
-    The text is decoded a window at a time. A window holds more than one element may have, so an element that does not
-    end within it is too large; no more than that is ever parsed in one step.
+    The text is decoded window by window. A window is larger than the largest allowed element. So an element that does
+    not end within its window is too large, and one step never parses more than a window.
     """
     decode = codecs.getincrementaldecoder("utf-8")().decode
     scan = json.JSONDecoder().raw_decode
     text, at, position = "", 0, 0
 
     def read_on() -> bool:
-        """Move the window; False at the end of the body."""
+        """Move the window. Returns False at the end of the body."""
         nonlocal text, at, position
         if position >= len(body):
             return False
@@ -193,7 +193,10 @@ def _elements(body: bytes, most: int) -> Iterator[object]:
         return True
 
     def mark() -> str:
-        """The next character that is not white space, of which there may be as much as of an event; none at the end."""
+        """The next character that is not white space; empty at the end.
+
+        White space is bounded by the size of an event.
+        """
         nonlocal at
         for _ in range(3):
             at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
@@ -230,7 +233,7 @@ def _elements(body: bytes, most: int) -> Iterator[object]:
 
 
 def _trace(headers: Mapping[str, str]) -> dict[str, type_of_json]:
-    """The trace that a request belongs to; an event may name another."""
+    """The trace context of a request. An event may have its own."""
     return {name: headers[name] for name in TRACE if name in headers}
 
 

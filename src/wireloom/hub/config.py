@@ -67,7 +67,7 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True)
 class JournalSettings(Settings):
-    """Where messages are kept, and how safely."""
+    """Where and how safely messages are stored."""
 
     folder: str = ""
     """Default: `journal` in the data folder."""
@@ -75,15 +75,15 @@ class JournalSettings(Settings):
     segment_bytes: int = 64 * 1024 * 1024
     refused_quota: int = 64 * 1024 * 1024
     keep_days: float = 0.0
-    """Older segments are removed; 0: none for their age."""
+    """Segments older than this are removed; 0: no age limit."""
     keep_bytes: int = 0
-    """Above this the oldest segments are removed; 0: none for their size."""
+    """Beyond this size the oldest segments are removed; 0: no size limit."""
     ignore_cursors: bool = False
-    """Whether segments are removed although a pipeline has not read them."""
+    """Whether to remove segments that a pipeline has not read yet."""
     deliveries: bool = False
-    """Whether events sent to subscribers are recorded, too."""
+    """Whether to record deliveries of events to subscribers, too."""
     keys: bool = True
-    """Whether the keys of encrypted connections are recorded beside their frames, so that these can be read."""
+    """Whether to record the keys of encrypted connections beside their frames, so that these can be decrypted."""
 
     def __post_init__(self) -> None:
         check_positive(self, "keep_days", "keep_bytes")
@@ -91,16 +91,16 @@ class JournalSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSettings(Settings):
-    """The table `[archive]`: where sealed segments are kept for good."""
+    """The table `[archive]`: where sealed segments are kept permanently."""
 
     url: str = ""
     """`s3://bucket/prefix`, `gs://`, `az://`, or `file:///folder`."""
     every: float = 300.0
-    """Seconds after which a segment is sealed though it is not full, so that the archive is never much older."""
+    """Seconds after which a segment is sealed even if it is not full. This bounds how far the archive is behind."""
     compression: int = 3
     """The level of zstd, from 1 to 19."""
     recipient: str = ""
-    """Who can read the keys of encrypted connections in the archive; empty: they are left out of it."""
+    """Who can decrypt the keys of encrypted connections in the archive. Empty: the keys are not archived."""
 
     def __post_init__(self) -> None:
         if not self.url:
@@ -127,11 +127,11 @@ class TracingSettings(Settings):
     """The table `[tracing]`."""
 
     url: str = "http://127.0.0.1:4318"
-    """Where spans are sent to, by OTLP over HTTP. Empty: nowhere; who embeds the hub adds a processor of their own."""
+    """Where spans are sent, by OTLP over HTTP. Empty: nowhere; a program that embeds the hub adds its own processor."""
     service: str = "wireloom"
     """The name of this hub in the traces."""
     sample: float = 1.0
-    """The part of the traces begun here that is kept; senders who bring a context have decided themselves."""
+    """The share of new traces that is kept. For a message with a context, its sender has decided."""
 
     def __post_init__(self) -> None:
         check_positive(self, "sample")
@@ -160,19 +160,19 @@ class ListenerConfig:
     topics: Mapping[int, str] = field(default_factory=dict)
     tls: ssl.SSLContext | None = None
     certificates: TLS | None = None
-    """What `tls` was made from, for transports that do TLS on their own."""
+    """The files that `tls` was made from, for transports with their own TLS."""
     contacts: tuple[Address, ...] = ()
-    """Whom this listener gets in touch with by itself."""
+    """Addresses that this listener connects to."""
     origins: tuple[str, ...] = ()
     """Origins of web pages that may connect."""
     subscribe: tuple[str, ...] = ()
-    """Topics and patterns whose events every peer gets unasked, as far as the rules let it subscribe to them."""
+    """Patterns whose events every peer gets without a subscribe request, as far as the rules allow."""
     internal: bool = False
-    """Whether only the hub itself connects here; it has asked for rights before."""
+    """Whether only the hub itself connects here. It has checked rights before."""
 
     @property
     def local(self) -> bool:
-        """Whether only peers on this machine reach it: what they may do by default depends on that."""
+        """Whether only this machine can reach the listener. The default rights depend on it."""
         if self.scheme.local:
             return True
         return is_loopback(self.address.host) and not transport(self.scheme.transport).listens_as_client
@@ -180,30 +180,30 @@ class ListenerConfig:
 
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
-    """The table `[http]`: where pages are served and CloudEvents come in."""
+    """The table `[http]`: the address of the pages and of the endpoint for CloudEvents."""
 
     address: Address
     events: bool = True
     tls: ssl.SSLContext | None = field(default=None, compare=False)
     certificates: TLS | None = None
-    """What `tls` is made from."""
+    """The files that `tls` is made from."""
     hosts: tuple[str, ...] = ()
-    """Names that a request may have been sent to, beside the one in `address`."""
+    """Further host names that requests may name, beside the one in `address`."""
 
     @property
     def local(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach it."""
         return is_loopback(self.address.host)
 
     @property
     def names(self) -> frozenset[str]:
-        """Every name this is known by."""
+        """Every valid host name."""
         return frozenset(name.lower() for name in ("localhost", self.address.host, *self.hosts))
 
 
 @dataclass(frozen=True, slots=True)
 class HubConfig:
-    """Everything the hub is told."""
+    """The whole configuration of a hub."""
 
     data: Path
     listeners: tuple[ListenerConfig, ...]
@@ -216,13 +216,13 @@ class HubConfig:
     tracing: TracingSettings | None = None
     archive: ArchiveSettings | None = None
     warnings: tuple[str, ...] = ()
-    """What is allowed, but hardly meant."""
+    """Settings that are valid but probably not intended."""
     id: str | None = None
-    """The id of the hub; None: the one that its journal has, or will draw."""
+    """The id of the hub. None: the id in its journal, or a new one."""
 
     @property
     def journal_folder(self) -> Path:
-        """Where the journal is."""
+        """The folder of the journal."""
         return Path(self.journal.folder) if self.journal.folder else self.data / "journal"
 
 
@@ -288,7 +288,7 @@ def make_listener(table: Mapping[str, object]) -> ListenerConfig:
 
 
 def _profile(table: Mapping[str, object], protocol: Protocol) -> Mapping[str, object]:
-    """The setting `profile`, of which a listener may also have a key; protocols without it are always with topics."""
+    """The setting `profile`, which may also be a key of the listener. Protocols without it always have topics."""
     values = {"profile": table["profile"]} if "profile" in table else {}
     if "profile" not in protocol.settings_type.__dataclass_fields__:
         if not isinstance(values.get("profile", True), bool):
@@ -302,7 +302,7 @@ def _profile(table: Mapping[str, object], protocol: Protocol) -> Mapping[str, ob
 
 
 def _subscribe(values: object, protocol: Protocol) -> tuple[str, ...]:
-    """What peers of a listener get unasked."""
+    """Patterns that peers of a listener get without a subscribe request."""
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
         raise WrongKey("subscribe", 'subscribe must be a list of topics and patterns, such as ["alerts/#"]')
     if values and protocol.framing is Framing.DATAGRAM:
@@ -314,7 +314,7 @@ def _subscribe(values: object, protocol: Protocol) -> tuple[str, ...]:
 
 
 def _contact(text: str, scheme: Scheme) -> Address:
-    """An address, or a URL of the listener's own scheme."""
+    """Parse an address, or a URL of the listener's own scheme."""
     try:
         url = parse_url(text if "://" in text else f"{scheme.name}://{text}")
         if url.scheme != scheme.name:
@@ -325,10 +325,9 @@ def _contact(text: str, scheme: Scheme) -> Address:
 
 
 def _origins(values: object, host: str) -> tuple[str, ...]:
-    """The Origins that are listed; else those of the host that the listener is configured with.
+    """The Origins in the list, or by default those of the listener's configured host.
 
-    The name that a request says it was sent to (`Host`) is not asked: a page of another host can make its own name
-    point here.
+    The `Host` header of a request does not count: a page of another host can point its own name to this machine.
     """
     if values is None:
         hosts = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else (f"[{host}]" if ":" in host else host,)
@@ -342,7 +341,7 @@ def _origins(values: object, host: str) -> tuple[str, ...]:
 
 
 def _tls(table: object, scheme: Scheme) -> ssl.SSLContext | None:
-    """The certificates of a listener, loaded here so that `hub check` finds what is wrong with them."""
+    """Load the certificates of a listener now, so that `hub check` finds errors in them."""
     if table is None and not scheme.secure:
         return None
     listens_as_client = scheme.secure and transport(scheme.transport).listens_as_client
@@ -405,7 +404,7 @@ def _http(table: Mapping[str, object]) -> HttpConfig | None:
 
 
 def load_config(path: Path, data: Path | None = None) -> HubConfig:
-    """The configuration in a file; `data` overrides its data folder."""
+    """Load the configuration from a file. `data` overrides its data folder."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -424,13 +423,13 @@ _SECTIONS = ("data", "id", "listener", "journal", "http", "webhook", "route", "l
 
 
 def parse_config(table: Mapping[str, object], text: str, name: str, data: Path | None = None) -> HubConfig:
-    """The configuration a TOML table means; `text` and `name` are for the messages."""
+    """Parse a configuration from a TOML table. `text` and `name` are used in error messages."""
 
     def wrong(section: str, number: int, error: ConfigError, key: str | None = None) -> ConfigError:
         return ConfigError(f"{name}:{_line(text, section, number, key)}: {section}: {error}")
 
     def shapeless(key: str, what: str) -> ConfigError:
-        """A section that is written as something else: as a key, or with other brackets."""
+        """The error for a section with the wrong TOML type, such as a key, or `[x]` instead of `[[x]]`."""
         return ConfigError(f"{name}:{_line(text, '', 0, key)}: {what}")
 
     collector = Collector()
@@ -439,7 +438,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
             collector.found.append(shapeless(key, f"unknown key {key!r}; known: {', '.join(_SECTIONS)}"))
 
     def each(section: str, parse: Callable[[Mapping[str, object]], T]) -> tuple[T, ...]:
-        """Tables of a kind; what is wrong with one is told with its line."""
+        """Parse all tables of a section. Errors name their line."""
         tables = table.get(section, [])
         if not isinstance(tables, list) or not all(isinstance(entry, dict) for entry in tables):
             collector.found.append(shapeless(section, f"{section}: write it as [[{section}]], with two brackets"))
@@ -523,7 +522,7 @@ def parse_config(table: Mapping[str, object], text: str, name: str, data: Path |
         collector.found.append(shapeless("id", what))
     if not tables:
         listeners = list(default_config(folder).listeners)
-    # Also those with mistakes: routes may name them.
+    # Include listeners with errors: routes may name them.
     places: dict[str, object] = {str(entry.get("url")): entry for entry in tables}
     places.update({listener.url: listener for listener in listeners})
     routes = each("route", lambda entry: parse_route(entry, places))
@@ -566,7 +565,7 @@ def _access(
 
 
 def _warnings(listener: ListenerConfig, access: AccessConfig) -> Iterator[str]:
-    """What an operator should know about a listener that other machines reach."""
+    """Warnings about a listener that other machines can reach."""
     if listener.local:
         return
     if not access.rules:
@@ -580,7 +579,7 @@ def _warnings(listener: ListenerConfig, access: AccessConfig) -> Iterator[str]:
 
 
 def _http_warnings(http: HttpConfig) -> Iterator[str]:
-    """The same about the pages."""
+    """Warnings about the HTTP pages."""
     asks_for_certificates = http.tls is not None and http.tls.verify_mode is ssl.CERT_REQUIRED
     if not http.local and not asks_for_certificates:
         yield (
@@ -590,7 +589,7 @@ def _http_warnings(http: HttpConfig) -> Iterator[str]:
 
 
 def _held_down(listener: ListenerConfig, limits: HubLimits) -> Iterator[str]:
-    """Sizes that a listener's settings name and the limits do not allow."""
+    """Sizes in a listener's settings that exceed the limits of the hub."""
     usual, held = listener.protocol.settings({}), limits.hold_down(listener.protocol, listener.settings)
     for each in fields(listener.settings):
         wanted, most = getattr(listener.settings, each.name), getattr(held, each.name)
@@ -599,7 +598,7 @@ def _held_down(listener: ListenerConfig, limits: HubLimits) -> Iterator[str]:
 
 
 def _line(text: str, section: str, number: int, key: str | None) -> int:
-    """The line a key of the n-th table of a section stands on; that of the table if the key is not found."""
+    """The line of a key in the n-th table of a section, or of the table if the key is not found."""
     seen, inside, at = -1, section == "", 1
     for line_number, line in enumerate(text.splitlines(), 1):
         header = re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", line)

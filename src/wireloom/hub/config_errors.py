@@ -22,7 +22,7 @@ _UDP, _TCP = "UDP", "TCP"
 
 
 class WrongKey(ConfigError):
-    """The value at `key` is wrong. Whoever loads the file adds its name and the line."""
+    """The value at `key` is wrong. The loader adds the file name and the line."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -30,7 +30,7 @@ class WrongKey(ConfigError):
 
 
 class Mistakes(ConfigError):
-    """Several mistakes, in the order of the file's parts."""
+    """Several errors, in the order of the file's sections."""
 
     def __init__(self, found: Sequence[ConfigError]) -> None:
         super().__init__("; ".join(map(str, found)))
@@ -38,13 +38,13 @@ class Mistakes(ConfigError):
 
 
 class Collector:
-    """Goes on after a mistake, so that the next one is found, too."""
+    """Collects errors and continues, so that all errors are reported at once."""
 
     def __init__(self) -> None:
         self.found: list[ConfigError] = []
 
     def attempt(self, parse: Callable[[], T], otherwise: T) -> T:
-        """What `parse` returns; after a mistake something else, which nobody will use."""
+        """The result of `parse`, or `otherwise` after an error. Nobody uses `otherwise`: `check` raises later."""
         try:
             return parse()
         except ConfigError as error:
@@ -58,20 +58,20 @@ class Collector:
         told: Callable[[ConfigError, str | None], ConfigError],
         otherwise: D,
     ) -> T | D:
-        """What a table means. Wrong keys are left out, one after the other, to see what else is wrong."""
+        """Parse a table. After an error, remove the wrong key and parse again, to find further errors."""
         left, wrong = values, set[str]()
         while True:
             try:
                 return parse(left)
             except WrongKey as error:
                 if error.key in wrong:
-                    return otherwise  # this is only missing because it was left out
+                    return otherwise  # missing only because it was removed here
                 self.found.append(told(error, error.key))
                 wrong.add(error.key)
                 left = _without(left, error.key)
 
     def check(self) -> None:
-        """Raise what was found."""
+        """Raise the collected errors, if any."""
         if len(self.found) == 1:
             raise self.found[0]
         if self.found:
@@ -79,7 +79,7 @@ class Collector:
 
 
 def _without(table: Mapping[str, object], key: str) -> dict[str, object]:
-    """A table, and the tables in it, without a key."""
+    """A table, with its nested tables, without a key."""
     return {
         name: _without(value, key) if isinstance(value, Mapping) else value
         for name, value in table.items()
@@ -88,7 +88,7 @@ def _without(table: Mapping[str, object], key: str) -> dict[str, object]:
 
 
 def taken(listener: ListenerConfig, others: Sequence[ListenerConfig]) -> str | None:
-    """Why a listener cannot have its place: another one has it. None where it is free."""
+    """Why a listener cannot have its address: another one has it. None if it is free."""
     place = _place(listener)
     for other in others:
         if listener.url == other.url:
@@ -99,7 +99,7 @@ def taken(listener: ListenerConfig, others: Sequence[ListenerConfig]) -> str | N
 
 
 def taken_by_pages(http: HttpConfig, listeners: Sequence[ListenerConfig]) -> str | None:
-    """The same for the pages."""
+    """The same for the HTTP pages."""
     for listener in listeners:
         if _overlap((_TCP, http.address), _place(listener)):
             return f"the listener {listener.url} has port {http.address.port} already; name another with url"
@@ -107,7 +107,7 @@ def taken_by_pages(http: HttpConfig, listeners: Sequence[ListenerConfig]) -> str
 
 
 def _place(listener: ListenerConfig) -> tuple[str, Address] | None:
-    """The kind of port and the address; None where none is opened, or any free one."""
+    """The kind of port and the address. None if no port is opened, or any free one."""
     if listener.scheme.local or not listener.address.port or transport(listener.scheme.transport).listens_as_client:
         return None
     return (_UDP if listener.protocol.framing is Framing.DATAGRAM else _TCP), listener.address
@@ -121,7 +121,7 @@ def _overlap(one: tuple[str, Address], other: tuple[str, Address] | None) -> boo
 
 
 def unknown_tokens(access: AccessConfig) -> Iterator[tuple[int, str]]:
-    """Rules for tokens that nobody has: the number of each, and what to say."""
+    """Rules that name unknown tokens: the number of each rule, and the error text."""
     names = access.tokens.names
     for number, rule in enumerate(access.rules):
         for who in rule.who:

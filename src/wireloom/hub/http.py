@@ -1,12 +1,11 @@
-"""The hub over HTTP: pages for those who watch it, and the endpoint where CloudEvents come in.
+"""The hub over HTTP: pages for operators, and the endpoint for CloudEvents.
 
-A CloudEvent that is posted to `/events/<topic>` (or to `/events`, for the topic that its subject names) is published
-like an event of any other peer: it goes through a connection of its own inside this process, so that the journal has
-it, and it is answered once the journal has it on disk.
+A CloudEvent is posted to `/events/<topic>`, or to `/events` with its topic in its subject. It is published like an
+event of any other peer, through an in-memory connection. So it is journaled, and answered once it is on disk.
 
-Rights come first: nothing is read of a body whose sender may publish nothing. A body may take so many bytes and so much
-time, and all of them together so many bytes. A batch is checked as a whole before any of it is published, an event at a
-time, with turns for everybody else in between.
+Rights are checked first: no body is read if its sender may publish nothing. One body has limits of size and time, and
+all bodies together have a limit of size. A batch is checked completely before any of it is published. It is checked in
+small portions, so that the event loop can run other tasks in between.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.hub")
 
 _NAME = "http"
-"""Of this way in, where metrics have the name of a protocol."""
+"""The label of this endpoint in metrics, in place of a protocol's name."""
 _LINGERING = 2.0
-"""Seconds that are left to whoever was refused amid a body to read why."""
+"""Seconds for a client to read why its body was refused before the connection closes."""
 _LARGE = 1024 * 1024
-"""Bytes of a body from which on its pieces are joined on another thread, while the loop goes on."""
+"""Bodies of at least this many bytes are joined on a thread."""
 _LIMITS = {
     "connections": "http_connections",
     "address": "http_connections_per_address",
@@ -60,13 +59,13 @@ _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer."""
+    """A response."""
 
     body: str
     status: int = 200
     content_type: str = "text/plain"
     version: str = ""
-    """A parameter of the content type."""
+    """The version parameter of the content type."""
 
 
 Pages = Mapping[str, Callable[[], Page]]
@@ -74,7 +73,7 @@ Connect = Callable[[], "Client"]
 
 
 class HttpServer:
-    """Serves pages by path, and takes CloudEvents if it has a way to publish them."""
+    """Serves pages by path. Accepts CloudEvents if it has a connection to publish them."""
 
     def __init__(self, hub: Hub, config: HttpConfig, pages: Pages, connect: Connect | None) -> None:
         self._hub = hub
@@ -84,10 +83,11 @@ class HttpServer:
         self._peer: Client | None = None
         self._connecting = asyncio.Lock()
         self._paying: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By principal: held while it waits for its rate."""
+        """By principal: held while a request waits for its rate."""
         self._turn = asyncio.Lock()
-        """Whoever waits for it gets it in a later turn of the loop: however many ask for pages or post batches, there
-        is one page, or one portion of a batch, in each turn."""
+        """Each waiter gets it in a later iteration of the loop. So each iteration handles one page, or one portion of a
+        batch, however many requests there are.
+        """
         application = web.Application(middlewares=[self._plainly])
         for path in pages:
             application.router.add_get(path, self._page)
@@ -104,7 +104,7 @@ class HttpServer:
         )
 
     async def start(self) -> int:
-        """Listen; returns the port."""
+        """Listen. Returns the port."""
         await self._runner.setup()
         assert self._runner.server is not None
         self._listener = HttpListener(self._runner.server, self._limits, self._closed)
@@ -119,12 +119,12 @@ class HttpServer:
             ) from None
 
     async def stop(self) -> None:
-        """Answer what is under way, then close."""
+        """Finish requests in progress, then close."""
         self._listener.close()
         await self._runner.cleanup()
 
     def __len__(self) -> int:
-        """Connections that are open."""
+        """How many connections are open."""
         return len(self._listener)
 
     def _limits(self) -> HttpLimits:
@@ -140,7 +140,7 @@ class HttpServer:
             metrics.cut_off.add(1, _NAME, why)
 
     async def disconnect(self) -> None:
-        """Let go of the connection that events go through."""
+        """Close the in-memory connection for events."""
         if self._peer is not None:
             with contextlib.suppress(WireloomError):
                 await self._peer.close()
@@ -151,7 +151,7 @@ class HttpServer:
 
     @web.middleware
     async def _plainly(self, request: web.Request, handler: Callable[..., object]) -> web.StreamResponse:
-        """What goes wrong is said in one line."""
+        """Turn errors into a response of one line."""
         try:
             with answering(request.transport, request.content.is_eof):
                 self._check_host(request)
@@ -188,7 +188,7 @@ class HttpServer:
 
     async def _take(self, request: web.Request) -> web.Response:
         topic = request.match_info.get("topic")
-        # Before anything is read or parsed: a stranger costs nothing.
+        # Before anything is read or parsed: an unauthorised client must cost nothing.
         identities = self._identities_of(request)
         grants = self._hub.access.grants(identities, local=self._config.local)
         poster = _Poster(request, identities, grants)
@@ -219,7 +219,7 @@ class HttpServer:
         return web.HTTPRequestEntityTooLarge(self._most, text=text)
 
     def _check_right(self, poster: _Poster, topic: str | None) -> None:
-        """Whether somebody may publish to a topic; to any at all, where it is not known yet."""
+        """Check the right to publish to a topic, or to any topic if it is not known yet."""
         allowed = poster.grants.may_at_all(Right.PUBLISH) if topic is None else poster.grants.may(Right.PUBLISH, topic)
         if not allowed:
             what = "anything" if topic is None else repr(topic)
@@ -229,7 +229,7 @@ class HttpServer:
             raise web.HTTPForbidden(text=f"publishing {'' if topic is None else f'to {topic} '}is not allowed")
 
     async def _read(self, poster: _Poster) -> bytes:
-        """The body, within the limits of size and time; `poster.held` counts it."""
+        """Read the body, within the limits of size and time. `poster.held` counts its bytes."""
         hub, request, limits = self._hub, poster.request, self._hub.config.limits
         size = request.content_length or 0
         if size > self._most:
@@ -265,7 +265,7 @@ class HttpServer:
         return await asyncio.to_thread(b"".join, pieces)
 
     async def _events(self, poster: _Poster, topic: str | None, body: bytes) -> AsyncIterator[tuple[str, CloudEvent]]:
-        """The events of a body with their topics. They are read in portions, one portion in each turn of the loop."""
+        """The events of a body with their topics. Each iteration of the loop parses one portion."""
         events = from_http(poster.request.headers, body, self._hub.config.limits.http_json_bytes)
         while True:
             async with self._turn:
@@ -277,7 +277,7 @@ class HttpServer:
             await asyncio.sleep(0)
 
     async def _publish(self, poster: _Poster, topic: str | None, body: bytes) -> None:
-        """Publish the events of a body, in order; answers come once all of them are on disk."""
+        """Publish the events of a body in order. Returns once all of them are on disk."""
 
         async def messages() -> AsyncIterator[Message]:
             async for name, event in self._events(poster, topic, body):
@@ -295,11 +295,11 @@ class HttpServer:
         except RequestFailed as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         except (RequestTimeout, WireloomError, OSError) as error:
-            # Nothing is known to be kept: who posted it may try again.
+            # It is unknown whether anything was stored, so the client may try again.
             raise web.HTTPServiceUnavailable(text=f"not kept: {error}") from None
 
     def _identities_of(self, request: web.Request) -> tuple[str, ...]:
-        """Who posts this; a wrong token ends here."""
+        """The identities of a client. A wrong token ends the request."""
         hub = self._hub
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
@@ -320,9 +320,9 @@ class HttpServer:
         return ()
 
     async def _pay(self, poster: _Poster, count: int) -> None:
-        """Hold whoever posts to its rate: too much waits for its answer, or is refused, as `over_rate` says.
+        """Charge a client for its events. Over its rate, it waits or is refused, as `over_rate` says.
 
-        What one principal posts over many connections waits in a row, and no longer than a body may take.
+        Requests of one principal over many connections wait in order, and no longer than a body may take.
         """
         hub, address = self._hub, poster.request.remote or ""
         principal = (*poster.identities, address)[0]
@@ -368,7 +368,7 @@ class HttpServer:
 
 @dataclass(slots=True)
 class _Poster:
-    """Who posts something, and how much of it is held."""
+    """A client that posts events, and how many bytes are held for it."""
 
     request: web.Request
     identities: tuple[str, ...]
@@ -377,7 +377,7 @@ class _Poster:
 
 
 def _portion(events: Iterator[CloudEvent]) -> Iterator[CloudEvent]:
-    """As many events as can be read in a moment, and at least one."""
+    """As many events as can be parsed in a short time, and at least one."""
     until = time.monotonic() + LONG
     for event in events:
         yield event
@@ -386,7 +386,7 @@ def _portion(events: Iterator[CloudEvent]) -> Iterator[CloudEvent]:
 
 
 async def _not_yet(request: web.Request) -> None:
-    """Whoever asks before it sends a body is told to go on when the body is read, not before its rights are known."""
+    """Delay the response to `Expect: 100-continue` until rights are checked and the body is read."""
 
 
 def _said(status: int, text: str) -> web.Response:

@@ -1,8 +1,8 @@
-"""What was published, read from a journal in order, under every topic that it has.
+"""Reads published events from a journal, in order, under every topic that they have.
 
-The journal holds a message once, with the topic it came with. Routes may give it others, or its only one: they are
-applied when it is read, as they are in force then. So what a route publishes is there for who asks for the past and
-for webhooks, and a new route reaches back.
+The journal contains a message once, with its original topic. Routes may add topics, or give a message its only topic.
+Routes are applied when the journal is read, with the routes in force at that time. So replays and webhooks also get
+what routes publish, and a new route applies to past messages.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Published = tuple[Offset, Message]
-"""A message that was published, and its place in the journal."""
+"""A published message, with its offset in the journal."""
 
 
 class Routing:
-    """Gives what is read from the journal the topics that routes give it. May be used on any thread."""
+    """Applies routes to messages that are read from the journal. Thread-safe."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
     @property
     def is_routed(self) -> bool:
-        """Whether there are routes at all."""
+        """Whether there are any routes."""
         return bool(self._hub.router.routes)
 
     def events(self, entry: Entry) -> Sequence[Message]:
-        """What a message brings to its subscribers: the event it is, then the copies that routes make of it."""
+        """The events of a message: the message itself if it is an event, then the copies that routes make."""
         message = entry.message
         event = published(message)
         routes = self._hub.router.routes
@@ -59,7 +59,7 @@ class Routing:
         return found
 
     def _listener(self, entry: Entry) -> str:
-        """The URL of the listener that a message came to: of its connection, or by the address; else nothing."""
+        """The URL of the listener that received a message, by its connection or its address; empty if unknown."""
         message = entry.message
         connection = self._hub.connections.get(int(message.connection or "0", 16))
         if connection is not None:
@@ -68,14 +68,14 @@ class Routing:
 
 
 class Publications:
-    """Finds what was published in a journal that is read in order."""
+    """Extracts published events from a journal that is read in order."""
 
     def __init__(self, routing: Routing) -> None:
         self._routing = routing
         self._excluded = Exclusions(DENIED, TAKEN)
 
     def take(self, found: Found) -> Sequence[Message]:
-        """The event in what comes next, under each of its topics; nothing if there is none."""
+        """The events of the next journal entry, one for each topic. Empty if it contains none."""
         if not isinstance(found, Entry):
             self._excluded.note(found.block)
             return ()
@@ -84,10 +84,11 @@ class Publications:
         return self._routing.events(found)
 
     def read(self, tail: Tail, pattern: str, limit: int) -> tuple[list[Published], Offset | None] | None:
-        """What the next piece of a journal holds for some topics, and the offset it ends with; None at the end.
+        """The events of the next piece of a journal for some topics, and the offset at its end. None at the end of the
+        journal.
 
-        A message that has several of these topics comes once, under the first of them: its offset is its name.
-        Reads the disk and decodes: for a thread.
+        A message with several matching topics comes once, under the first of them, because its offset identifies it.
+        Reads the disk and decodes: call it on a thread.
         """
         entries = tail.read(limit)
         if not entries:
@@ -106,10 +107,11 @@ class Publications:
 
 
 class PublicationReader:
-    """What was published for some topics since a point, piece by piece, with its place. One thread at a time.
+    """The events for some topics since a point, piece by piece, with their offsets. Only one thread may use it at a
+    time.
 
-    Where the journal cannot be read, `read` first gives all that stands before that place, then raises JournalError.
-    It does so again until the place is readable: nothing is passed over.
+    Where the journal cannot be read, `read` first returns everything before that place, then raises JournalError. It
+    raises again until the place is readable: no message is skipped.
     """
 
     def __init__(
@@ -127,23 +129,26 @@ class PublicationReader:
 
     @property
     def position(self) -> tuple[str, int]:
-        """The segment and the byte that come next."""
+        """The segment and the byte offset of the next read."""
         return self._tail.position
 
     @property
     def is_remote(self) -> bool:
-        """Whether the next piece comes from an archive, or may: then it may take long."""
+        """Whether the next piece comes from an archive, or may do so. Then it may take long."""
         return self._tail.is_remote
 
     def missed(self) -> bool:
-        """Whether something was removed before it was read, since this was last asked."""
+        """Whether something was removed before it was read, since the last call."""
         missed, self._tail.missed = self._tail.missed, 0
         return bool(missed)
 
     def read(self) -> tuple[list[Published], Offset | None] | None:
-        """The next piece, and the offset it ends with; None at the end. Reads the disk and decodes: for a thread."""
+        """The next piece, and the offset at its end. None at the end of the journal.
+
+        Reads the disk and decodes: call it on a thread.
+        """
         if self._failed:
-            # The old one stands somewhere amid the piece that failed.
+            # The old reader stopped in the middle of the piece that failed.
             self._tail.close()
             self._begin()
             self._failed = False
@@ -156,17 +161,17 @@ class PublicationReader:
             self._limit = 1
             return self.read()
         if found is not None and found[1] is not None:
-            # Only then is what failed further on, or past: a piece of records alone does not say so.
+            # Forget the failure only now. A piece without messages does not prove that the failed place was passed.
             self._since = found[1]
             self._limit = min(2 * self._limit, self._piece)
         return found
 
     def close(self) -> None:
-        """Let go of the segment."""
+        """Close the segment."""
         self._tail.close()
 
     def close_after(self, reading: Future[T] | None) -> None:
-        """The same once nobody reads: whoever waited for a thread may be cancelled, the thread goes on."""
+        """Close the segment once a read on a thread is done. The thread goes on even if its waiter was cancelled."""
         if reading is None:
             self.close()
         else:

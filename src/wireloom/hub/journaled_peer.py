@@ -1,7 +1,7 @@
-"""What the journal keeps of one peer: all that it says, and all that the hub says to it except deliveries of events.
+"""What the journal records of one peer: everything that it sends, and what the hub sends to it except event deliveries.
 
 Each direction of a connection is a line in the journal's table (`journal/lines.py`). A run of frames states its line,
-the number of messages before it, and the context that a reader needs: topic numbers, agreed settings, keys.
+the number of messages before it, and the context that a reader needs: topic numbers, negotiated settings, keys.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def _shared(numbers: tuple[tuple[int, str], ...], agreed: tuple[tuple[str, str |
 
 
 def _context(numbers: Mapping[int, str], agreed: Mapping[str, str | bool]) -> Context | None:
-    """What a reader must know of a connection, one for all with the same; None where that is nothing."""
+    """The context that a reader needs, shared by all connections with the same one. None if it is empty."""
     return _shared(tuple(numbers.items()), tuple(agreed.items())) if numbers or agreed else None
 
 
 class JournaledPeer(Outbox):
-    """The side of a connection that is recorded."""
+    """The side of a connection that is recorded in the journal."""
 
-    # A base like `Outbox`, for the same reason: memory of idle connections.
+    # A base class like `Outbox`, for the same reason: memory of idle connections.
     __slots__ = (
         "_agreed",
         "_context",
@@ -58,30 +58,33 @@ class JournaledPeer(Outbox):
     def __init__(self, hub: Hub, name: str) -> None:
         super().__init__(hub, name)
         self._recorded = [0, 0]
-        """Messages in the journal that came in, and that went out; where directions are one, all are the first."""
+        """Messages in the journal: received, and sent.
+
+        If a protocol does not separate directions, the first counts all.
+        """
         self._lines: tuple[Line | None, Line | None] = _NO_LINES
-        """In the journal's table, for what it says and what is said to it; made when they are needed."""
+        """The lines in the journal's table for received and for sent frames. They are created on first use."""
         self._pieces = _NO_PIECES
-        """Of messages whose last piece is still to be sent: of what is said, and of what is delivered."""
+        """Fragments of messages that are not sent completely: of control messages and answers, and of deliveries."""
         self._numbers: Mapping[int, str] | None = None
         self._agreed: Mapping[str, str | bool] | None = None
         self._context: Context | None = None
         self._keys: Keys | None = None
         self._principal: Principal | None = None
-        """Who the peer was proved to be, as the journal states it in each of its segments; None if nobody was."""
+        """The proved principal, as the journal states it in each segment. None if nothing was proved."""
         self.local = ""
 
     def _record_for(self, session: Session) -> None:
-        """The peer talks through this session from now on."""
+        """From now on the peer uses this session."""
         self.session = session
         self._inbound, self._outbound = session.inbound, session.outbound
         self._sends_as = 0 if self._inbound is self._outbound else 1
         kind = type(session)
         self._is_open_book = kind.secrets is Session.secrets and kind.recordable is Session.recordable
-        """Whether the protocol neither encrypts nor sends credentials: then the journal keeps all as it is."""
+        """Whether the protocol neither encrypts nor sends credentials. Then the journal records all bytes unchanged."""
 
     def _end_records(self) -> None:
-        """The connection is over: record what was sent of messages that have no end, and give the lines back."""
+        """The connection is closed: record incomplete messages that were sent, and release the lines."""
         for line in self._lines:
             if line is not None:
                 self.hub.journal.release(line)
@@ -91,7 +94,7 @@ class JournaledPeer(Outbox):
                 self._append_outbound(pieces, 0)
 
     def count_read(self, count: int, context: Context | None) -> tuple[int, int]:
-        """Count messages that it said: the slot of its line in the journal, and how many there were before."""
+        """Count messages that the peer sent. Returns the slot of its line in the journal, and how many came before."""
         line = self._lines[0]
         if line is None or line.context is not context or line.principal is not self._principal:
             line = self._line(0, context)
@@ -100,17 +103,17 @@ class JournaledPeer(Outbox):
         return line.slot, before
 
     def count_answers(self, count: int) -> tuple[Pipe, int, int] | None:
-        """Count acknowledgements that are to be written now, past the session's queue.
+        """Count acknowledgements that are written now, without the session's queue.
 
-        Returns where to write them, the slot of their line in the journal, and how many messages were said to the peer
-        before. None where they have to go through the session's queue. Whoever calls knows that nothing waits there.
+        Returns the pipe, the slot of its line in the journal, and how many messages were sent before. Returns None if
+        they must go through the session's queue. The caller knows that this queue is empty.
         """
         session, pipe = self.session, self._pipe
         if session.state is not _OPEN or session.offloads or pipe is None or pipe.carries_messages:
             return None
         line = self._lines[1]
         if line is None or line.principal is not self._principal:
-            # They name no topics, so the context may change without them.
+            # Acknowledgements name no topics, so they do not depend on the context.
             line = self._line(1, self.context())
         session.sent += count
         self._sent_seen += count
@@ -130,7 +133,7 @@ class JournaledPeer(Outbox):
         return line
 
     def _record(self, batch: Batch, said: Sequence[bytes]) -> int:
-        """Append what the peer said to the journal; returns the ticket. `said` are records about it."""
+        """Append what the peer sent to the journal. Returns the ticket. `said` are records about the batch."""
         before = self._recorded[0]
         self._recorded[0] += batch.count
         context = self.context() if batch.numbers is None else _context(batch.numbers, self.session.agreed())
@@ -149,7 +152,7 @@ class JournaledPeer(Outbox):
         )
 
     def context(self) -> Context | None:
-        """The numbers in force and what was agreed on, as the journal writes them; made once for each change."""
+        """The topic numbers and negotiated settings, in the journal's form. Made once for each change."""
         numbers, agreed = self.session.topic_numbers(), self.session.agreed()
         if numbers is not self._numbers or agreed is not self._agreed:
             self._numbers, self._agreed = numbers, agreed
@@ -157,7 +160,7 @@ class JournaledPeer(Outbox):
         return self._context
 
     def _keys_in_force(self) -> Keys | None:
-        """What opens the frames of an encrypted conversation, unless the configuration keeps that to itself."""
+        """The keys that decrypt a conversation, unless the configuration forbids recording them."""
         if self._keys is None and self.hub.config.journal.keys:
             secrets = self.session.secrets
             if secrets:
@@ -169,11 +172,11 @@ class JournaledPeer(Outbox):
 
     @property
     def heard(self) -> int:
-        """How many messages came so far: whether the number grows tells whether the peer is silent."""
+        """How many messages came so far. The watchdog compares it to find silent peers."""
         return self._recorded[0]
 
     def record_sent(self, data: bytes) -> None:
-        """Note in the journal what goes out that is no delivery."""
+        """Record outgoing bytes that are not event deliveries."""
         assert self._pipe is not None
         session = self.session
         if self._pipe.carries_messages:
@@ -192,7 +195,7 @@ class JournaledPeer(Outbox):
         kept = self.session.recordable(data)
         pieces = self._pieces
         if not count and self._pipe is not None and self._pipe.carries_messages:
-            # A piece of a message: the journal has messages whole, so that each of its parts is read by itself.
+            # A fragment of a message. The journal stores whole messages, so that each block can be read by itself.
             held = pieces[delivered] + kept
             self._pieces = (pieces[0], held) if delivered else (held, pieces[1])
             return
@@ -220,20 +223,20 @@ class JournaledPeer(Outbox):
 
 
 class RecordedPipe(Pipe):
-    """A pipe as the driver sees it: what it writes is recorded on the way."""
+    """The pipe that the driver uses: it records what is written."""
 
     def __init__(self, pipe: Pipe, connection: JournaledPeer) -> None:
         self._pipe = pipe
         self._connection = connection
         self.peername = pipe.peername
-        # The rest is as usual for most pipes, and then takes no place.
+        # The other attributes have defaults for most pipes, and then need no memory.
         if pipe.tls is not None:
             self.tls = pipe.tls
         if pipe.carries_messages or pipe.max_write:
             self.carries_messages, self.max_write = pipe.carries_messages, pipe.max_write
 
     def write(self, data: bytes) -> None:
-        """Send and record: the peer wakes up meanwhile."""
+        """Send first, then record: the peer can already react meanwhile."""
         self._pipe.write(data)
         self._connection.record_sent(data)
 

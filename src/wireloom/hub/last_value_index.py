@@ -1,9 +1,9 @@
-"""Which run of the journal brought the last value of each topic: in memory with a limit, and in a file of changes.
+"""Index of the run in the journal that contains the last value of each topic: bounded in memory, and saved to a file.
 
-The file spares a restarted hub reading the whole journal. It has a JSON object in each line, with a checksum (see
-`journal/state.py`). `topics` gives topics the packet id of the run that holds their last value. `upto` says: this is
-all, as far as this packet id. Newer lines stand below older ones. The first line that is damaged or not complete ends
-the file. Saving appends what has changed. Once the appended part is larger than the rest, the file is written anew.
+With the file, a restarted hub need not read the whole journal. Each line is a JSON object with a checksum (see
+`journal/state.py`). `topics` maps topics to the packet id of the run with their last value. `upto` means that the file
+is complete up to this packet id. Newer lines follow older ones. The first line that is damaged or incomplete ends the
+file. Saving appends changes. Once the appended part is larger than the rest, the file is rewritten.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from wireloom.model import type_of_json
 
 FILE = "last-values.jsonl"
 _OVERHEAD = 400
-"""Bytes that a topic takes beside its text."""
+"""Bytes of memory for a topic beside its text."""
 _PER_LINE = 256
-"""Topics in one line: other threads have their turn between two."""
+"""Topics in one line. Other threads can run between two lines."""
 _GROWTH = 1024 * 1024
-"""Bytes that are appended before the file is written anew, at least."""
+"""Minimum bytes to append before the file is rewritten."""
 
 
 def memory_of(topic: str) -> int:
-    """Bytes that a topic takes here."""
+    """Bytes of memory for a topic in this index."""
     return sys.getsizeof(topic) + _OVERHEAD
 
 
 class LatestTickets:
-    """The ticket of the last value of each topic; those that were silent longest make room.
+    """The ticket of the last value of each topic. If memory is short, the topics that were silent longest are
+    forgotten.
 
     >>> latest = LatestTickets(3 * memory_of("a"))
     >>> for ticket, topic in enumerate("abcad"):
@@ -45,17 +46,17 @@ class LatestTickets:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        """Bytes."""
+        """Maximum bytes of memory."""
         self.tickets: OrderedDict[str, int] = OrderedDict()
-        """By topic; those published last are last."""
+        """Tickets by topic. The topic that was published last is at the end."""
         self.memory = 0
         self.forgotten = 0
-        """Topics that had to make room."""
+        """How many topics were forgotten."""
         self.unsaved: dict[str, int] = {}
         """What has changed since `take_unsaved`."""
 
     def note(self, topic: str, ticket: int) -> None:
-        """Something was published to a topic."""
+        """Record a publish to a topic."""
         tickets = self.tickets
         if topic in tickets:
             tickets.move_to_end(topic)
@@ -69,7 +70,7 @@ class LatestTickets:
             self.forgotten += 1
 
     def note_older(self, topic: str, ticket: int) -> bool:
-        """Something was published to a topic before all that is known; False if there is no room for it."""
+        """Record a publish that is older than all known ones. Returns False if memory is full."""
         if topic not in self.tickets:
             if self.memory + memory_of(topic) > self.most:
                 return False
@@ -84,28 +85,28 @@ class LatestTickets:
         return unsaved
 
     def put_back(self, unsaved: Mapping[str, int]) -> None:
-        """These could not be saved yet."""
+        """Add changes again that could not be saved."""
         for topic, ticket in unsaved.items():
             if self.tickets.get(topic) == ticket:
                 self.unsaved[topic] = ticket
 
 
 class LatestFile:
-    """The file, for one thread at a time."""
+    """The file. Only one thread may use it at a time."""
 
     def __init__(self, path: Path, epoch: str, disk: Disk = LOCAL) -> None:
         self._path, self._epoch, self._disk = path, epoch, disk
         self._whole = 0
-        """Bytes of the file when it was written anew; 0: not by this process."""
+        """Size of the file when it was last rewritten; 0 if this process has not rewritten it."""
         self._end = 0
 
     @property
     def is_long(self) -> bool:
-        """Whether to write the file anew: it holds much that is no longer so, or another process has left it."""
+        """Whether to rewrite the file: much of it is outdated, or another process wrote it."""
         return not self._whole or self._end - self._whole > max(self._whole, _GROWTH)
 
     def append(self, topics: Iterable[tuple[str, int]], upto: int) -> None:
-        """Add what has changed."""
+        """Append changes."""
         file = self._disk.open(self._path, CHANGE)
         try:
             end = self._end
@@ -132,7 +133,10 @@ class LatestFile:
         yield encode_state({"upto": upto, "epoch": self._epoch})
 
     def load(self, on_damage: Callable[[StateDamaged], None]) -> tuple[int, dict[str, int]]:
-        """As far as which packet id the file says all, and what it says: up to the first line that is damaged."""
+        """Load the file up to the first damaged line.
+
+        Returns the packet id up to which it is complete, and the topics.
+        """
         upto, found = 0, dict[str, int]()
         try:
             for line in self._complete_lines():

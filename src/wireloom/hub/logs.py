@@ -1,7 +1,7 @@
-"""The hub's log: text for people, or one JSON object a line for whatever collects logs.
+"""The hub's log: text for people, or one JSON object per line for log collectors.
 
-Every line of the hub has an event, a name that stays the same whatever the words are. What is about a peer names its
-connection, protocol and principal as well.
+Every line has an event: a stable name that does not change with the wording. A line about a peer also names its
+connection, protocol and principal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ExceptionInfo: TypeAlias = "tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]"
 
 LINES, BURST = 100.0, 1000.0
-"""Lines of the log about one event: in a second, and at once."""
+"""Maximum log lines about one event: per second, and in a burst."""
 _FIELDS = ("event", "connection", "protocol", "principal", "peer")
 
 
@@ -37,7 +37,7 @@ class LogFormat(StrEnum):
 
 
 def about(event: str, connection: Outbox | None = None) -> dict[str, str]:
-    """What a line of the log says beside its words; for `extra` of the logging calls."""
+    """The fields of a log line beside its text, for `extra` of the logging calls."""
     if connection is None:
         return {"event": event}
     return {
@@ -74,7 +74,7 @@ class JSONLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    r"""A log record as one line of text, and lines for a traceback; what a peer wrote can neither end nor forge one.
+    r"""A log record as one line of text, plus lines for a traceback. Text from a peer cannot end or forge a line.
 
     >>> record = logging.makeLogRecord({"msg": "closed: %s", "args": ("bye\n2026 INFO all is well\x1b[2J",)})
     >>> print(TextLines().format(record))
@@ -82,20 +82,20 @@ class TextLines(logging.Formatter):
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of logging
-        """The words."""
+        """The text of the line."""
         record.message = visible(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: ExceptionInfo) -> str:  # noqa: N802
-        """The traceback, indented: no line of it can be taken for a line of the log."""
+        """The traceback, indented, so that no line of it looks like a log line."""
         return "\n".join("  " + visible(line) for line in super().formatException(ei).split("\n"))
 
 
 class AtMost(logging.Filter):
-    """Lets through so many lines about one event each second; the next that passes says how many were left out.
+    """Limits the lines about one event per second. The next line that passes says how many were left out.
 
-    Strangers can make the hub say the same thing thousands of times a second, and so fill the disk that holds its log.
-    Errors pass always.
+    Peers can make the hub log the same event thousands of times a second, and so fill the disk of the log. Errors
+    always pass.
     """
 
     def __init__(self, rate: float = LINES, burst: float = BURST, now: Callable[[], float] = time.monotonic) -> None:
@@ -126,6 +126,6 @@ def start_logging(form: LogFormat, *, verbose: bool = False, stream: TextIO = sy
     text = TextLines("%(asctime)s %(levelname)-7s %(message)s")
     handler.addFilter(AtMost())
     handler.setFormatter(JSONLines() if form is LogFormat.JSON else text)
-    # Libraries only warn: numba alone writes 100,000 lines when it compiles the kernels.
+    # Other libraries log warnings only: numba alone writes 100,000 lines when it compiles the kernels.
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("wireloom").setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -1,8 +1,8 @@
-"""How long the event loop was held: by work for one peer, by a sync on the loop, or by others who need the processor.
+"""How long the event loop was blocked: by work for one peer, by a sync on the loop, or by other processes.
 
-A timer is due every 20 ms. While a callback holds the loop, the timer waits, and so does every peer; by how much it
-comes late is what a message felt that came at that moment. So the histogram is a sample of what messages feel, and the
-worst is seen as up to 20 ms shorter than it was. An idle hub pays less than half a percent of a core for it.
+A timer is due every 20 ms. While a callback blocks the loop, the timer waits, and so does every peer. The delay of the
+timer is the delay that a message had at that moment. So the histogram is a sample of message delays. The worst block
+may have been up to 20 ms longer than measured. An idle hub spends less than half a percent of a core on it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ EVERY = 0.02
 
 
 class LoopStalls:
-    """Watches one event loop, from `start` to `stop`."""
+    """Measures one event loop, from `start` to `stop`."""
 
     def __init__(self, seen: Histogram) -> None:
         self._seen = seen
         self.worst = 0.0
-        """Seconds."""
+        """The longest delay, in seconds."""
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Watch a loop."""
+        """Start measuring a loop."""
         self._loop = loop
         self._wait()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _wait(self) -> None:
-        # The loop's own clock may stand still while a callback runs.
+        # Not the loop's own clock: it may stand still while a callback runs.
         self._due = time.monotonic() + EVERY
         self._timer = self._loop.call_later(EVERY, self._look)
 

@@ -1,4 +1,4 @@
-"""Counters and gauges of the hub, in the text form that Prometheus reads."""
+"""Counters and gauges of the hub, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 
 MOST = 1000
-"""Sets of labels of one metric."""
+"""Maximum label sets of one metric."""
 OTHER = "other"
 
 
@@ -31,7 +31,10 @@ class Counter:
             self._values[()] = 0
 
     def add(self, amount: float, *labels: str) -> None:
-        """Count; beyond `MOST` sets of labels under `other`: peers write some, such as the status of an answer."""
+        """Count. Beyond `MOST` label sets, count under `other`.
+
+        Peers choose some labels, such as the status of an answer.
+        """
         if labels not in self._values and len(self._values) >= MOST:
             labels = (OTHER,) * len(self.labels)
         self._values[labels] = self._values.get(labels, 0) + amount
@@ -54,7 +57,7 @@ class Counter:
 
 
 class Gauge(Counter):
-    """A number asked for when it is read."""
+    """A number that is read when the metric is scraped."""
 
     type = "gauge"
 
@@ -68,7 +71,7 @@ class Gauge(Counter):
 
 
 class Histogram(Counter):
-    """How often a number was how large: counts of those that are at most each bound.
+    """A histogram: for each bound, how many values were at most that large.
 
     >>> waits = Histogram("wait_seconds", "Waits.", (0.1, 1.0))
     >>> waits.add(0.05); waits.add(0.5); waits.add(7)
@@ -88,11 +91,14 @@ class Histogram(Counter):
         super().__init__(name, help_text)
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
-        """Of those above the bound before, and at most this one; the last above all."""
+        """Counts by bucket: values above the previous bound and at most this one.
+
+        The last bucket has no upper bound.
+        """
         self._sum = 0.0
 
     def add(self, amount: float, *labels: str) -> None:
-        """Note one number."""
+        """Record one value."""
         self._counts[bisect.bisect_left(self._bounds, amount)] += 1
         self._sum += amount
 
@@ -107,7 +113,7 @@ class Histogram(Counter):
 
 
 class Listened(Counter):
-    """Numbers that others count, asked for when they are read."""
+    """Counters that are kept elsewhere and read when the metric is scraped."""
 
     def __init__(self, name: str, help_text: str, *labels: str, kind: str = "counter") -> None:
         super().__init__(name, help_text, *labels)
@@ -128,7 +134,7 @@ def _escape(text: str) -> str:
 
 
 class Metrics:
-    """Everything the hub counts."""
+    """All metrics of the hub."""
 
     def __init__(self) -> None:
         self.connections = Counter("wireloom_connections_total", "Connections accepted.", "protocol")
@@ -195,7 +201,7 @@ class Metrics:
         self._gauges: list[Gauge] = []
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
-        """Show a number that somebody else keeps."""
+        """Add a gauge that reads a number kept elsewhere."""
         self._gauges.append(Gauge(name, help_text, read))
 
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""Whom the hub gets in touch with by itself: it reaches out from a listener, and again when a conversation is over."""
+"""Outgoing connections of the hub: it connects from a listener to an address, and again after a connection ends."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from wireloom.transports.base import Listener
 log = logging.getLogger("wireloom.hub")
 
 PAUSE = 0.5
-"""Seconds between the end of a conversation and the next attempt."""
+"""Seconds between the end of a connection and the next attempt."""
 
 
 async def keep_in_touch(
     door: Listener, address: Address, owner: Callable[[], Connection], open_now: Mapping[int, Connection]
 ) -> None:
-    """Talk to an address for as long as the hub runs; `open_now` are the hub's connections."""
+    """Keep a connection to an address while the hub runs. `open_now` holds the hub's connections."""
     told = False
     while True:
         connection = owner()
@@ -32,7 +32,7 @@ async def keep_in_touch(
             told = True
         else:
             told = False
-            # Whoever spoke to us first keeps its connection.
+            # If the peer has connected to us meanwhile, keep that connection.
             connection = next((each for each in open_now.values() if each.talks_over(pipe)), connection)
             if connection.id in open_now:
                 connection.over = asyncio.Event()

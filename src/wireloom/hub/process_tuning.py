@@ -1,4 +1,4 @@
-"""How the process of a hub keeps its memory, and shares the interpreter between the event loop and threads."""
+"""Settings of a hub's process: memory allocation, garbage collection, and thread switching."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import gc
 import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""What these settings are called in glibc's malloc.h, as numbers."""
+"""Numbers of these settings in glibc's malloc.h."""
 KEPT = 64 * 1024 * 1024
-"""Bytes that stay with the process when nothing needs them."""
+"""Bytes of free memory that the process keeps."""
 LARGEST = 16 * 1024 * 1024
-"""Buffers up to this size are among them."""
+"""Buffers up to this size are kept."""
 
 
 def keep_buffers() -> None:
-    """Keep the buffers of large reads for those that follow, where the C library can be told to (glibc).
+    """Keep the buffers of large reads for later reads, where the C library supports it (glibc).
 
-    As it is, it gives each back to the system, and the next one is had page by page, each of them cleared: where
-    nothing is synced, that was more than a third of the time.
+    By default glibc returns each large buffer to the system. The next one must be mapped and cleared page by page.
+    Without syncs, this took more than a third of the time.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         adjust = ctypes.CDLL(None).mallopt
@@ -28,18 +28,18 @@ def keep_buffers() -> None:
 
 
 def prefer_the_loop() -> None:
-    """Let the event loop wait for a thread that runs Python (that reads the journal, say) for a millisecond at most.
+    """Let the event loop wait at most a millisecond for a thread that runs Python, such as a journal reader.
 
-    As it is, it is five, each time that the loop has slept, read or written.
+    The default is five milliseconds, each time that the loop has slept, read or written.
     """
     sys.setswitchinterval(0.001)
 
 
 def collect_rarely() -> None:
-    """Leave what is there at the start out of garbage collections, and have fewer of them.
+    """Exclude objects that exist at the start from garbage collection, and collect less often.
 
-    A full collection looks at every object of the process: 80 ms of a hub with a thousand connections, about once a
-    second. Messages are freed without it, because they hold no references to each other.
+    A full collection visits every object of the process: 80 ms for a hub with a thousand connections, about once a
+    second. Messages are freed without it, because they have no reference cycles.
     """
     gc.collect()
     gc.freeze()

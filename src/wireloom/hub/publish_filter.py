@@ -1,8 +1,8 @@
-"""Takes out of a read what its sender may not publish, before it reaches the journal and anybody else.
+"""Removes events from a read that their sender may not publish, before the read is journaled or routed.
 
-Events that are refused are not part of the record: they are counted, told on `$hub/undeliverable`, and kept with the
-refused frames, as often as the disk should bear it. Requests stay, for their answer will say that they were refused.
-Reads in which everything is allowed, which is nearly all of them, are only looked at.
+A refused event is not journaled. It is counted, reported on `$hub/undeliverable`, and kept with the refused frames, up
+to a rate that protects the disk. Refused requests stay, because they are answered with an error. In nearly all reads
+everything is allowed: these are checked but not copied.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from wireloom.hub.connection import Connection
 
 Verdict = Callable[[str, str | None], bool]
-"""Whether an event may pass, given its topic and its author as `Session.written_by` names it."""
+"""Whether an event may pass, given its topic and its author (see `Session.written_by`)."""
 
 
 @dataclasses.dataclass(slots=True)
 class Screened:
-    """What is left of a batch."""
+    """The rest of a batch after filtering."""
 
     batch: Batch
     refused: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Events that were refused, by topic."""
+    """How many events were refused, by topic."""
     frames: list[bytes] = dataclasses.field(default_factory=list)
-    """Those events, as they came."""
+    """The frames of the refused events."""
 
 
 def screen(connection: Connection, batch: Batch, verdict: Verdict) -> Screened:
-    """A batch without the events that may not pass."""
+    """Filter a batch: remove the events that may not pass."""
     if isinstance(batch, Publishes):
         parted = batch.split(verdict)
         if parted is not None:
@@ -71,9 +71,9 @@ def _count(rest: Batch, refused: Sequence[tuple[str, bytes]]) -> Screened:
 
 
 def _frames(connection: Connection, data: bytes, batch: Batch) -> list[tuple[int, int, Message | None]]:
-    """Where each message of a batch is; pieces of a larger one belong to the message that they become."""
+    """The position of each message in a batch. Fragments belong to the message that they form."""
     session = connection.session
-    # What was agreed is told by how it differs from these.
+    # Negotiated settings are stored as differences from these.
     settings = apply_agreed(connection.protocol.lenient(), session.agreed())
     if session.secrets:
         settings = dataclasses.replace(settings, **session.secrets)
@@ -84,7 +84,7 @@ def _frames(connection: Connection, data: bytes, batch: Batch) -> list[tuple[int
     for each in decode_stream(decoder, data):
         end = each.offset + (len(each.data) if isinstance(each, Undecoded) else each.size)
         if end <= last:
-            continue  # pieces of a message that was given up: others stood between them
+            continue  # fragments of an abandoned message, with other messages between them
         spans.append((last, end, None if isinstance(each, Undecoded) else each.message))
         last = end
     if last < len(data):

@@ -1,4 +1,7 @@
-"""A new configuration for a running hub: routes, rules, limits, webhooks and certificates; no connection is dropped."""
+"""Applies a new configuration to a running hub: routes, rules, limits, webhooks, certificates.
+
+Connections stay open.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.hub")
 
 _AT_START = ("data", "journal", "http", "tracing", "archive")
-"""Sections that are read when the hub starts, and not again; but for the certificates of the pages."""
+"""Sections that are read only at the start. The certificates of the pages are an exception."""
 _DOORS = {
     "busy_poll_seconds": "on streams",
     "handshake_seconds": "for TLS and WebSocket",
@@ -28,11 +31,11 @@ _DOORS = {
     "max_connections": "for sources of one datagram listener",
     "message_bytes": "for messages of WebSockets",
 }
-"""Limits that doors keep, too, as they were when they were opened."""
+"""Limits that listeners copy when they open."""
 
 
 def reload_from(hub: Hub, load: Callable[[], HubConfig]) -> bool:
-    """Take what `load` returns. If something is wrong with it, everything stays as it is, and the log says why."""
+    """Apply what `load` returns. If it has an error, nothing changes, and the log says why."""
     try:
         later = reload(hub, load())
     except ConfigError as error:
@@ -47,7 +50,7 @@ def reload_from(hub: Hub, load: Callable[[], HubConfig]) -> bool:
 
 
 def reload(hub: Hub, config: HubConfig) -> list[str]:
-    """Take routes, rules, limits, webhooks and certificates; returns what only a restart can change."""
+    """Apply routes, rules, limits, webhooks and certificates. Returns the settings that need a restart."""
     old = hub.config
     later = [f"[{name}]" for name in _AT_START if getattr(old, name) != getattr(config, name)]
     if old.http is not None and old.http.tls is not None and config.http is not None and config.http.certificates:
@@ -66,7 +69,7 @@ def reload(hub: Hub, config: HubConfig) -> list[str]:
     later += [
         f"{name} {where}" for name, where in _DOORS.items() if getattr(old.limits, name) != getattr(config.limits, name)
     ]
-    # Listeners, journal and pages go on as they were started.
+    # Listeners, journal and pages keep the settings of the start.
     hub.config = dataclasses.replace(
         old, limits=config.limits, access=config.access, routes=config.routes, webhooks=config.webhooks
     )

@@ -1,9 +1,12 @@
-"""Subscriptions that ask for the past: read from the journal, and from nothing else, also when they have caught up.
+"""Replays: subscriptions that read past events from the journal, and go on with new ones.
 
-So there is no seam: a subscriber gets what is committed, in the order of the journal, each message with its offset.
-The journal is its queue: a subscriber that reads slowly loses nothing, and costs no memory, until retention takes what
-it has not read. Reading and decoding is done on threads, a piece at a time, and only when there is room to send. What
-is left of a piece when the subscriber stops reading is in the budget of `backlogs.py`.
+A replay reads only the journal, even when it has caught up with live events. So there is no gap and no duplicate where
+past and live events meet. A subscriber gets what is committed, in the order of the journal, each message with its
+offset. The journal is its queue. A slow subscriber loses nothing and costs no memory, until retention removes what it
+has not read.
+
+Threads read and decode the journal, one piece at a time, and only when the peer can take more. If the subscriber stops
+reading, the rest of a piece counts in the budget of `backlogs.py`.
 """
 
 from __future__ import annotations
@@ -38,11 +41,11 @@ SINCE = HUB_PREFIX + "since/"
 """Topics of replayed events are `$hub/since/<name>/<offset>/<topic>`."""
 _PIECE = 128 * 1024
 _SLICE = 0.002
-"""Seconds for which one of them sends before everybody else on the loop has a turn."""
+"""Seconds for which one replay sends before the event loop runs other tasks."""
 _THREADS = 1
-"""More would not read faster, for decoding takes the interpreter, but keep the event loop from it longer."""
+"""One thread: decoding holds the interpreter lock, so more would not read faster, but would delay the event loop."""
 _ARCHIVE_THREADS = 4
-"""For those who read archived segments: they wait for a store, which nobody else should do with them."""
+"""Threads for replays of archived segments. These wait for the object store, and must not delay other replays."""
 
 
 @dataclass(slots=True)
@@ -64,17 +67,18 @@ class Replays:
         self._threads = DaemonExecutor("replay", _THREADS)
         self._archive_threads = DaemonExecutor("replay-archive", _ARCHIVE_THREADS)
         self.backlogs = Backlogs(lambda: hub.config.limits.replay_bytes, lambda: hub.reached("replay_bytes"))
-        """What was read and is not sent yet."""
+        """Messages that were read and are not sent yet."""
         self._turns = asyncio.Lock()
-        """Whose turn it is to send. Waiters are served in order, each in its own iteration of the event loop: however
-        many there are, others wait for one slice."""
+        """The replay that holds it may send. Waiters get it in order, each in its own iteration of the event loop. So
+        other tasks wait for one slice at most, however many replays there are.
+        """
 
     def __len__(self) -> int:
         return self._count
 
     @contextlib.contextmanager
     def counted(self, connection: Connection) -> Iterator[None]:
-        """Something reads the journal for a connection from now on; raises LimitReached if too many do."""
+        """Count a reader of the journal for a connection. Raises LimitReached if there are too many."""
         limits, payer = self._hub.config.limits, connection.payer
         if self._count >= limits.replays:
             raise LimitReached("replays", f"{limits.replays} subscriptions read the journal already")
@@ -92,7 +96,7 @@ class Replays:
                 del self._by_payer[payer]
 
     def start(self, connection: Connection, pattern: str, since: object, name: object) -> None:
-        """Send what was published to these topics since then, and go on with what comes."""
+        """Send what was published to these topics since a point, then what follows."""
         if not isinstance(since, str):
             raise ConfigError(f"since is {since!r}; it must be text: a time or an offset")
         if not isinstance(name, str) or not name or "/" in name:
@@ -100,7 +104,7 @@ class Replays:
         self._hub.topic_limits.check(name)
         point = parse_since(since, identity=self._hub.journal.identity)
         if isinstance(point, Offset) and point.packet_id >= self._hub.journal.next_packet_id:
-            # Whoever waited for that many messages to come would hear nothing, and not know why.
+            # An offset in the future would send nothing for long, and the subscriber would not know why.
             raise ConfigError(
                 f"since {since} is past the end of this journal; is it of another one? Name a time instead"
             )
@@ -113,7 +117,7 @@ class Replays:
         task.add_done_callback(lambda done: self._ended(done, connection, name, counted))
 
     def stop(self, connection: Connection, name: str) -> None:
-        """Send no more."""
+        """Stop a replay."""
         replay = self._running.get(connection, {}).pop(name, None)
         if replay is not None:
             replay.task.cancel()
@@ -131,7 +135,7 @@ class Replays:
             log.error("%r: reading the journal failed", connection, exc_info=task.exception())
 
     def revoke(self, connection: Connection, may: Callable[[str], bool]) -> None:
-        """Stop those whose pattern the connection may no longer subscribe to."""
+        """Stop the replays whose pattern the connection may no longer subscribe to."""
         for name, replay in list(self._running.get(connection, {}).items()):
             if not may(replay.pattern):
                 extra = about("access.revoked", connection)
@@ -139,12 +143,12 @@ class Replays:
                 self.stop(connection, name)
 
     def drop(self, connection: Connection) -> None:
-        """A connection is gone."""
+        """Stop the replays of a connection that is gone."""
         for name in list(self._running.get(connection, ())):
             self.stop(connection, name)
 
     async def close(self) -> None:
-        """Stop everything. A thread that reads goes on to the end of its piece."""
+        """Stop all replays. A thread that reads goes on to the end of its piece."""
         tasks = [replay.task for own in self._running.values() for replay in own.values()]
         for task in tasks:
             task.cancel()
@@ -183,7 +187,7 @@ class Replays:
                     continue
                 backlog.fill(found[0])
                 end = found[1]
-                found = reading = None  # the backlog may be dropped
+                found = reading = None  # release them: the backlog may be dropped
                 last = await self._send(connection, head, backlog)
                 since = (last if backlog.was_dropped else end) or since
         except PeerClosed:
@@ -196,7 +200,7 @@ class Replays:
             backlog.drop()
 
     async def _send(self, connection: Connection, head: str, backlog: Backlog[Offset]) -> Offset | None:
-        """Send what was read, a slice at a time, as the peer takes it; returns the offset of the last one sent."""
+        """Send what was read, slice by slice, as the peer takes it. Returns the offset of the last message sent."""
         hub, last = self._hub, None
         while backlog:
             with backlog.blocked():
@@ -209,7 +213,7 @@ class Replays:
                     topic = f"{head}{last}/{message.topic}"
                     message = Message(Kind.EVENT, topic, message.body, content_type=message.content_type)
                     await hub.router.deliver_now(connection, message)
-                    del message  # it may be large, and the peer may not read for long
+                    del message  # release it: it may be large, and the peer may not read for long
                     hub.metrics.replayed.add(1, connection.name)
             await asyncio.sleep(0)
         return last

@@ -38,39 +38,39 @@ log = logging.getLogger("wireloom.hub")
 
 SAVE_EVERY = 30.0
 _READ_BACK = 16
-"""Segments that are read at most where no file says what is in them."""
+"""Maximum segments that are read back if no file covers them."""
 _AT_A_TIME = 512
 _PIECE = 256 * 1024
-"""Bytes of values that are read at a time, and the run that ends with."""
+"""Bytes of values that are read at a time. The run that crosses this limit is read to its end."""
 
 
 class LastValues:
-    """Where the last value of each topic is."""
+    """The last value of each topic."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self.latest = LatestTickets(hub.config.limits.last_values_bytes)
         self.note = self.latest.note
-        """The router calls it for every topic of a batch."""
+        """The router calls this for every topic of a batch."""
         self._known = asyncio.Event()
         self._loading: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
         self._saved_upto = 0
         self._due = 0.0
         self._forgotten = 0
-        """Topics forgotten so far that metrics know of."""
+        """Forgotten topics that metrics already count."""
         self._sending: dict[asyncio.Task[None], tuple[Connection, str]] = {}
         self._searching = asyncio.Lock()
-        """One search of all topics at a time."""
+        """Held during a search: only one search of all topics runs at a time."""
         self._threads = DaemonExecutor("last-values", 2)
 
     @property
     def tickets(self) -> dict[str, int]:
-        """By topic."""
+        """Tickets by topic."""
         return self.latest.tickets
 
     def start(self) -> None:
-        """Read in the background what earlier runs of the hub left."""
+        """Restore the index in the background, from earlier runs of the hub."""
         folder = self._hub.config.journal_folder
         self._file = LatestFile(folder / FILE, self._hub.journal.epoch, self._hub.disk)
         self._loading = asyncio.get_running_loop().create_task(self._load(folder, self._hub.journal.last_ticket))
@@ -82,7 +82,7 @@ class LastValues:
             found = await loop.run_in_executor(
                 self._threads, _find, folder, self._file, before, routing, self.latest.most, disk
             )
-            # As tickets of this process begin behind the packet ids before it, these are tickets, too.
+            # Tickets of this process begin after all earlier packet ids, so packet ids are valid tickets.
             for number, (topic, ticket) in enumerate(found):
                 if not self.latest.note_older(topic, ticket):
                     break
@@ -94,9 +94,9 @@ class LastValues:
             self._known.set()
 
     def send(self, connection: Connection, pattern: str) -> None:
-        """Send the last values of these topics before any other event; what is published meanwhile waits.
+        """Send the last values of these topics before any other event. What is published meanwhile is queued.
 
-        Raises LimitReached if too many read the journal.
+        Raises LimitReached if too many subscriptions read the journal.
         """
         counted = contextlib.ExitStack()
         counted.enter_context(self._hub.replays.counted(connection))
@@ -113,7 +113,7 @@ class LastValues:
             log.error("%r: reading last values failed", connection, exc_info=task.exception())
 
     def revoke(self, connection: Connection, may: Callable[[str], bool]) -> None:
-        """Send no more of what a connection may no longer subscribe to."""
+        """Stop sending values that a connection may no longer subscribe to."""
         for task, (owner, pattern) in list(self._sending.items()):
             if owner is connection and not may(pattern):
                 task.cancel()
@@ -141,7 +141,7 @@ class LastValues:
                 for error in errors:
                     self._tell_unreadable(f"{connection!r}: some last values cannot be read", error)
                 backlog.fill(values)
-                del values  # the backlog may be dropped
+                del values  # release them: the backlog may be dropped
                 sent = -1
                 while backlog:
                     with backlog.blocked():
@@ -159,9 +159,9 @@ class LastValues:
             backlog.drop()
 
     async def _find_matching(self, pattern: str, now: int) -> list[tuple[int, str]]:
-        """Ticket and topic of all that match, in the order they were published.
+        """Ticket and topic of all matches, in the order of publication.
 
-        What was published after `now` comes by itself.
+        What was published after `now` is delivered as a live event.
         """
         if not is_pattern(pattern):
             ticket = self.tickets.get(pattern)
@@ -175,7 +175,7 @@ class LastValues:
         log.error("%s: %s", what, error, extra=about("journal.unreadable"))
 
     def tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called often: saves now and then."""
+        """Called often: saves from time to time."""
         self._hub.reached("last_values_bytes", self.latest.forgotten - self._forgotten)
         self._forgotten = self.latest.forgotten
         upto = self._hub.journal.durable
@@ -184,7 +184,7 @@ class LastValues:
             self._saving = loop.create_task(self._save(upto))
 
     async def _save(self, upto: int) -> None:
-        """Add what has changed to the file, or write it anew."""
+        """Append changes to the file, or rewrite it."""
         changed = self.latest.take_unsaved()
         whole = list(self.tickets.items()) if self._file.is_long else None
         unsaved = changed
@@ -198,14 +198,14 @@ class LastValues:
             self._saving = None
 
     def _write(self, changed: dict[str, int], whole: list[tuple[str, int]] | None, upto: int) -> dict[str, int]:
-        """On a thread; returns what is not durable yet."""
+        """Runs on a thread. Returns the changes that are not durable yet."""
         packet_id = self._hub.journal.packet_id
         save, topics = (self._file.append, changed.items()) if whole is None else (self._file.rewrite, whole)
         save(((topic, packet_id(ticket)) for topic, ticket in topics if ticket <= upto), packet_id(upto))
         return {topic: ticket for topic, ticket in changed.items() if ticket > upto}
 
     async def close(self) -> None:
-        """Stop; save what is known."""
+        """Stop, and save the index."""
         for task in (self._loading, *self._sending):
             if task is not None:
                 task.cancel()
@@ -219,7 +219,7 @@ class LastValues:
 def _find(
     folder: Path, file: LatestFile, before: int, routing: Routing, most: int, disk: Disk
 ) -> Sequence[tuple[str, int]]:
-    """On a thread: the runs that hold the last values, newest first, from the file and from what came after it."""
+    """Runs on a thread: the runs with the last values, newest first, from the file and from later segments."""
     try:
         return _find_on(disk, folder, file, before, routing, most)
     except JournalError as error:
@@ -248,7 +248,7 @@ def _find_on(
                 if entry.place.packet_id > before:
                     return list(reversed(found.tickets.items()))
                 for event in events:
-                    # The last block of the run, as for what is published now.
+                    # The last block of the run, as for live events.
                     found.note(event.topic or "", entry.last_packet_id)
     return list(reversed(found.tickets.items()))
 
@@ -258,17 +258,17 @@ def _tell_damaged(error: StateDamaged) -> None:
 
 
 def _matching(known: Iterable[tuple[str, int]], pattern: str, now: int) -> list[tuple[int, str]]:
-    """On a thread: ticket and topic of all that match, in the order they were published."""
+    """Runs on a thread: ticket and topic of all matches, in the order of publication."""
     return sorted((ticket, topic) for topic, ticket in known if ticket <= now and matches(pattern, topic))
 
 
 def _values(
     folder: Path, wanted: Sequence[tuple[int, str]], routing: Routing, disk: Disk
 ) -> tuple[list[tuple[int, Message]], int, list[JournalError]]:
-    """On a thread: the last values of these topics, where the journal still has them, each with its index in `wanted`.
+    """Runs on a thread: the last values of these topics that the journal still has, each with its index in `wanted`.
 
-    `wanted` has packet id and topic, by ascending packet id. Also returns how many of it were looked for, which are
-    fewer where the values are large, and why some cannot be read.
+    `wanted` holds packet id and topic, by ascending packet id. Also returns how many of `wanted` were handled (fewer if
+    values are large), and why some cannot be read.
     """
     errors: list[JournalError] = []
     topics: dict[int, list[int]] = {}
@@ -290,14 +290,14 @@ def _values(
 
 
 def _last_of(folder: Path, run: Sequence[Entry], topic: str, routing: Routing, disk: Disk) -> Message | None:
-    """The last event of a topic in a run that is known to hold one; None if it does not."""
+    """The last event of a topic in a run that should contain one. None if it does not."""
     found = [
         (entry, event) for entry in run if entry.inbound for event in routing.events(entry) if event.topic == topic
     ]
     kinds = {entry.message.kind for entry, _ in found}
     if Kind.REQUEST not in kinds or (len(kinds) == 1 and not routing.is_routed):
         return found[-1][1] if found else None
-    # Some may be calls that a provider took: the records before the run say which.
+    # Some requests may be calls that went to a provider. The records before the run say which.
     tail, publications = Tail(folder, Offset(run[0].place.packet_id, -1), disk=disk), Publications(routing)
     try:
         events = [(entry, publications.take(entry)) for entry in tail.read()]

@@ -1,4 +1,4 @@
-"""Keeps an eye on the journal's disk while the hub runs: old segments are removed, trouble is said in the log."""
+"""Removes old segments of the journal while the hub runs, and logs problems of its disk."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from wireloom.model import JournalError
 log = logging.getLogger("wireloom.hub")
 
 SHARE = 0.25
-"""This share of the segments may go for its age in an eighth of the time that segments are kept. In steady state an
-eighth of them is enough; when the clock has jumped ahead, somebody has time to notice."""
+"""Share of the segments that may be removed for their age within an eighth of the retention time. In steady state an
+eighth of them is enough. If the clock jumps ahead, this limit gives an operator time to notice.
+"""
 _DAY = 24 * 3600.0
 INTERVAL = 60.0
-"""Seconds between two looks for segments that are past their time."""
+"""Seconds between two checks for old segments."""
 
 
 class Retention:
-    """Removes segments as the configuration says, on a thread, now and then."""
+    """Removes segments from time to time, on a thread, as the configuration says."""
 
     def __init__(
         self,
@@ -42,14 +43,14 @@ class Retention:
         disk: Disk = LOCAL,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`is_archived` tells whether a segment may be removed from this disk; without an archive nobody asks."""
+        """`is_archived` says whether a segment may be removed from this disk. It is not called without an archive."""
         self._disk, self._now_ns = disk, now_ns
         self.keep = Keep(settings.keep_days, settings.keep_bytes, settings.ignore_cursors, is_archived=is_archived)
         self._left = 0
-        """Segments that may still go for their age until `_until`; see `SHARE`."""
+        """Segments that may still be removed for their age until `_until`; see `SHARE`."""
         self._until = 0.0
         self.held = 0
-        """Segments past their time that wait for a pipeline to read them, or for the archive."""
+        """Old segments that are kept because a pipeline has not read them, or because they are not archived."""
         self._folder = folder
         self._metrics = metrics
         self._interval = interval
@@ -59,7 +60,7 @@ class Retention:
         self._thread = DaemonExecutor("retention")
 
     def tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called often; looks when it is time."""
+        """Called often: checks when it is due."""
         if not (self.keep.days or self.keep.size) or self._running is not None or loop.time() < self._due:
             return
         self._due = loop.time() + self._interval
@@ -67,7 +68,7 @@ class Retention:
         self._running.add_done_callback(self._done)
 
     def _prune(self, now: float) -> list[Expired]:
-        """On the thread."""
+        """Runs on the thread."""
         if now >= self._until:
             self._until = now + self.keep.days * _DAY / 8
             self._left = max(int(len(segments(self._folder, self._disk)) * SHARE), 1)
@@ -106,13 +107,13 @@ class Retention:
 
 
 class DiskWatch:
-    """Says in the log when the disk refuses the journal, and when it takes it again."""
+    """Logs when the disk refuses journal writes, and when it accepts them again."""
 
     def __init__(self) -> None:
         self._said: str | None = None
 
     def look(self, error: str | None) -> None:
-        """The journal's last error, or None; called often."""
+        """Check the journal's last error, or None. Called often."""
         if error is not None and error != self._said:
             log.error("%s; publishes are not acknowledged until then", error, extra=about("journal.full"))
         elif error is None and self._said is not None:

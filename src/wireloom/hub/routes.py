@@ -1,9 +1,9 @@
-"""Static routes: topics for peers that know nothing of topics, copies under other names, filters, other formats.
+"""Static routes: topics for peers without topics, copies under other topics, filters, and conversion of formats.
 
-A route names what it takes (a listener, a topic, which in yamp is the uri, in wolpertinger `Component.Method`, in mesh
-the event's name; or the type of a message that has no topic), under which conditions, and the topic it goes to. Events
-are published there, too; requests go to whoever provides that topic instead. What a route publishes is not routed
-again.
+A route selects messages by listener, by topic, and by conditions, and names the topic that they go to. The topic is the
+uri in yamp, `Component.Method` in wolpertinger, and the event's name in mesh. Messages without a topic are selected by
+their type. Events are published to the new topic as well; requests go to a provider of the new topic instead. What a
+route publishes is not routed again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Test = Callable[[object], bool]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Looks at one attribute, or at one value in a body."""
+    """Tests one attribute, or one value in a body."""
 
     part: str
     path: tuple[str, ...]
     test: Test
 
     def holds(self, message: Message, body: Callable[[], object]) -> bool:
-        """Whether the value is there and passes."""
+        """Whether the value exists and passes the test."""
         if self.part == "attributes":
             return self.test(message.attributes.get(".".join(self.path)))
         value = body()
@@ -65,7 +65,7 @@ class Route:
     schema: Schema | None = None
 
     def fits(self, listener: str, topic: str | None) -> bool:
-        """Whether it may take what comes to this listener for this topic."""
+        """Whether this route may apply to messages of this listener and topic."""
         if self.listener is not None and self.listener != listener:
             return False
         if self.topic is None:
@@ -73,7 +73,7 @@ class Route:
         return topic is not None and matches(self.topic, topic)
 
     def take(self, message: Message) -> Message | None:
-        """The message under its new topic, if all conditions hold; BodyError if its body cannot be said otherwise."""
+        """The message under its new topic, if all conditions hold. Raises BodyError if its body cannot be converted."""
         if self.type is not None and message.attributes.get("type") != str(self.type):
             return None
         if self.where and not self._holds(message):
@@ -96,7 +96,7 @@ class Route:
 
 
 def parse_route(table: Mapping[str, object], listeners: Mapping[str, object]) -> Route:
-    """One table `[[route]]`; raises WrongKey."""
+    """Parse one table `[[route]]`. Raises WrongKey."""
     for key in table:
         if key not in _KEYS:
             raise WrongKey(key, f"unknown key {key!r}; known: {', '.join(_KEYS)}")
@@ -203,7 +203,7 @@ def _number(value: object) -> float | None:
 
 
 class Routes:
-    """The routes in force. What concerns nobody costs a look into a dictionary."""
+    """The routes in force. A topic without routes costs one dictionary lookup."""
 
     def __init__(self, routes: tuple[Route, ...] = ()) -> None:
         self._routes = routes
@@ -213,7 +213,7 @@ class Routes:
         return bool(self._routes)
 
     def concerning(self, listener: str, topic: str | None, kind: Kind = Kind.EVENT) -> tuple[Route, ...]:
-        """The routes that may take what comes to this listener for this topic."""
+        """The routes that may apply to messages of this listener and topic."""
         key = (listener, topic, kind)
         found = self._known.get(key)
         if found is None:
@@ -224,7 +224,7 @@ class Routes:
         return found
 
     def request(self, listener: str, message: Message) -> Message:
-        """A request under the topic that the first fitting route gives it; as it is if none does."""
+        """A request under the topic of the first matching route, or unchanged if none matches."""
         if (message.topic or "").startswith(HUB_PREFIX):
             return message
         for route in self.concerning(listener, message.topic, Kind.REQUEST):

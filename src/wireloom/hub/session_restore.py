@@ -1,8 +1,8 @@
-"""After a restart: what a protocol must remember of the past is read from the journal again.
+"""Restores protocol state from the journal after a restart.
 
-A mesh node refuses packets that it has seen before, for five minutes. What it has seen is kept in memory, and so would
-be lost with a restart; a packet could be replayed then. But the journal holds every packet that was accepted. It is
-read by a thread while the hub serves already. Until that is done, packets from before the start are refused.
+A mesh node refuses packets that it has seen in the last five minutes. It keeps their ids in memory. A restart would
+lose them, and an attacker could replay a packet. But the journal contains every accepted packet. So a thread reads them
+back while the hub already serves. Until it is done, packets from before the start are refused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from wireloom.protocols.contract import Sessions
 log = logging.getLogger("wireloom.hub")
 
 _TOGETHER = 16
-"""Runs that are read before the loop takes them."""
+"""How many runs are read before they are handed to the loop."""
 
 
 class Run(NamedTuple):
-    """Frames of one connection, one after the other, that were accepted."""
+    """Consecutive frames of one connection that were accepted."""
 
     protocol: str
     frames: bytes
@@ -38,13 +38,13 @@ class Run(NamedTuple):
 
 
 def begin(sessions: Sessions) -> None:
-    """Let a listener refuse what it may have seen before, if it is such a one."""
+    """Make a listener refuse packets from before the start, if its protocol needs this."""
     if sessions.recalls:
         sessions.begin_recall(time.time())
 
 
 async def recall(folder: Path, listeners: Sequence[Sessions], disk: Disk = LOCAL) -> None:
-    """Tell the sessions of some listeners what came before they were there."""
+    """Tell the sessions of these listeners what they received before the restart."""
     wanting = {each.protocol.name: each for each in listeners if each.recalls}
     if not wanting:
         return
@@ -67,7 +67,7 @@ async def recall(folder: Path, listeners: Sequence[Sessions], disk: Disk = LOCAL
 
 
 def _runs(folder: Path, protocols: frozenset[str], since_ns: int, disk: Disk) -> Iterator[Run]:
-    """What peers sent by some protocols from a time on, as far as it is committed."""
+    """What peers of these protocols sent since a time, as far as it is committed."""
     found = segments(folder, disk)
     first = max((at for at, each in enumerate(found) if segment_time(each, disk) <= since_ns), default=0)
     for segment in found[first:]:

@@ -1,4 +1,4 @@
-"""What the hub is doing, as JSON, for the console and for scripts: the page `/status`."""
+"""The state of the hub as JSON, for the console and for scripts: the page `/status`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from wireloom.hub.hub import Hub
 
 SHOWN = 200
-"""Connections listed; the slowest come first, so what is left out is what needs no attention."""
+"""Maximum connections listed. The slowest come first, because they need attention."""
 
 
 def status(hub: Hub) -> dict[str, type_of_json]:
-    """Everything at a glance: totals by protocol, the connections, the journal."""
+    """Totals by protocol, the connections, and the journal."""
     metrics = hub.metrics
     counters = {
         "connections": metrics.connections,

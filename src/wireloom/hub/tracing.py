@@ -1,12 +1,12 @@
-"""Traces in the OpenTelemetry sense: what the hub did with a message, whatever protocols it came and went by.
+"""OpenTelemetry traces: what the hub did with a message, across protocols.
 
-Only a hub whose configuration has `[tracing]` uses this module: its router and its exchanges are then the subclasses
-here, so that a hub without traces pays nothing for them. For each message there is a span `receive`, with a child
-`journal` until it is on disk and a child for everybody it goes to: `deliver` to a subscriber, `request` to a provider.
-Of a large read, each topic has these spans once, with the number of messages.
+Only a hub with `[tracing]` in its configuration uses this module. Its router and its exchanges are then the subclasses
+here, so a hub without traces pays nothing. Each message has a span `receive`. Its children are `journal`, which ends
+when the message is on disk, and one span for each receiver: `deliver` for a subscriber, `request` for a provider. In a
+large read each topic has these spans once, with the number of messages.
 
-The context in which a sender sends (W3C Trace Context) is in attributes of its message (`TRACE`): protocols that have
-a place for it carry it there, HTTP in headers. A message without one begins a trace.
+The sender's context (W3C Trace Context) is in attributes of its message (`TRACE`). Protocols with a field for it use
+that field; HTTP uses headers. A message without a context begins a new trace.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PATH = "/v1/traces"
 _TRACED = (Kind.EVENT, Kind.REQUEST)
 _FLUSH = 5000
-"""Milliseconds that the last spans may take to be sent when the hub stops."""
+"""Milliseconds for the last spans to be sent when the hub stops."""
 
 
 class Tracing:
@@ -59,22 +59,22 @@ class Tracing:
         self._kinds, self._codes, self._in_context = SpanKind, StatusCode, set_span_in_context
 
     def close(self) -> None:
-        """Send what is left; for a thread."""
+        """Send the remaining spans. Blocks: call it on a thread."""
         self.provider.force_flush(_FLUSH)
         self.provider.shutdown()
 
     def received(self, source: Connection, topic: str | None, kind: Kind, brought: Mapping[str, str]) -> Span:
-        """A message came, with what it brought of its sender's context."""
+        """The span of a received message. `brought` holds the sender's context."""
         span_kind = self._kinds.SERVER if kind is Kind.REQUEST else self._kinds.CONSUMER
         parent = self._propagator.extract(brought)
         return self._start(f"receive {topic or source.name}", span_kind, source, topic, "receive", parent)
 
     def journal(self, parent: Span) -> Span:
-        """What was received goes to the journal."""
+        """The span of the journal write."""
         return self._tracer.start_span("journal", self._in_context(parent))
 
     def sent(self, parent: Span, target: Connection, topic: str | None, kind: Kind) -> Span:
-        """A message goes to somebody."""
+        """The span of a message that is sent to a peer."""
         asks = kind is Kind.REQUEST
         return self._start(
             f"{'request' if asks else 'deliver'} {topic}",
@@ -86,7 +86,7 @@ class Tracing:
         )
 
     def posted(self, message: Message, webhook: str, url: str) -> Span:
-        """An event goes to a webhook, in the trace of whoever published it."""
+        """The span of an event that is posted to a webhook, in the trace of its publisher."""
         parent = self._propagator.extract(message.attributes)
         attributes = {"messaging.destination.name": message.topic or "", "wireloom.webhook": webhook, "url.full": url}
         return self._tracer.start_span(f"deliver {message.topic}", parent, self._kinds.PRODUCER, attributes)
@@ -111,25 +111,25 @@ class Tracing:
         span.set_status(self._codes.ERROR, text)
 
     def carried(self, span: Span) -> dict[str, str]:
-        """What goes with a message that is sent in a span."""
+        """The attributes that carry a span's context in a message."""
         found: dict[str, str] = {}
         self._propagator.inject(found, self._in_context(span))
         return found
 
 
 class TracedExchanges(Exchanges):
-    """Exchanges that end their spans: that of the request with the provider, and that in which it was received."""
+    """Exchanges that end the spans of each request: the one at the provider, and the one in which it was received."""
 
     def __init__(self, hub: Hub, timeout: float, tracing: Tracing) -> None:
         super().__init__(hub, timeout)
         self._tracing = tracing
         self.received: dict[tuple[Connection, str], Span] = {}
-        """Requests, and publishes that wait for their acknowledgement, by who asked and the id."""
+        """Spans of requests, and of publishes that wait for their acknowledgement, by requester and id."""
         self._asked: dict[Exchange, Span] = {}
-        """Requests that were sent to their providers."""
+        """Spans of requests that were sent to their providers."""
 
     def forward(self, requester: Connection, request: Message, provider: Connection, routed: Message) -> None:
-        """Hand a request to its provider, in a span of its own."""
+        """Send a request to its provider, in its own span."""
         received = self.received.get((requester, request.id or ""))
         if received is None:
             super().forward(requester, request, provider, routed)
@@ -145,7 +145,7 @@ class TracedExchanges(Exchanges):
             self._asked[exchange] = span
 
     def answer(self, provider: Connection, message: Message) -> None:
-        """An answer came from a provider: both spans end with it."""
+        """Pass on an answer from a provider, and end both spans."""
         provider_id = message.correlation_id or ""
         exchange = self.asked(provider, provider_id)
         request_id = "" if exchange is None else exchange.waiting[provider_id]
@@ -162,7 +162,7 @@ class TracedExchanges(Exchanges):
             self.answered(exchange.requester, request_id, error)
 
     def answered(self, requester: Connection, request_id: str, error: str | None = None) -> None:
-        """The requester has its answer."""
+        """The requester has its answer: end its span."""
         span = self.received.pop((requester, request_id), None)
         if span is not None:
             if error is not None:
@@ -175,7 +175,7 @@ class TracedExchanges(Exchanges):
         self.answered(requester, request.id or "", f"{status}: {text}")
 
     def cancel(self, requester: Connection, message: Message) -> None:
-        """The requester no longer wants the answer."""
+        """Handle a cancel, and end the spans."""
         request_id = message.correlation_id or ""
         exchange = self.waiting(requester, request_id)
         super().cancel(requester, message)
@@ -183,7 +183,7 @@ class TracedExchanges(Exchanges):
             self.answered(requester, request_id, "cancelled")
 
     def expire(self, now: float) -> None:
-        """Fail what has waited too long."""
+        """Fail requests whose deadline has passed, and end their spans."""
         for exchange, span in self._asked.items():
             if exchange.deadline <= now:
                 self._tracing.failed(span, "no answer in time")
@@ -191,14 +191,14 @@ class TracedExchanges(Exchanges):
 
     def _forget(self, exchange: Exchange, provider_ids: Iterable[str]) -> list[str]:
         forgotten = super()._forget(exchange, provider_ids)
-        # Each request is sent by itself, and is an exchange of its own.
+        # With tracing, each request is sent by itself and has its own exchange.
         span = self._asked.pop(exchange, None)
         if span is not None:
             span.end()
         return forgotten
 
     def drop(self, connection: Connection) -> None:
-        """A connection is gone, and with it what it asked, and what it should have answered."""
+        """Handle a lost connection: end the spans of its requests, and of those it should have answered."""
         for exchange, span in self._asked.items():
             if exchange.provider is connection:
                 self._tracing.failed(span, "the provider's connection was lost")
@@ -210,7 +210,7 @@ class TracedExchanges(Exchanges):
 
 
 class TracedRouter(Router):
-    """A router that tells what it does in spans."""
+    """A router that records its work in spans."""
 
     exchanges: TracedExchanges
 
@@ -219,12 +219,12 @@ class TracedRouter(Router):
         self.exchanges = TracedExchanges(hub, request_timeout, tracing)
         self._tracing = tracing
         self._now: Span | None = None
-        """In which everything happens that the hub does for the message at hand."""
+        """The span of the message that is being handled."""
         self._of_batch: dict[str, Span] = {}
-        """Likewise for a batch in columns, by topic."""
+        """The spans of the current batch in columns, by topic."""
 
     def _route_messages(self, source: Connection, messages: Sequence[Message], ticket: int) -> None:
-        """Act on messages, each in a span of its own."""
+        """Act on messages, each in its own span."""
         for message in messages:
             self._route_in_span(source, message, ticket)
 
@@ -248,7 +248,7 @@ class TracedRouter(Router):
             self._now = None
 
     def _journal(self, span: Span, ticket: int, *, ends: bool) -> None:
-        """A span until what was received is on disk, and the end of that in which it was received."""
+        """Start a span that ends when the message is on disk. With `ends`, the parent span ends then, too."""
         child = self._tracing.journal(span)
 
         def stored() -> None:
@@ -259,7 +259,7 @@ class TracedRouter(Router):
         self._hub.commit.when_durable(ticket, stored)
 
     def route(self, sources: Sequence[Connection], batch: Batch, ticket: int) -> None:
-        """Act on a batch; in columns it has a span for each of its topics."""
+        """Act on a batch. A batch in columns has one span for each topic."""
         if isinstance(batch, Publishes):
             events = batch.events()
             for code, topic in enumerate(events.topics):
@@ -273,7 +273,7 @@ class TracedRouter(Router):
             self._of_batch.clear()
 
     def _route_calls(self, source: Connection, calls: Calls, ticket: int) -> None:
-        """Each has a span of its own, so each is a message."""
+        """Handle each call as a message, because each has its own span."""
         self._route_messages(source, calls.as_messages().messages, ticket)
 
     def _routed_copies(self, source: Connection, message: Message) -> list[Message]:
@@ -286,7 +286,7 @@ class TracedRouter(Router):
 
     def _deliver_all(self, subscribers: Sequence[Connection], events: Events, *, is_shared: bool) -> None:
         if self._now is not None:
-            # Each is told of a span of its own, so each gets bytes of its own.
+            # Each subscriber gets the context of its own span, so it needs its own bytes.
             super()._deliver_all(subscribers, events, is_shared=False)
             return
         received = [(topic, self._of_batch[topic]) for topic in events.topics if topic in self._of_batch]

@@ -1,5 +1,6 @@
-"""Bodies said in another format: plain values (JSON, MessagePack, CBOR, BSON), and with a schema Protocol Buffers and
-FlatBuffers. A body is read into a plain value and written from it.
+"""Converts bodies between formats: JSON, MessagePack, CBOR, BSON, and with a schema Protocol Buffers and FlatBuffers.
+
+A body is decoded to a plain value, and encoded from it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _KEYS = ("protobuf", "flatbuffers", "message")
 
 
 class Schema:
-    """What a body with a schema means: bytes to a plain value and back."""
+    """A schema: converts bytes to a plain value and back."""
 
     def __init__(self, content_type: str, load: Callable[[bytes], object], dump: Callable[[Any], bytes]) -> None:
         self.content_type = content_type
@@ -27,7 +28,7 @@ class Schema:
 
 
 def parse_schema(table: object) -> Schema:
-    """The table `schema` of a route: `{ protobuf = "shop.desc", message = "shop.Sold" }` or `{ flatbuffers = ... }`."""
+    """Parse `schema` of a route: `{ protobuf = "shop.desc", message = "shop.Sold" }` or `{ flatbuffers = ... }`."""
     if not isinstance(table, Mapping) or not set(table) <= set(_KEYS):
         raise WrongKey("schema", f"schema is a table of {', '.join(_KEYS)}")
     if "protobuf" in table:
@@ -38,7 +39,7 @@ def parse_schema(table: object) -> Schema:
 
 
 def _protobuf(file: Path, name: str) -> Schema:
-    """A message type from a descriptor set, as `protoc --include_imports --descriptor_set_out=FILE` writes it."""
+    """A message type from a descriptor set, made by `protoc --include_imports --descriptor_set_out=FILE`."""
     from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
     try:
@@ -69,7 +70,7 @@ def _protobuf(file: Path, name: str) -> Schema:
 
 
 def _flatbuffers(place: str) -> Schema:
-    """The object class of the root type, as `flatc --python --gen-object-api` makes it."""
+    """The object class of the root type, made by `flatc --python --gen-object-api`."""
     module, _, name = place.partition(":")
     try:
         kind = getattr(importlib.import_module(module), name)
@@ -104,7 +105,7 @@ def _plain(value: object) -> object:
 
 
 def value_of(message: Message, schema: Schema | None = None) -> object:
-    """The plain value in a body; BodyError where there is none to be had."""
+    """The plain value of a body. Raises BodyError if it cannot be decoded."""
     try:
         if schema is not None and message.content_type in (schema.content_type, None):
             return schema.load(message.body)
@@ -138,7 +139,7 @@ def transformed(message: Message, content_type: str, schema: Schema | None = Non
 
 
 def check_target(content_type: str, schema: Schema | None) -> None:
-    """Whether bodies can be said in this content type at all; raises WrongKey."""
+    """Raise WrongKey if bodies cannot be converted to this content type."""
     writer = body_formats.format_for(content_type)
     fits = writer is not None and writer.name in body_formats.CONVERTIBLE
     if not fits and (schema is None or schema.content_type != content_type):

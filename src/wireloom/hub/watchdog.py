@@ -1,4 +1,4 @@
-"""What the hub's clock looks at: peers that take too long, say nothing, or hold too much."""
+"""Checks that run on the hub's timer: peers that are too slow, silent, or hold too much memory."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 
 class Watchdog:
-    """Holds all connections to the limits of time and memory."""
+    """Enforces the limits of time and memory on all connections."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._newcomers: dict[Connection, float] = {}
-        """Who has not shown yet that it is worth a place, in the order in which they came."""
+        """Connections that have not completed their handshake or have no rights yet, in order of arrival."""
         self._next_round = 0.0
         self._received = 0
-        """Bytes that have come since it was last looked how much is held."""
+        """Bytes received since memory was last checked."""
 
     def arrived(self, connection: Connection) -> None:
-        """Somebody new is here."""
+        """Add a new connection."""
         self._newcomers[connection] = self._hub.now()
 
     def tick(self, now: float) -> None:
-        """Some time has passed."""
+        """Run all checks. The hub's timer calls this."""
         self._greet(now)
         self._tidy()
         if now >= self._next_round:
@@ -35,7 +35,7 @@ class Watchdog:
             self._listen(now)
 
     def _greet(self, now: float) -> None:
-        """Dismiss those who have not finished their handshake, or may still do nothing."""
+        """Close connections that took too long for their handshake, or still have no rights."""
         seconds = self._hub.config.limits.handshake_seconds
         while self._newcomers:
             connection, came = next(iter(self._newcomers.items()))
@@ -50,7 +50,7 @@ class Watchdog:
                 connection.dismiss("handshake", f"no right to anything, and no token within {seconds:g} s")
 
     def _listen(self, now: float) -> None:
-        """Dismiss those who have said nothing for too long."""
+        """Close connections that were silent for too long."""
         limit = self._hub.config.limits.idle_seconds
         for connection in list(self._hub.connections.values()):
             before, since = connection.quiet_since
@@ -62,7 +62,7 @@ class Watchdog:
     # Memory
 
     def memory(self) -> int:
-        """Bytes in queues, before the sync, not taken yet, read from the journal, posted, patterns, last values."""
+        """Bytes in use: queues, unsynced data, reads not taken, replays, HTTP bodies, patterns, last values."""
         hub = self._hub
         held = sum(each.held_bytes + each.unsent + each.unsent_past for each in hub.connections.values())
         router = hub.router
@@ -71,7 +71,7 @@ class Watchdog:
         return hub.queued_bytes + hub.journal.pending_bytes + hub.posted_bytes + held + known + read
 
     def shed(self) -> None:
-        """Shorten the longest queue until all together are well below the limit."""
+        """Shorten the longest queues until the total is well below the limit."""
         hub = self._hub
         goal = hub.config.limits.memory_bytes * 9 // 10
         hub.reached("memory_bytes")
@@ -82,13 +82,13 @@ class Watchdog:
             longest.shed()
 
     def took(self, size: int) -> None:
-        """So many bytes have come: much can come before the clock looks again."""
+        """Count received bytes. After many, check memory without waiting for the timer."""
         self._received += size
         if self._received > self._hub.config.limits.memory_bytes >> 4:
             self._tidy()
 
     def _tidy(self) -> None:
-        """Drop those who make us keep most: of messages that do not end, and of the past that they asked for."""
+        """Drop the connections that hold the most memory: incomplete messages, or replays that they do not read."""
         hub = self._hub
         self._received = 0
         excess = self.memory() - hub.config.limits.memory_bytes

@@ -1,8 +1,8 @@
-"""Webhooks: events of some topics, posted as CloudEvents to somebody who speaks HTTP.
+"""Webhooks: events of some topics, posted as CloudEvents to an HTTP server.
 
-A webhook reads the journal, as subscribers of the past do, and remembers beside it how far it is: what was published
-while the other end, or the hub itself, was away is posted later, in order, and nothing is kept in memory. What was
-posted but not answered may be posted again: the id of an event stays the same.
+A webhook reads the journal, as a replay does, and stores its cursor beside it. So it posts later, in order, what was
+published while the server or the hub was down, and keeps nothing in memory. Delivery is at least once: an event that
+was posted but not answered may be posted again, with the same id.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ log = logging.getLogger("wireloom.hub")
 PIECE = 64 * 1024
 LONGEST_WAIT = 300.0
 SAVE_EVERY = 1.0
-"""Seconds between two savings of how far it is."""
+"""Seconds between two saves of the cursor."""
 READ_AGAIN = Backoff(minimum=1.0, maximum=60.0)
 """How long to wait at a place of the journal that cannot be read."""
 _KEYS = ("name", "url", "topic", "mode", "token_file", "timeout")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _GONE = 410
 _LAST = 1 << 30
-"""More messages than a run has: an offset with this number is that of a run's end."""
+"""More messages than a run has. An offset with this number means the end of a run."""
 _TRY_AGAIN = frozenset((408, 425, 429))
 
 
@@ -67,7 +67,7 @@ class WebhookConfig:
 
 
 def parse_webhook(table: Mapping[str, object]) -> WebhookConfig:
-    """One table `[[webhook]]`; raises WrongKey."""
+    """Parse one table `[[webhook]]`. Raises WrongKey."""
     for key in table:
         if key not in _KEYS:
             raise WrongKey(key, f"unknown key {key!r}; known: {', '.join(_KEYS)}")
@@ -103,7 +103,7 @@ def parse_webhook(table: Mapping[str, object]) -> WebhookConfig:
 
 
 class Webhook:
-    """One webhook at work."""
+    """One running webhook."""
 
     def __init__(self, hub: Hub, config: WebhookConfig) -> None:
         self._hub = hub
@@ -114,14 +114,14 @@ class Webhook:
         self._thread = DaemonExecutor("webhook")
         self._saved = 0.0
         self._unsaved: dict[str, type_of_json] | None = None
-        """How far it is, if that is not on disk."""
+        """The cursor, if it is not on disk yet."""
         self._since = 0
-        """When it began, in nanoseconds since 1970: what counts until it has read something."""
-        # Before the doors open: whatever is published through them is after the beginning of a new webhook.
+        """When it was created, in nanoseconds since 1970. It starts there until it has a cursor."""
+        # Taken before the listeners open: everything published through them comes after the start of a new webhook.
         self._begins_after = self._begin()
 
     async def run(self) -> None:
-        """Post until cancelled, or until the other end says that it is gone for good."""
+        """Post until cancelled, or until the server answers that it is gone permanently."""
         timeout = aiohttp.ClientTimeout(total=self.config.timeout)
         headers = {"User-Agent": "wireloom"}
         if self.config.token is not None:
@@ -165,7 +165,10 @@ class Webhook:
             self._thread.shutdown(wait=False)
 
     async def _wait_at(self, error: JournalError, seconds: float) -> None:
-        """The journal cannot be read here: what comes later has to wait, for events are posted in order."""
+        """Wait at a place of the journal that cannot be read.
+
+        Later events wait, too, because events are posted in order.
+        """
         self._hub.metrics.read_errors.add(1, "webhook")
         log.error(
             "webhook %s: cannot go on reading the journal: %s; trying again in %.3g s",
@@ -176,7 +179,7 @@ class Webhook:
         await asyncio.sleep(seconds)
 
     async def _idle(self, commits: int) -> None:
-        """Wait for the next commit; save how far it is if none comes soon."""
+        """Wait for the next commit. Save the cursor if none comes soon."""
         if self._unsaved is not None:
             try:
                 async with asyncio.timeout(max(self._saved + SAVE_EVERY - time.monotonic(), 0)):
@@ -187,9 +190,9 @@ class Webhook:
             await self._hub.commit.after(commits)
 
     def _begin(self) -> Since:
-        """Where it was; a new webhook begins with what is published from now on.
+        """Where to start: at the saved cursor, or for a new webhook with what is published from now on.
 
-        One whose cursor is damaged begins at the oldest: better all events again than some never.
+        With a damaged cursor it starts at the oldest event: repeating events is better than losing some.
         """
         try:
             saved = load_state(self._cursor, self._hub.disk)
@@ -206,7 +209,7 @@ class Webhook:
             self._note(("", 0), None)
             return self._since
         tail = Tail.at_end(self._journal, disk=self._hub.disk)
-        # A place, no time: a clock may be set back.
+        # An offset, not a time: a clock may be set back.
         here = Offset(self._hub.journal.next_packet_id - 1, _LAST)
         self._since = self._hub.now_ns()
         self._note(tail.position, here)
@@ -214,15 +217,15 @@ class Webhook:
         return here
 
     def _place(self, saved: Mapping[str, type_of_json]) -> Offset:
-        """What a cursor names; raises ConfigError if that is an offset of another journal."""
+        """The offset in a cursor. Raises ConfigError if it belongs to another journal."""
         offset = Offset.parse(str(saved["offset"]))
         epoch = str(saved.get("epoch") or "")
         end = self._hub.journal.identity.end_of(epoch) if epoch else None
-        # An earlier epoch may have gone on elsewhere: here its packet ids were given to others after its end.
+        # An earlier epoch may have continued elsewhere. Here its later packet ids were given to other messages.
         return offset if end is None else min(offset, Offset(end, _LAST))
 
     async def _reached(self, position: tuple[str, int], offset: Offset) -> None:
-        """Everything up to here is posted."""
+        """Everything up to this offset is posted: move the cursor."""
         self._note(position, offset)
         if time.monotonic() - self._saved > SAVE_EVERY:
             await self._save()
@@ -237,13 +240,13 @@ class Webhook:
         }
 
     async def _save(self) -> None:
-        """Save how far it is, on the thread; retention spares what is not posted yet."""
+        """Save the cursor, on the thread. Retention keeps what is not posted yet."""
         if self._unsaved is not None:
             self._saved = time.monotonic()
             await asyncio.shield(asyncio.wrap_future(self._thread.submit(self.save)))
 
     def save(self) -> None:
-        """The same, here and now."""
+        """Save the cursor now, on the calling thread."""
         state = self._unsaved
         if state is None:
             return
@@ -257,7 +260,7 @@ class Webhook:
                 self._unsaved = None
 
     async def _post(self, session: aiohttp.ClientSession, offset: Offset, message: Message) -> bool:
-        """Post one event until it is taken or refused for good; False if nobody wants any more."""
+        """Post one event until it is accepted or refused for good. Returns False if the server wants no more events."""
         headers, body = to_http(from_message(message, str(offset)), self.config.mode)
         tracing = self._hub.tracing
         if tracing is None:
@@ -301,7 +304,7 @@ class Webhook:
 
 
 class Webhooks:
-    """All webhooks of a hub; they may change while it runs."""
+    """All webhooks of a hub. They may change while it runs."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -309,13 +312,13 @@ class Webhooks:
         self._prepared: list[Webhook] = []
 
     def prepare(self, configs: tuple[WebhookConfig, ...]) -> None:
-        """Note where each begins, on disk; `start` lets them go."""
+        """Save the starting point of each webhook on disk. `start` starts them."""
         self._prepared = [Webhook(self._hub, each) for each in configs]
         for webhook in self._prepared:
             webhook.save()
 
     def start(self) -> None:
-        """Post from now on."""
+        """Start posting."""
         for webhook in self._prepared:
             self._go(webhook.config, webhook.run())
         self._prepared = []
@@ -326,7 +329,7 @@ class Webhooks:
         task.add_done_callback(lambda done: _tell_failure(done, config.name))
 
     def change(self, configs: tuple[WebhookConfig, ...]) -> None:
-        """Stop those that are gone, start those that are new; one that is changed goes on where it was."""
+        """Stop removed webhooks and start new ones. A changed webhook continues at its cursor."""
         wanted = {each.name: each for each in configs}
         for name in [each for each in self._running if each not in wanted]:
             self._running.pop(name)[1].cancel()
@@ -347,7 +350,7 @@ class Webhooks:
         await Webhook(self._hub, config).run()
 
     async def stop(self) -> None:
-        """Stop all of them; how far they are is noted."""
+        """Stop all webhooks and save their cursors."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()
