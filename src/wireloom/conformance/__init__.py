@@ -1,1 +1,1 @@
-"""Runs the conformance cases of a protocol against any peer. The cases themselves live with each protocol."""
+"""Runs the conformance cases of a protocol against any peer. Each protocol defines its own cases."""

@@ -1,4 +1,4 @@
-"""Leads a peer through the cases: a server that is reached by URL, or the clients that connect to one of ours."""
+"""Runs the cases against a peer: a server at a URL, or the clients that connect to a listener of ours."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from wireloom.transports import TLS, Options
 from wireloom.transports.tls import client_context, server_context
 
 TIMEOUT = 5.0
-"""Seconds that a peer may take for anything that a case waits for."""
+"""Seconds that a peer has for each action that a case waits for."""
 WAIT = 60.0
 """Seconds that `check_clients` waits for the next client."""
 NOBODY = "no client connected for it"
 _AGAIN = 0.2
-"""Seconds between two looks whether a server that is gone has come back."""
+"""Seconds between two attempts to reach a server that is gone."""
 
 
 class CaseVerdict(StrEnum):
@@ -33,7 +33,7 @@ class CaseVerdict(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     DIFFERS = "differs"
-    """The peer does otherwise than a decision of ours: no fault, and good to know."""
+    """The peer differs from a decision of ours where the specification is silent. This is not a failure."""
     SKIPPED = "skipped"
 
 
@@ -46,7 +46,7 @@ class CaseResult:
     detail: str = ""
     seconds: float = 0.0
     is_barred: bool = False
-    """Skipped, because the peer failed in another case that this one needs."""
+    """Whether it was skipped because the peer failed a case that this one needs."""
 
 
 Tell = Callable[[CaseResult], object]
@@ -54,7 +54,7 @@ Tell = Callable[[CaseResult], object]
 
 @dataclass(frozen=True, slots=True)
 class CaseOutcome:
-    """What was found out about a peer."""
+    """The results of all cases for a peer."""
 
     protocol: Protocol
     url: str
@@ -68,7 +68,7 @@ class CaseOutcome:
 
     @property
     def undone(self) -> int:
-        """How many things that the peer must do it failed in, or could not show for another failure."""
+        """Mandatory cases that the peer failed, or that were skipped because of another failure."""
         return sum(
             1
             for each in self.results
@@ -77,7 +77,7 @@ class CaseOutcome:
 
     @property
     def conforms(self) -> bool:
-        """Whether nothing is left undone that the peer must do."""
+        """Whether the peer passed all mandatory cases."""
         return not self.undone
 
 
@@ -98,7 +98,7 @@ def choose(protocol: Protocol, role: Role, only: str | None = None) -> list[Case
 
 
 def settings_for(protocol: Protocol, values: Mapping[str, object] | None = None) -> Settings:
-    """The settings of our side of the conversations. What the cases would not act on is refused.
+    """The settings of our side. Settings that the cases do not use are refused.
 
     >>> from wireloom.protocols import registry
     >>> settings_for(registry.protocol("emp"), {"size_mode": "exclusive"}).size_mode
@@ -124,9 +124,9 @@ async def check_server(
 ) -> CaseOutcome:
     """Run the cases for servers against the one at a URL, each on a connection of its own.
 
-    After each, the server must still be there: one that dies of a case has not passed it. Cases that it cannot be
-    looked at in any more are skipped. `settings` are those of our side, see `settings_for`; `patience` is how many
-    seconds the server may take. Raises PeerClosed when there is nobody at all.
+    After each case, the server must still answer; a server that dies has failed the case. Cases that cannot run any
+    more are skipped. `settings` are those of our side, see `settings_for`; `patience` is how many seconds the server
+    may take. Raises PeerClosed if no server can be reached at all.
     """
     place = endpoint(url)
     cases = choose(place.protocol, Role.SERVER, only)
@@ -150,7 +150,7 @@ async def check_server(
 
     life = getattr(place.protocol.cases(), "life", None)
     if await _death(reach, life, must_answer=False):
-        life = None  # it never showed what would be missed
+        life = None  # it never answered this, so a missing answer means nothing
     killed_by = ""
     for case in cases:
         if killed_by:
@@ -173,7 +173,7 @@ async def check_server(
 async def _death(
     reach: Callable[[], Awaitable[PipeProbe]], life: Run | None, *, must_answer: bool = True, patience: float = 0.0
 ) -> str:
-    """What shows that a server is not there; nothing if it is. It has some time to come back.
+    """Why a server does not answer; empty if it does. It has some time to come back.
 
     Raises PeerClosed for one that cannot be reached, unless it `must_answer`.
     """
@@ -200,7 +200,7 @@ async def _death(
 
 
 def _barred(case: Case, results: Iterable[CaseResult]) -> CaseResult | None:
-    """The result of a case that says nothing about this peer: it needs another, which was not passed."""
+    """The result of a case that must be skipped, because the peer did not pass a case that it needs."""
     for each in results:
         if each.case.name in case.needs and each.verdict is not CaseVerdict.PASSED:
             failed = each.verdict is CaseVerdict.FAILED or each.is_barred
@@ -219,10 +219,10 @@ async def check_clients(
     tell: Tell | None = None,
     listening: Callable[[str], object] | None = None,
 ) -> CaseOutcome:
-    """Listen at a URL, and lead each client that connects through the next case for clients.
+    """Listen at a URL, and run the next case for clients with each client that connects.
 
-    `listening` is called with the URL once clients may come. Cases that nobody came for within `wait` seconds
-    after the last one are skipped.
+    `listening` is called with the URL once clients can connect. Cases for which no client connected within
+    `wait` seconds after the last one are skipped.
     """
     place = endpoint(url)
     cases = choose(place.protocol, Role.CLIENT, only)
@@ -244,7 +244,7 @@ async def check_clients(
 
 
 class _Door:
-    """Hands the next case to whoever comes in; who comes when none is left is sent away."""
+    """Assigns the next case to each new connection, and closes connections when no case is left."""
 
     def __init__(
         self, protocol: Protocol, cases: Sequence[Case], settings: Settings, timeout: float, tell: Tell | None
@@ -260,7 +260,7 @@ class _Door:
         self._settled = asyncio.Event()
 
     def welcome(self) -> PipeProbe:
-        """The owner of a new connection, led through its case once it is open."""
+        """The owner of a new connection; its case runs once it is open."""
         probe = PipeProbe(self._protocol, Role.CLIENT, self._settings, self._timeout)
         task = asyncio.get_running_loop().create_task(self._serve(probe))
         self._tasks.add(task)
@@ -268,7 +268,7 @@ class _Door:
         return probe
 
     async def served(self, wait: float) -> None:
-        """Return when every case has its result, or when nothing was settled for `wait` seconds."""
+        """Return when every case has its result, or when there was no new result for `wait` seconds."""
         while len(self.results) < len(self._cases):
             self._settled.clear()
             try:
@@ -281,7 +281,7 @@ class _Door:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def skip_rest(self) -> None:
-        """Cases that nobody came for say nothing. The last client may have died of its case."""
+        """Skip the cases for which no client connected. The last client may have crashed in its case."""
         last = next(reversed(self.results), "")
         why = f"{NOBODY} after {last!r}" if last else NOBODY
         for case in self._cases:
@@ -309,7 +309,7 @@ class _Door:
 
 
 async def _run(case: Case, probe: PipeProbe) -> CaseResult:
-    """Lead the peer through one case, and leave it."""
+    """Run one case against the peer, then disconnect."""
     begun = time.monotonic()
     verdict, detail = CaseVerdict.PASSED, ""
     try:

@@ -1,11 +1,10 @@
-"""What was read, in the order in which it came: the form in which messages leave a session.
+"""Batches: the form in which a session returns received messages, in order of arrival.
 
-One read of one connection becomes one `Batch` or a few. Everything that acts on messages takes batches and does not
-know how they were filled: from `frames.py`, a message at a time, or by a protocol's kernel, thousands at a time.
+One read of one connection becomes one `Batch` or a few. The code that acts on messages takes batches. It does not
+depend on how they were filled: by `frames.py`, a message at a time, or by a protocol's kernel, thousands at a time.
 
-A batch ends with the first control message in it (see `is_control`), so what such a message changes (rights, the
-numbers that stand for topics, subscriptions) is in force for the next batch and not before. Nothing has to split a
-batch later.
+A batch ends with its first control message (see `is_control`). Such a message changes rights, topic numbers or
+subscriptions. The change applies from the next batch on, so nothing has to split a batch later.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ HUB_PREFIX = "$hub/"
 `$hub/publish/<topic>`, an acknowledged publish of the request's body."""
 
 PUBLISH = HUB_PREFIX + "publish/"
-"""What the topics of acknowledged publishes begin with."""
+"""The prefix of the topics of acknowledged publishes."""
 
 
 TRACE = ("traceparent", "tracestate")
@@ -35,7 +34,7 @@ have a place that peers may ignore carries them there; the others leave them out
 
 
 def is_control(message: Message) -> bool:
-    """Whether a message changes how the messages behind it are taken: an operation of the hub profile.
+    """Whether a message changes how later messages are handled: an operation of the hub profile.
 
     >>> from wireloom.model import Kind
     >>> is_control(Message(Kind.REQUEST, "$hub/subscribe")), is_control(Message(Kind.REQUEST, "$hub/publish/a"))
@@ -63,21 +62,21 @@ class Batch:
         added: int = 0,
         refused: Sequence[Rejected] = (),
     ) -> None:
-        """`ignored` messages are in `data` alone: nobody is to act on them. `added` ones are in `messages` alone."""
+        """`ignored` counts messages that are only in `data` and need no action; `added`, those only in `messages`."""
         self.data = data
         self.messages = messages
         self.count = len(messages) + ignored - added
         self.refused = refused
         """Datagrams or lines that were not accepted; the conversation goes on without them."""
         self.numbers: Mapping[int, str] | None = None
-        """The numbers that stand for topics in it, where its last message has changed them."""
+        """The topic numbers that apply to this batch, if its last message has changed them."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({bytes(self.data)!r}, {self.messages!r})"
 
 
 NOTHING: tuple[Batch, ...] = ()
-"""What a session returns that has nothing to hand over."""
+"""The result of a session that has no messages."""
 
 
 class Events(abc.ABC):
@@ -88,8 +87,8 @@ class Events(abc.ABC):
 
     topics: Sequence[str]
     is_signed: ClassVar[bool] = False
-    """Whether each frame proves who wrote it. Then it is passed on as it came, and copies that routes make may follow
-    later: only protocols of datagrams, which promise no order, have such frames."""
+    """Whether each frame is signed by its author. Such a frame is forwarded unchanged, and copies that routes make may
+    follow later. Only datagram protocols have such frames, and they do not promise order."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -101,22 +100,22 @@ class Events(abc.ABC):
 
     @abc.abstractmethod
     def messages(self) -> Sequence[Message]:
-        """All of them, as events."""
+        """All events, as messages."""
 
     @abc.abstractmethod
     def frames(self, session: Session, now: float) -> bytes | None:
-        """All of them as frames in a row, for a session and all others of its `event_style`.
+        """Encode all events, for this session and all others with an equal `event_style`.
 
-        None where they have to be sent one by one.
+        None if they have to be sent one by one.
         """
 
     def frames_apart(
         self, choices: Sequence[Sequence[int]], session: Session, now: float
     ) -> tuple[bytes, Sequence[int], Sequence[int]] | None:
-        """The frames of several choices of topics, which have no topic in common, one choice behind the other.
+        """Encode several disjoint choices of topics, one after the other.
 
-        With where the frames of each choice end, and how many they are. None where that is not faster than `frames` of
-        each choice by itself.
+        Returns the frames, where those of each choice end, and how many each has. None if this is no faster than
+        `frames` for each choice.
         """
         return None
 
@@ -145,41 +144,41 @@ class EventList(Events):
         return self._events
 
     def frames(self, session: Session, now: float) -> bytes | None:
-        """What the session writes for them."""
+        """Encode by the session."""
         return session.write_events(self._events, now)
 
 
 class Calls(Batch):
-    """Nothing but requests for providers, or nothing but responses that are done, of one connection.
+    """A homogeneous batch of one connection: only requests for providers, or only final responses.
 
-    No object is made for each. `messages` of the base class stays empty; see `as_messages`.
+    It has no object for each message. `messages` of the base class stays empty; see `as_messages`.
 
     This class and `Publishes` are not declared abstract: `isinstance` takes five times as long with an abstract class,
-    and it is asked several times for each batch.
+    and it is called several times for each batch.
     """
 
     __slots__ = ()
 
     is_answers: bool
     ids: Sequence[str]
-    """Of each request its id, of each response that of its request."""
+    """The id of each request; for a response, the id of its request."""
     topics: Sequence[str]
     """Each topic, once for each content type that bodies have in it. Responses may have none."""
     content_types: Sequence[str | None]
     """The content type that goes with each of `topics`."""
     codes: Sequence[int]
-    """Of each message the index of its topic."""
+    """The index of the topic of each message."""
 
     def bodies(self, rows: Sequence[int]) -> Sequence[bytes]:
-        """The bodies of some of them."""
+        """The bodies of some rows."""
         raise NotImplementedError
 
     def message(self, row: int) -> Message:
-        """One of them."""
+        """Decode one row."""
         raise NotImplementedError
 
     def as_messages(self) -> Batch:
-        """The same as a batch of messages."""
+        """Decode into a batch of messages."""
         return Batch(self.data, [self.message(row) for row in range(self.count)])
 
 
@@ -187,27 +186,28 @@ class Acknowledgements(NamedTuple):
     """The answers to the publishes of a batch, in the order of the sessions that read them."""
 
     frames: bytes
-    """All of them."""
+    """All answers."""
     ends: Sequence[int]
-    """Of each session: where its answers end in `frames`. They begin where those of the one before end."""
+    """For each session, where its answers end in `frames`. They begin where those of the session before end."""
     counts: Sequence[int]
-    """Of each session: how many publishes are answered."""
+    """For each session, the number of publishes that are answered."""
 
 
 class Publishes(Batch):
-    """Nothing but events and acknowledged publishes, of one connection or of several: no object is made for each.
+    """A homogeneous batch of one or more connections: only events and acknowledged publishes.
 
-    `sessions` are those that read them. `messages` of the base class stays empty; see `as_messages`.
+    It has no object for each message. `sessions` are the sessions that received them.
+    `messages` of the base class stays empty; see `as_messages`.
     """
 
     __slots__ = ("sessions", "unanswered")
 
     sessions: Sequence[Session]
     unanswered: int
-    """How many of them wait for their acknowledgement."""
+    """The number of pending acknowledgements."""
 
     def events(self) -> Events:
-        """All of them, as the events that they publish."""
+        """The events that they publish."""
         raise NotImplementedError
 
     def topics(self) -> Iterable[tuple[str, str | None]]:
@@ -215,29 +215,29 @@ class Publishes(Batch):
         return [(topic, None) for topic in dict.fromkeys(self.events().topics)]
 
     def acknowledgements(self) -> Acknowledgements:
-        """The answers to all acknowledged publishes. Whoever sends those of a read calls `settle` afterwards."""
+        """Encode the answers to all acknowledged publishes. After sending those of a read, call `settle`."""
         return Acknowledgements(b"", (), ())
 
     def settle(self, read: int) -> None:
-        """The publishes of one session's read are answered."""
+        """The publishes of one read were answered: nothing of it is pending."""
 
     def split(self, allowed: Callable[[str, str | None], bool]) -> tuple[Batch, Sequence[tuple[str, bytes]]] | None:
-        """The events that are allowed, given topic and author, and of each other one the topic and the frame.
+        """Split by `allowed(topic, author)`: the allowed events, and topic and frame of each other one.
 
-        None where that takes a look at each message; see `as_messages`.
+        None if each message has to be examined; see `as_messages`.
         """
         return None
 
     def as_calls(self) -> Calls | None:
-        """The same as requests for providers, each of which is answered by itself.
+        """Treat the batch as requests for providers, each of which is answered separately.
 
-        None, and nothing done, where it is more than requests of one connection.
+        Returns None, and changes nothing, unless the batch holds only requests of one connection.
         """
         return None
 
     def as_messages(self) -> Sequence[Batch]:
-        """The same as batches of messages, one for each session; acknowledged publishes are requests there.
+        """Decode into batches of messages, one for each session.
 
-        Each request is then answered by itself.
+        Acknowledged publishes become requests, and each request is then answered separately.
         """
         raise NotImplementedError

@@ -1,18 +1,17 @@
-"""What a protocol must offer to live in Wireloom: the contract between `protocols/` and every other room.
+"""The contract of a protocol: what each protocol implements, and what all other packages rely on.
 
-A protocol is one object of a subclass of `Protocol`. It brings, each in a module of its own:
+A protocol is one object of a subclass of `Protocol`. It has these modules:
 
 - `frames.py`: the wire, one frame at a time, as frozen values (reached through `Protocol.decoder`
   and `Protocol.encode`);
 - `session.py`: one end of one conversation (`Protocol.session`): bytes in, messages out;
-- `columns.py`: the wire again, thousands of frames a call (`Protocol.columns`, loaded only when asked
-  for, so that the bare library runs without numpy).
+- `columns.py`: the wire again, thousands of frames a call (`Protocol.columns`, loaded on first use,
+  so that the bare library runs without numpy).
 
 The hub's own operations need no part of the contract: every protocol maps its extension points to
 requests for topics that begin with `$hub/` (see `HUB_PREFIX`), and the hub acts on those.
 
-The bases of settings, decoders and sessions stand in modules of their own beside this one; all of their names are
-here, too.
+The base classes of settings, decoders and sessions have modules of their own. This module exports their names, too.
 """
 
 from __future__ import annotations
@@ -95,18 +94,18 @@ URGENT = "urgent"
 """The attribute, `1`, of a message that goes ahead of others in every queue."""
 
 HOLDING = 3
-"""So many frames in a row show that reading began at a frame; see `Protocol.holds`."""
+"""This many valid frames in a row show that decoding began at a frame boundary; see `Protocol.holds`."""
 
 
 class Framing(StrEnum):
     """What a violation does to the bytes after it."""
 
     STREAM = "stream"
-    """The rest of that direction is lost with it."""
+    """The rest of that direction is lost."""
     LINES = "lines"
-    """The next line stands alone."""
+    """Only that line is lost."""
     DATAGRAM = "datagram"
-    """Each datagram stands alone."""
+    """Only that datagram is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class Scheme:
 class Sessions:
     """Makes the sessions of one listener, or of one client that connects again and again.
 
-    A protocol whose sessions have something in common (what was seen, whom to trust) brings a subclass.
+    A protocol whose sessions share state (a replay cache, trusted keys) has a subclass.
     """
 
     def __init__(self, protocol: Protocol, settings: Settings, topics: Mapping[int, str] | None = None) -> None:
@@ -133,49 +132,49 @@ class Sessions:
         self.topics = topics
 
     def new(self, role: Role, *, unique: int = 0, url: str = "") -> Session:
-        """A session at the start of its life; `url` is where a client will connect to."""
+        """A new session; `url` is where a client will connect to."""
         return self.protocol.session(role, self.settings, unique=unique, topics=self.topics)
 
     def learn(self, session: Session, url: str) -> bool:
-        """Whether a client's session failed and showed how to talk to the server: then it is worth another try."""
+        """Whether a client's session failed, but showed which settings the server needs. Then a retry makes sense."""
         return False
 
     def renew(self, settings: Settings) -> None:
-        """Other sizes from now on, for sessions that are not there yet."""
+        """Use these settings for sessions that are made from now on."""
         self.settings = settings
 
     def contact(self, *, unique: int = 0) -> Session:
-        """A listener's session with one of `Settings.contacts`: the listener speaks first."""
+        """A listener's session with one of `Settings.contacts`: the listener sends first."""
         raise NotSupported(f"listeners of {self.protocol.name} wait to be spoken to")
 
     def join(self, others: Sequence[Sessions]) -> None:
-        """Share with other listeners of the same hub and protocol what belongs to the hub, not to a listener."""
+        """Share state with the other listeners of the same hub and protocol."""
 
     @property
     def recalls(self) -> float:
-        """How many seconds of the past these sessions must know of after a restart; 0 for none.
+        """How many seconds of accepted packets these sessions must know after a restart; 0 for none.
 
-        Where there are any, the owner calls `begin_recall` before the first packet, then `recall` with all that was
+        If it is not 0, the owner calls `begin_recall` before the first packet, then `recall` with all packets that were
         accepted within that time, and `recalled` at the end.
         """
         return 0.0
 
     def begin_recall(self, now: float) -> None:
-        """What came before `now`, in seconds since 1970, is not known yet."""
+        """Packets before `now`, in seconds since 1970, are not known yet."""
 
     def recall(self, frames: bytes, source: str, arrived: float) -> None:
-        """Frames that were accepted before the restart, one after the other, and when they came from an address."""
+        """Recall consecutive frames that were accepted before the restart: their source and time of arrival."""
 
     def recalled(self) -> None:
-        """All of it was recalled."""
+        """All packets were recalled."""
 
     def admit(self, datagram: bytes, source: str, time: float) -> ProtocolViolation | None:
-        """Why the first datagram of a source is not worth a session; None when it is. `time` is since 1970."""
+        """Why the first datagram of a source gets no session; None if it gets one. `time` is seconds since 1970."""
         return None
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Things that all sessions together count, by clause."""
+        """What all sessions together have counted, by clause."""
         return {}
 
 
@@ -198,7 +197,7 @@ class Format(typing.Protocol):
 
 
 class Protocol(abc.ABC):
-    """One protocol: its names, and the way to its frames, sessions and columns."""
+    """One protocol: its names, and access to its frames, sessions and columns."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -224,11 +223,11 @@ class Protocol(abc.ABC):
     carried_attributes: ClassVar[tuple[str, ...]] = ()
     """Attributes of events and requests that have a place on the wire; `extension.*` stands for all that begin so."""
     identity_kinds: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
-    """What peers can prove to be by means of the protocol: the words before the colon, and what follows it."""
+    """The kinds of identity that peers can prove by the protocol: the prefix before the colon, and what follows it."""
     decode_options: ClassVar[Mapping[str, str]] = types.MappingProxyType({})
     """Options of `wireloom decode` that only this protocol has, and the setting each of them gives."""
     case_settings: ClassVar[Sequence[str]] = ()
-    """Settings that the conformance cases act on: what a peer may need to be talked to at all."""
+    """Settings that the conformance cases use, because some peers cannot be reached without them."""
     conversation: ClassVar[Conversation] = Conversation()
     """Which messages belong together, and what can be found when a conversation is read afterwards."""
 
@@ -251,7 +250,7 @@ class Protocol(abc.ABC):
             raise NotSupported(f"{self.name} cannot carry the attributes {', '.join(sorted(lost))}; it has: {carries}")
 
     def lenient(self) -> Settings:
-        """Settings to read bytes that somebody accepted before: their limits may have been higher than ours."""
+        """Settings to read bytes that were accepted before: the limits then may have been higher than ours."""
         return self.settings()
 
     def observing(self) -> Settings:
@@ -259,15 +258,15 @@ class Protocol(abc.ABC):
         return self.lenient()
 
     def has_profile(self, settings: Settings) -> bool:
-        """Whether settings say that the hub profile is in use, in a protocol where it may not be."""
+        """Whether the hub profile is in use with these settings; it is optional in some protocols."""
         return True
 
     @abc.abstractmethod
     def decoder(self, direction: Direction, settings: Settings, topics: Mapping[int, str] | None = None) -> Decoder:
         """A decoder for one direction of one connection.
 
-        `topics` are the numbers that stand for topics, in protocols that number them. Whoever reads a recorded
-        connection has put what it agreed on into the settings: `apply_agreed`.
+        `topics` maps numbers to topics, in protocols that number them. For a recorded connection, the settings
+        include what it agreed on: `apply_agreed`.
         """
 
     @abc.abstractmethod
@@ -278,7 +277,7 @@ class Protocol(abc.ABC):
     def session(
         self, role: Role, settings: Settings, *, unique: int = 0, topics: Mapping[int, str] | None = None
     ) -> Session:
-        """A session at the start of its life. `unique` seeds whatever ids the protocol draws."""
+        """A new session. `unique` seeds the ids that the protocol draws."""
 
     def sessions(self, settings: Settings, topics: Mapping[int, str] | None = None) -> Sessions:
         """The sessions of one listener or client."""
@@ -302,10 +301,10 @@ class Protocol(abc.ABC):
         """Whether a stream that begins with `head` is likely to be this protocol."""
 
     def holds(self, data: bytes, direction: Direction, settings: Settings, *, final: bool = False) -> bool | None:
-        """Whether several frames in a row hold from the first byte on; None while there are too few bytes to tell.
+        """Whether the bytes begin with several valid frames; None while there are too few bytes to tell.
 
-        This is how reading begins inside a stream. `final`: no more bytes will come, so fewer frames must do, if
-        they end where the bytes do.
+        This finds a frame boundary inside a stream. `final`: no more bytes will come, so fewer frames are enough if
+        they end where the bytes end.
         """
         decoder = self.decoder(direction, settings)
         decoder.feed(data)
@@ -318,9 +317,9 @@ class Protocol(abc.ABC):
         return bool(found and not decoder.buffered) if final else None
 
     def resynchronise(self, data: bytes) -> int | None:
-        """Where, after bytes that were lost, the next frame begins; None: not in these bytes.
+        """Where the next frame begins after lost bytes; None if not in these bytes.
 
-        Only protocols with a mark between frames can say; of the others (`Framing.STREAM`) nobody asks.
+        Only protocols with a delimiter between frames can tell. It is not called for `Framing.STREAM`.
         """
         end = data.find(b"\n")
         return None if end < 0 else end + 1
@@ -344,7 +343,7 @@ class Protocol(abc.ABC):
 
     @property
     def all_schemes(self) -> tuple[Scheme, ...]:
-        """The protocol's schemes, and with each of them that is plain TCP the same over a Unix socket."""
+        """The protocol's schemes, and for each plain TCP scheme the same over a Unix socket."""
         plain = (scheme.name for scheme in self.schemes if scheme.transport == "tcp")
         return (*self.schemes, *(Scheme(f"{name}+unix", "unix", 0, local=True) for name in plain))
 

@@ -1,4 +1,4 @@
-"""One end of one conversation, without a socket: the base of every session, and what it hands to its owner."""
+"""The base class of sessions. A session is one end of one connection, without a socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _NO_SECRETS: Mapping[str, str] = types.MappingProxyType({})
 _NO_NUMBERS: Mapping[int, str] = types.MappingProxyType({})
 NOTHING_AGREED: Mapping[str, str | bool] = types.MappingProxyType({})
-"""What `Session.agreed` returns where all is as a reader assumes."""
+"""The result of `Session.agreed` if no setting differs from what a reader assumes."""
 
 
 class Role(StrEnum):
@@ -44,10 +44,10 @@ class SessionState(StrEnum):
 
 
 class EventHead(NamedTuple):
-    """What the frame of an event is, before its body: it depends on topic and content type alone, except for the size.
+    """The part of an event's frame before the body. Except for the size, it depends only on topic and content type.
 
-    A size of four bytes, big-endian, stands at `size_at`; it is the body's plus `extra`. A body has `smallest`
-    to `largest` bytes. In protocols whose events have uids, the place for one is empty.
+    A big-endian 32-bit size is at `size_at`: the size of the body plus `extra`. A body has `smallest` to `largest`
+    bytes. In protocols whose events have uids, the bytes for the uid are zero.
     """
 
     head: bytes
@@ -63,7 +63,7 @@ class EventHead(NamedTuple):
 
 
 class Session(abc.ABC):
-    """One end of one conversation. No clock, no socket, no randomness that is not passed in.
+    """One end of one connection. It uses no clock, socket or randomness except what is passed in.
 
     The owner calls `connected` once, `receive` with what the transport read, `expire` when `deadline`
     has passed, and after each of them writes what `outgoing` returns and closes the transport when
@@ -81,11 +81,11 @@ class Session(abc.ABC):
     refused: bytes = b""
     """After a violation: the bytes that were not accepted (the bad frame and what followed)."""
     counters: dict[str, int]
-    """Things that are counted and otherwise ignored, by clause (unknown ids, unasked pongs)."""
+    """Irregularities that are counted and otherwise ignored, by clause (unknown ids, unexpected pongs)."""
     sent: int = 0
     """How many messages were queued for sending so far, control frames included."""
     content_type: str | None = None
-    """What bodies are on this connection, where the protocol agrees on that; see `Protocol.format_for`."""
+    """The content type of bodies, if the protocol negotiates one for a connection; see `Protocol.format_for`."""
     epoch: float = 0.0
     """What to add to `now` to get seconds since 1970; the owner sets it, for ids that tell the time."""
     sends_topics: bool = True
@@ -93,33 +93,32 @@ class Session(abc.ABC):
     hears_topics: bool = True
     """Whether what is received may name its topic. Where it does not, every subscription gets all events."""
     is_misled: bool = False
-    """Whether the peer showed that it has to be talked to in another way: a new session can, this one cannot any more.
-    See `Sessions.learn`."""
+    """Whether the peer needs other settings than this session has. A new session can use them; see `Sessions.learn`."""
     peer: str = ""
     """The address of the other end; the owner sets it before `connected`."""
     hears_itself: ClassVar[bool] = True
-    """Whether a peer that subscribes to what it publishes is sent that, too."""
+    """Whether a peer receives its own events if it subscribes to their topic."""
     steady: bool = False
-    """Whether `deadline` comes nearer only with `send`, `expire` and a change of `state`, never with anything else."""
+    """Whether only `send`, `expire` and a change of `state` can make `deadline` earlier."""
     offloads: bool = False
-    """Whether slow work is handed out by `work`, so that the owner's loop need not wait for it.
+    """Whether `work` may return slow work for another thread.
 
-    Once `enable_work` was called, a session may say False as long as it has none.
+    After `enable_work`, this may be False while there is no such work.
     """
     max_frame: int = 0
     """The most bytes of one frame that the transport takes; 0: any. The owner sets it before `connected`."""
     remembers: ClassVar[bool] = False
-    """Whether what was sent is remembered until the peer has confirmed it; events then wait for their turn unsent."""
+    """Whether sent messages are kept until the peer confirms them. Events then wait while `is_full`."""
     event_uid_at: ClassVar[int] = -1
-    """Where in the frame of an event its uid of 16 bytes stands; -1 in protocols whose events have none."""
+    """Position of the 16-byte uid in the frame of an event; -1 in protocols whose events have none."""
     authored: ClassVar[bool] = False
     """Whether messages prove by themselves who wrote them; see `written_by`."""
     identities: tuple[str, ...] = ()
-    """Who the peer has proved to be by means of the protocol, such as `user:ada`; see `Protocol.identity_kinds`."""
+    """The identities that the peer has proved by the protocol, such as `user:ada`; see `Protocol.identity_kinds`."""
     linger: ClassVar[float | None] = None
-    """Seconds after our last words that the peer has to close its half, if it is known not to; None: as long as any."""
+    """Seconds that the peer has to close its half after our last message; None for the default."""
     protected: bool = False
-    """Whether nobody else can listen (TLS, or both ends on this machine); the owner sets it before `connected`."""
+    """Whether nobody can eavesdrop (TLS, or both ends on this machine); the owner sets it before `connected`."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -155,7 +154,7 @@ class Session(abc.ABC):
         return self.role.sends
 
     def end_of_input(self, now: float) -> None:
-        """The peer will send no more. What is still owed to it can be sent."""
+        """The peer will send no more. Pending answers can still be sent."""
         self.state = SessionState.CLOSED
 
     @abc.abstractmethod
@@ -195,13 +194,13 @@ class Session(abc.ABC):
 
     @property
     def is_full(self) -> bool:
-        """Where it `remembers`: whether so much is not confirmed yet that events should wait until more comes in."""
+        """If it `remembers`: whether so much is unconfirmed that events should wait for confirmations."""
         return False
 
     def send_event(self, event: Message, packed: object, now: float) -> None:
-        """Queue an event ahead of all that waits for slow work, so that `outgoing` gives it at once.
+        """Queue an event ahead of messages that wait for slow work, so that `outgoing` returns it at once.
 
-        `packed` is what `packing` came to, None if there was nothing to do. The owner keeps events in order.
+        `packed` is the result of `packing`, or None if there was nothing to do. The owner keeps events in order.
         """
         self.send(event, now)
 
@@ -211,16 +210,16 @@ class Session(abc.ABC):
 
     @property
     def event_style(self) -> object:
-        """Sessions with equal styles write events alike, at this moment: `write_events` of one serves all of them.
+        """Sessions with equal styles encode events identically now, so `write_events` of one serves all of them.
 
-        None where there is no short way to write events, or it is closed.
+        None if there is no fast path for events, or the session is closed.
         """
         return None
 
     def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
-        """What the frames of such events begin with, for this session and all of its `event_style`.
+        """The head of the frames of such events, for this session and all with an equal `event_style`.
 
-        None where events have to be sent one by one. Raises what `send` raises.
+        None if events have to be sent one by one. Raises what `send` raises.
         """
         return None
 
@@ -229,9 +228,9 @@ class Session(abc.ABC):
         raise NotImplementedError
 
     def write_events(self, events: Sequence[Message], now: float) -> bytes | None:
-        """Events as frames in a row, not queued; None if one of them has to be sent by itself.
+        """Encode events, without queueing them; None if one of them has to be sent separately.
 
-        Only their topic, body and content type are looked at. Raises what `send` raises.
+        Only their topic, body and content type are used. Raises what `send` raises.
         """
         written: list[bytes] = []
         uid_at = self.event_uid_at
@@ -249,16 +248,16 @@ class Session(abc.ABC):
         return b"".join(written)
 
     def say_all(self) -> None:
-        """Have `outgoing` give all there is to say, also what would wait for company."""
+        """Make `outgoing` return everything, also confirmations that would wait to share a write."""
 
     def messages_in(self, frame: bytes) -> int:
-        """How many messages a frame of `outgoing_frames` completes: none, for all pieces of a message but the last."""
+        """How many messages a frame of `outgoing_frames` completes: 0 for a fragment that is not the last."""
         return 1
 
     def recordable(self, data: bytes) -> bytes:
-        """What a record of the conversation may keep of bytes that were sent: credentials are blanked.
+        """Sent bytes in the form for records: credentials are blanked.
 
-        Of what was received, `Batch.data` is that already.
+        For received bytes, `Batch.data` has that form already.
         """
         return data
 
@@ -272,31 +271,31 @@ class Session(abc.ABC):
 
     @property
     def refuses(self) -> bool:
-        """Whether `refusal` need be asked at all."""
+        """Whether `refusal` can ever return a reason."""
         return False
 
     def refusal(self, request: Message) -> str | None:
-        """Why a hub must not take a request for a publish: its sender means something that nobody would do."""
+        """Why a hub must not treat this request as a publish: the sender expects an action that nobody performs."""
         return None
 
     look_ahead: int = 16 * 1024
-    """Bytes that the kernel looks at, at most; the owner sets it by how long batches take."""
+    """Most bytes that the kernel scans in a call; the owner sets it by how long batches take."""
     columns: type[PublishColumns] | None = None
-    """What the kernel's batches are; None until `enable_columns`, and where there is no kernel: see `ColumnSession`."""
+    """The class of the kernel's batches; None before `enable_columns` or without a kernel. See `ColumnSession`."""
 
     def enable_columns(self) -> bool:
         """Let `receive` use the kernel for long reads; False where there is none."""
         return False
 
     def enable_work(self) -> None:
-        """The owner will ask for `work` after each step and run it; without this it is done inside the step."""
+        """The owner promises to call `work` after each step and run it. Without this, steps do the work themselves."""
 
     def work(self) -> Callable[[], object] | None:
-        """Something slow for another thread to do, one at a time; its result goes to `worked`."""
+        """Slow work for another thread, one job at a time; its result goes to `worked`."""
         return None
 
     def worked(self, result: object, now: float) -> Iterable[Batch]:
-        """Slow work is done; what waited for it goes on, a batch at a time."""
+        """A job is done: go on with what waited for it, a batch at a time."""
         return NOTHING
 
     @abc.abstractmethod
@@ -304,7 +303,7 @@ class Session(abc.ABC):
         """Say goodbye as the protocol does it."""
 
     def unread(self) -> bytes:
-        """What was received and is no complete frame yet; at the end of the stream it never will be."""
+        """Received bytes that are not a complete frame yet."""
         return b""
 
     @property
@@ -313,9 +312,9 @@ class Session(abc.ABC):
         return len(self.unread())
 
     def discard(self) -> None:
-        """The connection is gone: let go of what `unread` returns.
+        """The connection is gone: drop what `unread` returns.
 
-        A session and those who use it refer to each other, so that it stays in memory until a garbage collection.
+        A session is part of reference cycles, so it stays in memory until a garbage collection.
         """
 
     def written_by(self, message: Message) -> str | None:
@@ -327,7 +326,7 @@ class Session(abc.ABC):
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """The settings with which recorded traffic of this connection can be read, where it is encrypted."""
+        """The settings that decrypt recorded traffic of this connection, if it is encrypted."""
         return _NO_SECRETS
 
     def topic_numbers(self) -> Mapping[int, str]:

@@ -1,8 +1,8 @@
-"""Accepting connections one by one: each is counted before anything is done for it, TLS included.
+"""Accepts connections and limits their number, including those in a TLS handshake.
 
-The event loop's own servers call nobody until a TLS handshake is over. Whoever begins thousands and ends none would
-take memory that nobody counts. Here a connection has a `Place` from the moment it is accepted; who holds it gives it
-back. Where no place is left, in all or for its address, a connection is closed at once.
+The servers of an event loop report a connection only after its TLS handshake. A peer that begins thousands of
+handshakes and finishes none would take memory without a limit. Here a connection takes a `Place` when it is accepted.
+Its holder returns the place. If no place is free, in total or for the address, the connection is closed at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from wireloom.transports.address import Address
 
 ALL, ADDRESS, SOCKETS = "connections", "address", "sockets"
-"""Why a connection was turned away: too many in all, too many from its address, the system has no socket left."""
+"""Why a connection was refused: too many in total, too many from its address, the system has no socket left."""
 _AT_ONCE = 100
 _NO_SOCKETS = 1.0
 """Seconds until the next attempt, when the system has no socket left."""
@@ -25,16 +25,16 @@ _NO_SOCKETS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How many places there are."""
+    """The limits of places."""
 
     places: int
     per_address: int
     seconds: float
-    """For a TLS handshake."""
+    """Limit of a TLS handshake."""
 
 
 class Place:
-    """One connection's place."""
+    """One connection, counted against the limits."""
 
     __slots__ = ("_acceptor", "address")
 
@@ -43,7 +43,7 @@ class Place:
         self.address = address
 
     def leave(self) -> None:
-        """Give it back; again is harmless."""
+        """Return the place. A second call does nothing."""
         if self._acceptor is not None:
             self._acceptor.left(self.address)
             self._acceptor = None
@@ -52,8 +52,8 @@ class Place:
 class Acceptor:
     """Listening sockets on every address of a host.
 
-    `protocol` makes what serves a connection, and has its place. `room` is asked for each connection, so that new
-    limits hold at once. `refused` is told why one was turned away, with its socket if that is still open.
+    `protocol` makes the protocol of a connection from its place. `room` is called for each connection, so that new
+    limits apply at once. `refused` gets the reason of a refusal, and the socket if that is still open.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Acceptor:
         self._opening: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Places that are taken."""
+        """The number of taken places."""
         return self._here.total()
 
     async def start(self, address: Address, backlog: int) -> int:
@@ -98,7 +98,7 @@ class Acceptor:
         return int(self._sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Accept nobody any more, and give up TLS handshakes; who is here stays."""
+        """Accept no more connections, and abort TLS handshakes. Established connections stay."""
         for listening in self._sockets:
             self._loop.remove_reader(listening)
             listening.close()
@@ -151,6 +151,6 @@ class Acceptor:
                 ssl_handshake_timeout=None if self._tls is None else seconds,
             )
         except (OSError, asyncio.CancelledError):
-            # No TLS came of it, or not in time.
+            # The TLS handshake failed, or took too long.
             sock.close()
             place.leave()

@@ -1,6 +1,6 @@
-"""The seam between sockets and everything above: a transport hands a pipe of bytes to an owner.
+"""The transport interface: a transport connects a pipe of bytes to an owner.
 
-Tiny on purpose, so that an in-memory transport and a fault-injecting one are as good as TCP. Everything is
+The interface is small, so that an in-memory transport and a fault-injecting one can replace TCP. Everything is
 a callback on the event loop's thread; nothing here awaits, parses or queues.
 """
 
@@ -57,7 +57,7 @@ class Pipe(abc.ABC):
     headers: Mapping[str, str] = {}
     """What the transport's own handshake said (WebSocket), by lowercase name."""
     identities: tuple[str, ...] = ()
-    """Who the other end has proved to be to the transport: `certificate:meter-7`, `xmpp:ada@example.org`."""
+    """The identities that the other end has proved to the transport: `certificate:meter-7`, `xmpp:ada@example.org`."""
     carries_messages: bool = False
     """Whether each `write` travels as one message; the owner then writes one frame a call."""
     max_write: int = 0
@@ -65,7 +65,7 @@ class Pipe(abc.ABC):
 
     @property
     def principal(self) -> str | None:
-        """Who the other end has shown to be: the name in its certificate, or `uid:1000` on a Unix socket."""
+        """The proven identity of the other end: the name in its certificate, or `uid:1000` on a Unix socket."""
         if self.tls is not None:
             return self.tls.peer_name
         return None if self.credentials is None else f"uid:{self.credentials.uid}"
@@ -75,10 +75,10 @@ class Pipe(abc.ABC):
         """Send bytes in order; never blocks. Past the high-water mark the owner is told to pause."""
 
     def descriptor(self) -> int:
-        """The socket's, if bytes may be sent to it beside `write` now: nothing waits there, and nothing changes bytes.
+        """The file descriptor of the socket if `send` may bypass `write` now, else -1.
 
-        Else -1. It holds until the caller gives way to the event loop: then the socket may close, and another one get
-        the same number.
+        It may if the write buffer is empty and bytes are sent unchanged (no TLS). Use it before control returns to the
+        event loop: after that the socket may close, and another socket may get the same number.
         """
         return -1
 
@@ -91,11 +91,11 @@ class Pipe(abc.ABC):
 
     @abc.abstractmethod
     def pause_reading(self) -> None:
-        """Hand over no more bytes until `resume_reading`; the peer feels it as back-pressure."""
+        """Deliver no more bytes until `resume_reading`. This puts back-pressure on the peer."""
 
     @abc.abstractmethod
     def resume_reading(self) -> None:
-        """Hand over bytes again."""
+        """Deliver bytes again."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Pipe(abc.ABC):
 
 
 class EndedPipe(Pipe):
-    """A pipe that is gone, for an owner that has not taken all yet that it brought: nothing more is done to it."""
+    """A closed pipe, for an owner that still has received bytes to process. All its methods do nothing."""
 
     def __init__(self, pipe: Pipe) -> None:
         self.peername, self.sockname, self.tls = pipe.peername, pipe.sockname, pipe.tls
@@ -115,26 +115,26 @@ class EndedPipe(Pipe):
         self.carries_messages, self.max_write = pipe.carries_messages, pipe.max_write
 
     def write(self, data: bytes) -> None:
-        """Nobody reads it."""
+        """Drop the bytes."""
 
     def finish(self) -> None:
-        """Nothing is left to finish."""
+        """Do nothing."""
 
     def pause_reading(self) -> None:
-        """Nothing comes."""
+        """Do nothing."""
 
     def resume_reading(self) -> None:
-        """Nothing comes."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """It is."""
+        """Do nothing."""
 
     def abort(self) -> None:
-        """It is."""
+        """Do nothing."""
 
 
 class Owner(Protocol):
-    """Whoever talks over a pipe. `opened` comes first and `ended` last, each once."""
+    """The user of a pipe. `opened` is called first and `ended` last, each once."""
 
     def opened(self, pipe: Pipe) -> None:
         """The pipe is up."""
@@ -172,18 +172,18 @@ class Options:
     handshake_timeout: float = 10.0
     """Seconds for TLS and WebSocket handshakes."""
     max_handshakes: int = 2000
-    """Servers: connections of one listener that are amid a TLS or WebSocket handshake."""
+    """Servers: limit of unfinished TLS or WebSocket handshakes of one listener."""
     max_handshakes_per_address: int = 1000
-    """Servers: those of one address."""
+    """Servers: limit of unfinished handshakes from one address."""
     origins: tuple[str, ...] | None = None
     """WebSocket servers: the Origins of web pages that may connect. None: no web page; '*': every one;
     'http://host:*': those of one host."""
     max_message: int = 64 * 1024 * 1024
     """WebSocket: the largest message taken."""
     admit: Callable[[bytes, str], bool] | None = None
-    """Datagram listeners: whether the first datagram of a source, given with its address, is worth a pipe."""
+    """Datagram listeners: decides by the first datagram of a source, and its address, whether it gets a pipe."""
     max_sources: int = 4096
-    """Datagram listeners: sources that have a pipe at the same time."""
+    """Datagram listeners: limit of sources that have a pipe at the same time."""
     busy_poll: float = BUSY_POLL
     """Streams: seconds of busy polling after a read, where that pays (`busy_poll.py`); 0 turns it off."""
     extra: Mapping[str, object] = field(default_factory=dict)
@@ -195,18 +195,18 @@ class Options:
 
 
 class Listener(abc.ABC):
-    """An open door; each connection that comes in gets an owner of its own."""
+    """Accepts connections at an address; each gets an owner of its own."""
 
     address: Address
     """Where it listens, with the real port."""
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """What this door had to drop, by name."""
+        """What this listener has dropped, by name."""
         return {}
 
     async def reach(self, address: Address, owner: Owner) -> Pipe:
-        """Talk to somebody else from this door, as the same peer; for transports that can."""
+        """Connect to another peer from the address of this listener, for transports that can."""
         raise NotSupported("this transport cannot reach out from where it listens")
 
     def renew(self, certificates: TLS) -> None:
@@ -215,10 +215,10 @@ class Listener(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Take no new connections. Those that are open stay open."""
+        """Accept no new connections. Open connections stay open."""
 
     async def wait_closed(self) -> None:
-        """Wait, after `close` and the end of all connections, until nothing of the door is left."""
+        """Wait, after `close` and the end of all connections, until the listener has released everything."""
 
 
 class Transport(abc.ABC):
@@ -232,8 +232,8 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     async def connect(self, address: Address, owner: Owner, options: Options) -> Pipe:
-        """Reach an address; `owner.opened` was called when this returns. Raises OSError."""
+        """Connect to an address; `owner.opened` was called when this returns. Raises OSError."""
 
     @abc.abstractmethod
     async def listen(self, address: Address, owner: OwnerFactory, options: Options) -> Listener:
-        """Wait for connections at an address. Raises OSError when it cannot be had."""
+        """Accept connections at an address. Raises OSError if the address is not available."""

@@ -1,7 +1,7 @@
-"""One row for an event loop in which all wait who have more to do than fits into one iteration.
+"""A queue of long work for each event loop, processed in portions.
 
-Each iteration takes portions for `LONG` seconds in all, then lets everybody else have a turn. So the time that others
-wait does not depend on how many send much. WebSockets wait here with frames, drivers with batches.
+Each iteration of the loop processes portions for `LONG` seconds in total, then yields. So the latency of other
+connections does not depend on how many peers send a lot. WebSockets queue frames here, drivers queue batches.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections import deque
 from typing import Protocol
 
 LONG = 0.003
-"""Seconds that the portions of one iteration take."""
+"""Seconds for all portions of one iteration."""
 SHORT = 4096
-"""Reads of up to so many bytes are taken at once, even if others wait with longer ones."""
+"""Reads of up to this many bytes bypass the queue."""
 
 clock = time.monotonic
 
 
 class Portioned(Protocol):
-    """Who can wait in the row."""
+    """An object with work in the queue."""
 
     def take_portion(self, until: float) -> None:
-        """Go on with what waits, up to a time."""
+        """Continue the work until a time."""
 
     def stand_in_row(self) -> None:
-        """Join the row again, if something is left."""
+        """Enter the queue again if work is left."""
 
 
 class Portions:
-    """Those of one loop with something left to do, in a row."""
+    """The queue of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -42,7 +42,7 @@ class Portions:
         return len(self._row)
 
     def join(self, one: Portioned) -> None:
-        """Stand at the end of the row."""
+        """Append to the queue."""
         self._row.append(one)
         self._schedule()
 
@@ -67,5 +67,5 @@ class Portions:
 
 @functools.lru_cache(maxsize=1)
 def portions_of(loop: asyncio.AbstractEventLoop) -> Portions:
-    """The row of a loop."""
+    """The queue of a loop."""
     return Portions(loop)

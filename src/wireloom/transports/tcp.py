@@ -35,17 +35,17 @@ class TCPPipe(Pipe, asyncio.Protocol):
     """One TCP connection: asyncio's callbacks on one side, the owner's on the other."""
 
     _read_early = b""
-    """What was read although the owner had paused reading; at most one read, see `_pause_from_start`."""
+    """Bytes read although the owner had paused reading; at most one read, see `_pause_from_start`."""
 
     def __init__(self, owner: Owner, options: Options, place: Place | None = None) -> None:
         self._owner = owner
         self._place = place
-        """Among those that are amid a handshake."""
+        """Its place in the limit of unfinished handshakes."""
         self._high_water = options.high_water
         self._name_kinds = (options.certificates or _PLAIN_TLS).names
         self._transport: asyncio.Transport | None = None
         self._descriptor = -1
-        """Of the socket, where it takes bytes as they are."""
+        """File descriptor of the socket if bytes are sent unchanged (no TLS), else -1."""
         self._reading = True
         # One call less on the busiest path; loops look this up before `connection_made`.
         self.data_received = awake(owner.received, options.busy_poll)  # type: ignore[method-assign, assignment]
@@ -70,12 +70,12 @@ class TCPPipe(Pipe, asyncio.Protocol):
             self._pause_from_start(self._transport)
 
     def greet(self) -> None:
-        """The handshake is over: the owner has its pipe."""
+        """The handshake is over: give the owner its pipe."""
         self.leave_handshakes()
         self._owner.opened(self)
 
     def leave_handshakes(self) -> None:
-        """This connection is no longer amid a handshake."""
+        """The handshake of this connection is over: return its place."""
         if self._place is not None:
             self._place.leave()
             self._place = None
@@ -108,14 +108,14 @@ class TCPPipe(Pipe, asyncio.Protocol):
         asyncio.get_running_loop().call_soon(pause)
 
     def name_ends(self, transport: asyncio.BaseTransport) -> None:
-        """Find out who talks to whom."""
+        """Set the names of both ends."""
         self.peername = _endpoint(transport.get_extra_info("peername"))
         # All connections of a listener have this in common.
         self.sockname = sys.intern(_endpoint(transport.get_extra_info("sockname")))
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A machine that is gone without a word is noticed, also where the protocol's pings are not answered.
+            # Detects a host that vanished, also if the protocol has no pings.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in _KEEP_ALIVE:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -142,7 +142,7 @@ class TCPPipe(Pipe, asyncio.Protocol):
         self._owner.writing_resumed()
 
     def connecting_failed(self) -> None:
-        """Who connects was cancelled, maybe at the last moment: uvloop then closes the socket and tells nobody."""
+        """Connecting was cancelled. If that was at the last moment, uvloop closes the socket without a callback."""
         if self._transport is not None and not self._transport.is_closing():
             self.connection_lost(None)
 
@@ -158,7 +158,7 @@ class TCPPipe(Pipe, asyncio.Protocol):
         self._open.write(data)
 
     def descriptor(self) -> int:
-        """The socket's, while nothing waits in the transport, and TLS does not change bytes; else -1."""
+        """The file descriptor while the write buffer is empty and there is no TLS; else -1."""
         transport = self._transport
         if transport is None or transport.is_closing() or transport.get_write_buffer_size():
             return -1
@@ -201,7 +201,7 @@ class TCPPipe(Pipe, asyncio.Protocol):
         self._open.close()
 
     def abort(self) -> None:
-        """Close now, with a reset: the peer learns that nobody reads its answers any more."""
+        """Close now, with a reset: the peer learns that its answers are no longer read."""
         transport = self._open
         sock = None if transport.is_closing() else transport.get_extra_info("socket")
         if sock is not None:
@@ -222,7 +222,7 @@ class TCPListener(Listener):
 
 
 class HandshakeListener(Listener):
-    """The same for connections that begin with a handshake of the transport, of which only so many may be under way."""
+    """Like `TCPListener`, for connections that begin with a handshake; unfinished handshakes are limited."""
 
     def __init__(self, pipe: Callable[[Place], TCPPipe], options: Options, tls: ssl.SSLContext | None) -> None:
         self._tls = tls
@@ -238,7 +238,7 @@ class HandshakeListener(Listener):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Connections that were turned away."""
+        """Connections that were refused."""
         return {HANDSHAKES_REFUSED: self._refused} if self._refused else {}
 
     def _refuse(self, why: str, sock: socket.socket | None) -> None:
@@ -301,7 +301,7 @@ async def connect_stream(address: Address, pipe: TCPPipe, options: Options, *, s
 async def listen_with_handshake(
     address: Address, pipe: Callable[[Place], TCPPipe], options: Options, *, secure: bool
 ) -> HandshakeListener:
-    """Listen for connections that begin with a handshake; `pipe` makes the protocol of each, and has its place."""
+    """Listen for connections that begin with a handshake; `pipe` makes the protocol of each from its place."""
     return await HandshakeListener(pipe, options, _context(options) if secure else None).start(address)
 
 
