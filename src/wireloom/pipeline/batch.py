@@ -1,14 +1,16 @@
-"""One batch on its way into the tables.
+"""Runs and commits one batch.
 
 **The problem.** A driver may be killed between any two commits, and two drivers may do the same batch at the same time.
 Each table must have the rows of each batch exactly once.
 
-**The idea.** All drivers do the same plan (see `plans.py`), so that their rows are the same. Each commit of a table
-carries the number of its batch under the id of the warehouse. A driver opens a table, asks whether the batch is there,
-and commits with that very handle. If somebody else committed in between, the commit fails; the driver opens the table
-anew and asks again. `_state` comes last: as long as it does not say that the batch is done, the batch is done again,
-and finds the tables that have it already. Which files a batch replaces is asked of that same handle: files may have
-been merged since the batch began.
+**The idea.** All drivers use the same plan (see `plans.py`), so their rows are the same. Each commit of a table stores
+the number of its batch, under the id of the warehouse. A driver opens a version of a table, checks whether it has the
+batch, and commits on top of that version. If another commit came in between, this one fails (optimistic concurrency).
+The driver then opens the table again and repeats the check. The files that a batch replaces are read from the same
+version, because files may have been merged since the batch began.
+
+`_state` is committed last. Until then the batch counts as not done. A driver that runs it again skips the tables that
+have it already.
 """
 
 from __future__ import annotations
@@ -48,26 +50,26 @@ if TYPE_CHECKING:
     from wireloom.pipeline.join_job import Plan
 
 _TRIES = 20
-"""How often a commit is tried while others commit to the same table."""
+"""How often a commit is tried when other commits to the same table come first."""
 Replaced = Callable[["DeltaTable"], Sequence[WrittenFile]]
-"""Which files of a table's version a batch replaces."""
+"""Tells which files of a version of a table the batch replaces."""
 
 
 class PipelineFailed(WireloomError):
-    """A run ended early; the text says why. Started again, it goes on where it was."""
+    """A run ended early; the text says why. A new run continues where this one stopped."""
 
 
 class Workers(Protocol):
-    """Whoever does the work of a batch; the driver only plans and commits."""
+    """Runs the jobs of a batch. The driver itself only plans and commits."""
 
     tasks: int
-    """How many can work at a time."""
+    """How many tasks can run at a time."""
 
     def decode(self) -> Sequence[Report]:
-        """The first job: decode the batch's bytes, write what they are; what was written."""
+        """The first job: decode the batch's input and write rows and partial aggregates. Returns a report per file."""
 
     def join(self, plan: Plan) -> Sequence[Report]:
-        """The second job: join what the tasks of the first one left over; what was written."""
+        """The second job: the final join of the partial aggregates. Returns a report per file."""
 
 
 def _nothing(_: DeltaTable) -> Sequence[WrittenFile]:
@@ -75,7 +77,7 @@ def _nothing(_: DeltaTable) -> Sequence[WrittenFile]:
 
 
 class BatchCommit:
-    """One batch: decoded, joined, committed. `end` is how far it reads."""
+    """Decodes, joins and commits one batch. `end` holds the offsets of the end of its input."""
 
     def __init__(
         self, warehouse: Warehouse, number: int, workers: Workers, lateness_us: int = 0, end: Offsets | None = None
@@ -86,14 +88,14 @@ class BatchCommit:
         self.lateness_us = lateness_us
         self.end = end
         self.files = self.bytes = 0
-        """How much input the batch was."""
+        """How many files and bytes of input the batch read."""
         self.commit_seconds = 0.0
         """How long the commits took."""
         self._unused: list[tuple[Store, str]] = []
-        """Files that turned out not to be needed."""
+        """Files that are not needed after the commit, and are deleted then."""
 
     def commit(self) -> dict[str, int]:
-        """Do the batch and commit its tables; the number of rows it added, by table."""
+        """Run the batch and commit its tables. Returns the number of rows it added, by table."""
         from wireloom.pipeline.decode_job import INPUT
         from wireloom.pipeline.partials import FACTS
 
@@ -123,7 +125,7 @@ class BatchCommit:
         return {name: sum(r.file.rows for r in decoded if r.table == name) for name in (*TABLES, LEFT_OUT)}
 
     def _join(self, decoded: Sequence[Report], state: State, watermark: int, changing: Replaced) -> Sequence[Report]:
-        """Join what tasks left over."""
+        """Run the join job."""
         from wireloom.pipeline.join_job import Plan, tasks_for
         from wireloom.pipeline.pair_kernel import Clock
         from wireloom.pipeline.partials import FACTS, FOLDER
@@ -147,7 +149,7 @@ class BatchCommit:
         )
 
     def _commit(self, table: Table, reports: Sequence[Report], replaced: Replaced) -> None:
-        """Commit one table, unless it has this batch: then what was written for it is not needed."""
+        """Commit one table. If it has this batch already, the files written for it are not needed."""
         own = [report.file for report in reports if report.table == table.name]
         self._try_to_commit(table, own, replaced)
 
@@ -158,7 +160,8 @@ class BatchCommit:
         for tried in range(_TRIES):
             handle = tables.open_table(folder)
             if tables.has_batch(handle, application, self.number):
-                # After a failure it may be this very commit whose answer was lost: then these files are in the table.
+                # After a failed try, the batch in the table may be our own: the commit succeeded, but its reply was
+                # lost. Then the table uses these files, and they must not be deleted.
                 self._unused += [] if tried else [(folder, file.path) for file in own]
                 return
             old = replaced(handle)
@@ -176,7 +179,7 @@ class BatchCommit:
     def _changing_traffic(self, messages: Sequence[Report], before: int) -> Replaced:
         """The files of `traffic` whose rows may grow.
 
-        Late messages reopen the days they belong to; without any, closed rows are not even read.
+        Late messages reopen the days they belong to. Without late messages, closed rows are not read.
         """
         from wireloom.pipeline.steps.traffic import over_before
 

@@ -1,17 +1,26 @@
-"""Merges small files of a table into one, a part at a time, in order of time.
+"""Compaction: merges small files of a table into larger ones, in order of time.
 
-A table that gets a file a second has 86,400 of them after a day, and each commit and each query looks at all. Merging
-reads one file after the other and writes row groups of a size that readers like; memory is bounded by one row group
-and the file that is made, however large the table is. Rows and values stay as they are.
+**The problem.** A table that gets a file per second has 86,400 files after a day. Each commit and each query reads the
+list of all of them.
 
-**Which files** (`due`). Files of one partition are told apart by size: up to 64 KiB, up to 1 MiB, up to 16 MiB, and so
-on. As soon as there are 16 of one size they become one of the next, so a row is written again at most four times on its
-way to a file of 64 MiB, and a partition has at most 15 files of each size. In a partition of an earlier day all that is
-small is merged.
+**The idea.** Read several files one after the other, and write their rows to a new file with large row groups. Then one
+commit replaces the old files with the new one. Memory is bounded by one row group and the new file, however large the
+table is.
 
-**When** (`Merger`). A running pipeline has files merged beside its batches, by a thread that has one task of Spark do
-it. The result is committed between two batches, by whoever commits these. So a batch never waits for a merge, and never
-finds a file gone that it has listed. A merge that was not committed leaves a file that nobody knows; `tidy` deletes it.
+**Which files** (`due`). Size-tiered compaction. The files of a partition are sorted into tiers: up to 64 KiB, up to
+1 MiB, up to 16 MiB, and so on. When a tier has 16 files, they become one file of the next tier. So a row is rewritten
+at most four times until its file has 64 MiB, and a partition has at most 15 files per tier. In partitions of earlier
+days all small files are merged, whatever their tier.
+
+**When** (`Merger`). A running pipeline merges in the background: a thread starts one Spark task for it. The thread that
+commits batches also commits the merge, between two batches. So no batch waits for a merge, and no batch finds that a
+file it has listed is gone. If a merge is not committed, its file is in no version of the table; `tidy` deletes it.
+
+**The invariant.** A merge changes no row and no value. Files with open rows, which a later batch replaces, are not
+merged.
+
+**Example.** A batch per second writes files of 20 KiB. 16 of them become one file of about 320 KiB. 16 of those become
+one of 5 MiB. When there are 16 of those, the first twelve become one of 60 MiB, which is not merged any more.
 """
 
 from __future__ import annotations
@@ -37,19 +46,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("wireloom.pipeline")
 
 TARGET = 64 << 20
-"""Files are merged until they have about so many bytes."""
+"""The approximate size in bytes of a merged file."""
 MOST_ROWS = 8_000_000
-"""A merged file has at most about so many rows."""
+"""The approximate limit of rows in a merged file."""
 _LOOK_EVERY = 8
-"""After so many batches without a merge it is time to look for files."""
+"""Without a merge under way, look for files to merge every so many batches."""
 _ROW_GROUP_BYTES = 32 << 20
-"""Rows of so many bytes become a row group, even if they are few."""
+"""A row group is complete with this many bytes, however few rows it has."""
 
 
 def small_files(handle: DeltaTable, table: Table, target: int = TARGET) -> list[list[WrittenFile]]:
-    """Files of one partition each that are worth merging, in order of time; held ones are left alone.
+    """Groups of small files, each of one partition and in order of time, that can be merged.
 
-    Rows that a later batch may replace are in held files only. So no batch ever looks for a file that was merged.
+    Held files are not merged. They contain the rows that a later batch may replace. So no batch looks for a file that
+    was merged.
     """
     first = tables.first_times(handle)
     groups: dict[tuple[tuple[str, str], ...], list[list[WrittenFile]]] = {}
@@ -65,14 +75,14 @@ def small_files(handle: DeltaTable, table: Table, target: int = TARGET) -> list[
 
 
 FAN_IN = 16
-"""So many files of about the same size become one."""
+"""So many files of one tier are merged into one."""
 _SMALLEST = 64 << 10
 _MOST_AT_ONCE = 4 * FAN_IN
-"""Files that one merge takes, at most: it is done before many more have come."""
+"""Limit of files in one merge. It keeps a merge short, so that few new files arrive meanwhile."""
 
 
 def due(handle: DeltaTable, table: Table) -> list[WrittenFile]:
-    """The files that are to be merged next, in order of time; none if there is nothing to do."""
+    """The files to be merged next, in order of time; empty if no merge is due."""
     first = tables.first_times(handle)
     own = [file for file in tables.files(handle, table) if not tables.is_held(file) and file.size < TARGET // 2]
     newest = max((file.partition.get("date", "") for file in own), default="")
@@ -88,7 +98,7 @@ def due(handle: DeltaTable, table: Table) -> list[WrittenFile]:
 
 
 def _tier(size: int) -> int:
-    """Which sizes count as the same.
+    """The tier of a file of this size.
 
     >>> [_tier(size) for size in (1, 65536, 65537, 2**20, 2**24 + 1)]
     [0, 0, 1, 1, 3]
@@ -109,10 +119,10 @@ def _up_to_target(files: Sequence[WrittenFile]) -> list[WrittenFile]:
 
 
 class Merger:
-    """Merges the small files of a warehouse beside its batches.
+    """Merges the small files of a warehouse in the background of its batches.
 
-    `work` merges files and may take its time: it is called in a thread of its own, one at a time. `after_batch` is
-    called by whoever commits batches, between two of them.
+    `work` merges files, which may take long. It is called in a separate thread, for one merge at a time. The thread
+    that commits batches calls `after_batch` between two of them.
     """
 
     def __init__(self, warehouse: Warehouse, work: Callable[[Table, list[WrittenFile]], WrittenFile]) -> None:
@@ -124,7 +134,7 @@ class Merger:
         self._batches = 0
 
     def after_batch(self) -> None:
-        """Commit what is merged, and begin the next merge if one is due."""
+        """Commit the merge that has ended, and begin the next one if one is due."""
         if self._under_way is not None:
             table, group, future = self._under_way
             if not future.done():
@@ -146,16 +156,16 @@ class Merger:
             if merge(self.warehouse, table, group, future.result()):
                 self.merged += len(group)
         except (OSError, pa.ArrowException, StoreError) as error:
-            # The files are as they were: a later merge takes them.
+            # The table is unchanged: a later merge takes the same files.
             log.warning("files of %s were not merged: %s", table.name, error)
 
     def close(self) -> None:
-        """Wait for what is under way; it is not committed."""
+        """Wait for the merge that is under way, without committing it."""
         self._pool.shutdown(cancel_futures=True)
 
 
 def merge(warehouse: Warehouse, table: Table, group: Sequence[WrittenFile], merged: WrittenFile) -> bool:
-    """Put a merged file in the place of those it was made of; False if something else was committed meanwhile."""
+    """Replace files with the one they were merged into; False if another commit came first."""
     from deltalake.exceptions import CommitFailedError
 
     handle = tables.open_table(warehouse.folder(table))
@@ -171,7 +181,7 @@ def merge(warehouse: Warehouse, table: Table, group: Sequence[WrittenFile], merg
 
 
 def merge_files(folder: Store, table: Table, group: Sequence[WrittenFile]) -> WrittenFile:
-    """Write the rows of some files of one partition, in this order, as a new file that no commit knows yet."""
+    """Write the rows of some files of one partition to a new file, in this order. The new file is not committed yet."""
     import pyarrow.parquet as pq
 
     path = tables.new_path(table, group[0].partition)
@@ -189,7 +199,7 @@ def merge_files(folder: Store, table: Table, group: Sequence[WrittenFile]) -> Wr
 
 
 def _row_groups(folder: Store, table: Table, schema: pa.Schema, group: Sequence[WrittenFile]) -> Iterator[pa.Table]:
-    """The rows of files, in portions of a row group each."""
+    """The rows of the files, as tables of one row group each."""
     parts: list[pa.Table] = []
     rows = size = 0
     for file in group:
@@ -204,7 +214,7 @@ def _row_groups(folder: Store, table: Table, schema: pa.Schema, group: Sequence[
 
 
 def _parts(folder: Store, file: WrittenFile, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of a file, a row group at a time; columns that an older file lacks are null."""
+    """The rows of a file, one table per row group. Columns that an older file does not have are null."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(tables.source_of(folder, file.path)) as opened:

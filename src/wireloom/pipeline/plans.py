@@ -1,8 +1,13 @@
-"""Plans: which part of the input a batch reads, written down before it is read.
+"""Plans: the input offsets of each batch, stored before the batch is read.
 
-`plan/N` in the warehouse says where batch N begins and ends. It is created once and never changed: of several drivers
-that plan the same batch one wins, and all of them do what that plan says. A driver that is lost and one that takes over
-read the same bytes under the same number. So a commit of batch N means the same rows, whoever makes it.
+**The problem.** Two drivers may run batch N: at the same time, or one after the other was killed. The input grows, so
+each would read a different part of it. Then some rows would be written twice, and others never.
+
+**The idea.** `plan/N` in the warehouse holds the offsets at which batch N starts and ends. It is created with
+put-if-absent, and never changed. If several drivers propose a plan for the same batch, the store accepts one of them,
+and all drivers use that one.
+
+**The invariant.** Batch N always stands for the same input bytes, and so for the same rows, whichever driver runs it.
 """
 
 from __future__ import annotations
@@ -17,12 +22,12 @@ from wireloom.store import ObjectMissing
 
 FOLDER = "plan"
 KEPT = 100
-"""So many plans of finished batches are kept, for people who ask what was read when."""
+"""How many plans of committed batches are kept, so that people can look up what was read when."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What a batch reads: everything between two positions."""
+    """The input of a batch: everything between two offsets."""
 
     number: int
     start: Offsets
@@ -43,7 +48,7 @@ def read(warehouse: Warehouse, number: int) -> BatchPlan | None:
 
 
 def propose(warehouse: Warehouse, plan: BatchPlan) -> BatchPlan:
-    """Make this the plan of its batch, unless there is one: then that is returned."""
+    """Store a plan if its batch has none yet. Returns the plan that is valid: this one, or the one stored before."""
     text = json.dumps({"start": plan.start, "end": plan.end}, sort_keys=True)
     if warehouse.base.put_new(_key(plan.number), text.encode()):
         return plan
@@ -52,7 +57,7 @@ def propose(warehouse: Warehouse, plan: BatchPlan) -> BatchPlan:
 
 
 def forget(warehouse: Warehouse, number: int) -> None:
-    """Remove the plan that nobody asks for any more, now that a batch is done."""
+    """After the commit of batch `number`: delete the plan that is `KEPT` batches older."""
     if number >= KEPT:
         warehouse.base.delete(_key(number - KEPT))
 

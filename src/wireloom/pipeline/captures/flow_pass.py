@@ -1,4 +1,4 @@
-"""Packets to pieces of streams: the flows of one part of a capture, walked one after the other."""
+"""One pass over the flows of a part of a capture: makes pieces of streams from packets."""
 
 from __future__ import annotations
 
@@ -22,10 +22,16 @@ _DISSECTORS = "wireloom."
 
 
 class FlowPass:
-    """What the packets of one part of a capture are to connections.
+    """Assigns the packets of one part of a capture to connections and streams.
 
-    `pieces[:made]` are pieces of streams by `tcp.ROW`, `halves` the streams by their numbers, `held` bytes that waited
-    since an earlier part, `datagrams` rows of packets by protocol, `final` streams that are over, `ended` connections.
+    The results are attributes:
+
+    - `pieces[:made]`: the pieces of all streams, with the columns of `tcp.ROW`;
+    - `halves`: the streams by their numbers;
+    - `held`: bytes that have waited since an earlier part;
+    - `datagrams`: the rows of UDP packets, by protocol;
+    - `final`: the numbers of streams that have ended;
+    - `ended`: connections that have ended, and why.
     """
 
     def __init__(
@@ -53,12 +59,12 @@ class FlowPass:
         self._waiting = tcp.waiting_room()
         self._holes = tcp.holes_room()
         self._has_holes = False
-        """Whether anything stands there."""
+        """Whether `_holes` has any entries."""
         self._numbers: dict[int, int] = {}
-        """Streams by the identity of their halves."""
+        """Stream numbers by the `id()` of their halves."""
 
     def walk(self) -> None:
-        """Go through the flows."""
+        """Process all flows."""
         handlers = {TCP: self._walk_tcp, UDP: self._walk_datagrams, UPPER_PDU: self._walk_pdus}
         for number, key in enumerate(self.flows.keys):
             first, last = int(self.flows.bounds[number]), int(self.flows.bounds[number + 1])
@@ -111,7 +117,7 @@ class FlowPass:
         return known
 
     def _identify(self, connection: CapturedConnection) -> None:
-        """Who is the client, what id the connection has, what it speaks by its port."""
+        """Find out which side is the client, give the connection its id, and guess its protocol from its port."""
         transport = UDP if connection.key[0] == UDP else TCP
         ports = (connection.key[2], connection.key[4])
         client = int(connection.numbers[tcp.CLIENT])
@@ -123,7 +129,7 @@ class FlowPass:
             connection.choose(chosen.protocol, chosen.wrapping)
 
     def _load(self, connection: CapturedConnection) -> None:
-        """Put back what waits for bytes before it, and what is known to be missing."""
+        """Load a connection's waiting pieces and holes into the kernel's arrays."""
         if self._has_holes:
             self._holes[:] = 0
         self._has_holes = False
@@ -134,13 +140,13 @@ class FlowPass:
             for index, held in enumerate(half.held):
                 place = -1
                 if held.content is not None:
-                    # Places in kept bytes count from -2 downwards; here from the beginning of this one.
+                    # Places in held bytes count from -2 downwards, here from the start of this `Held`.
                     place = -2
                 self._waiting[side, index] = (held.begin, held.end, place, len(self.segments) + len(self.held))
                 self.held.append(held)
 
     def _store(self, connection: CapturedConnection) -> None:
-        """Copy what waits: the packets are gone when it is wanted."""
+        """Copy the waiting pieces into the connection: the packets are not in memory in the next part."""
         own = self.segments
         self._has_holes = self._has_holes or bool(self._holes.any())
         for side, half in enumerate(connection.halves):
@@ -160,7 +166,7 @@ class FlowPass:
                     half.held.append(Held(begin, end, content, int(own.file[packet]), offset))
 
     def _note_ends(self, connection: CapturedConnection) -> None:
-        """Directions that are over, and the connection if both are."""
+        """Note the directions that have ended, and the connection if both have."""
         for half, side in zip(connection.halves, connection.sides, strict=True):
             if (side[tcp.FIN_AT] >= 0 and side[tcp.NEXT] >= side[tcp.FIN_AT]) or connection.numbers[tcp.CLOSED]:
                 self.final.add(self.number(connection, half))
@@ -170,7 +176,7 @@ class FlowPass:
             self.ended.append((connection, reason))
 
     def give_up(self, connection: CapturedConnection, now_us: int) -> None:
-        """Wait no longer for what is missing in a connection that has been silent for too long."""
+        """Give up the missing bytes of a connection that has been silent for too long."""
         self._give_up(connection, now_us - tcp.LONGEST_WAIT_US)
         if not connection.id:
             self._identify(connection)
@@ -187,7 +193,7 @@ class FlowPass:
         self._store(connection)
 
     def end(self, connection: CapturedConnection, reason: str | None) -> None:
-        """Nothing more will come of a connection; no reason: it is the input that ends."""
+        """End a connection. Without a reason it is the input that ends."""
         if not connection.id:
             return
         streams = self._streams(connection)
@@ -200,7 +206,7 @@ class FlowPass:
             self.ended.append((connection, "close" if reason == "idle" and one_fin else reason))
 
     def _walk_pdus(self, key: FlowKey, first: int, last: int) -> None:
-        """Payloads that were cut out and tagged: they stand in order."""
+        """Process payloads that were exported with tags (upper PDUs). They are in stream order already."""
         own, rows = self.segments, self.flows.order[first:last]
         name_at, name_size = int(own.seq[rows[0]]), int(own.ack[rows[0]])
         name = own.data[name_at : name_at + name_size].tobytes().decode(errors="replace").removeprefix(_DISSECTORS)
@@ -229,7 +235,7 @@ class FlowPass:
         self.made += count
 
     def _begin(self, key: FlowKey, rows: NDArray[np.int64]) -> CapturedConnection:
-        """The connection some datagrams belong to; the first of them says who is the client."""
+        """The connection that these datagrams belong to. The sender of the first one is the client."""
         connection = self._connection(key)
         times = self.segments.time_us[rows]
         if connection.numbers[tcp.FIRST] < 0:
@@ -266,7 +272,7 @@ class FlowPass:
                 self.datagrams.setdefault(connection.protocol, []).append((connection, rows))
 
     def _recognise_datagrams(self, connection: CapturedConnection, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Look at the first few; those from the one that is recognised on."""
+        """Recognise the protocol by the first few datagrams. Returns the rows from the recognised one on."""
         own = self.segments
         for index, row in enumerate(rows.tolist()):
             if not self.choice.auto or connection.tries == MOST_DATAGRAMS:

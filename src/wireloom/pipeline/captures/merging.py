@@ -1,7 +1,15 @@
-"""Packets of several captures in order of time.
+"""Merges the packets of several captures into order of time.
 
-Captures of a rotation follow each other and are read one after the other. Captures that were taken at the same time
-(one a direction, one an interface) are merged, as far as their times overlap.
+**The problem.** Captures of a rotation follow each other. Captures of different interfaces or directions overlap, and
+their packets must be interleaved. There may be thousands of captures, so not all can be open at a time.
+
+**The idea.** A merge of sorted sequences, in pieces. Each capture is a `Lane`. A lane becomes active, and is opened,
+only when the merge reaches the time of its first packet. The *horizon* is the smallest of the last times of the pieces
+that the active lanes have in memory. No lane can bring an earlier packet any more, so all packets up to the horizon are
+taken and sorted. A single active lane gives its whole piece, without a copy.
+
+**Example.** Lane A has packets of the times 1 to 10 in memory, lane B of 4 to 7. The horizon is 7. The packets of A up
+to 7 and all of B are sorted and returned. Then B reads its next piece.
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(slots=True)
 class Lane:
-    """One capture that is being read: the packets that were not taken yet."""
+    """One capture, and its packets in memory that were not taken yet."""
 
     first_us: int
     capture: Capture
@@ -30,7 +38,7 @@ class Lane:
     ready: Segments | None = None
 
     def fill(self) -> bool:
-        """Make sure that there are packets; False at the end."""
+        """Read the next piece if no packets are in memory; False at the end of the capture."""
         while self.ready is None or not len(self.ready):
             self.ready = next(self.source, None)
             if self.ready is None:
@@ -39,12 +47,12 @@ class Lane:
 
     @property
     def last_us(self) -> int:
-        """The latest time among the packets at hand."""
+        """The latest time among the packets in memory."""
         assert self.ready is not None
         return int(self.ready.time_us.max())
 
     def take(self, until_us: int) -> Segments:
-        """Packets up to a time."""
+        """Remove and return the packets before the first one that is later than `until_us`."""
         assert self.ready is not None
         later = np.flatnonzero(self.ready.time_us > until_us)
         count = int(later[0]) if len(later) else len(self.ready)
@@ -53,7 +61,7 @@ class Lane:
 
 
 def in_order(lanes: Sequence[Lane]) -> Iterator[Segments]:
-    """The packets of all captures, in pieces."""
+    """The packets of all captures in order of time, in pieces."""
     waiting = sorted(lanes, key=lambda lane: (lane.first_us, lane.capture.path))
     active: list[Lane] = []
     while waiting or active:
@@ -72,7 +80,7 @@ def in_order(lanes: Sequence[Lane]) -> Iterator[Segments]:
 
 
 def together(parts: Sequence[Segments]) -> Segments:
-    """Packets of several captures as one, in order of time; only the bytes that count are copied."""
+    """Merge packets of several captures in order of time. Only payloads are copied, not whole packets."""
     if len(parts) == 1:
         return parts[0]
     moved = [_compact(part) for part in parts]
@@ -89,7 +97,7 @@ def together(parts: Sequence[Segments]) -> Segments:
 
 
 def _compact(part: Segments) -> Segments:
-    """The same packets with their payloads, and the names that tagged ones carry, in a buffer of their own."""
+    """The same packets with a new buffer that holds only their payloads, and the names in exported (tagged) PDUs."""
     tagged = np.flatnonzero(part.protocol == UPPER_PDU)
     begin = np.concatenate([part.start, part.seq[tagged]])
     size = np.concatenate([part.kept, part.ack[tagged]])

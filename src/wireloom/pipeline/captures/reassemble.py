@@ -1,4 +1,29 @@
-"""Pieces of streams to parts: the new bytes of every direction in one buffer, behind those that were kept."""
+"""Reassembly, second step: copies the pieces of all streams into one buffer, for the column decoders.
+
+Theory of operation
+===================
+
+**The problem.** `tcp.walk` does not copy bytes. It produces pieces: rows that say which bytes of which packet come next
+in which stream (`tcp.ROW`). The pieces of all streams are interleaved, as the packets were. But a decoder needs the
+bytes of one stream contiguously, after those it could not use last time (the beginning of a frame, for example).
+
+**The idea.** Sort the pieces by stream. The sort is stable, so the order within a stream stays. Compute with cumulative
+sums where each piece belongs in one output buffer. Before the pieces of each stream, leave room for its kept bytes.
+Then one kernel call (`_copy`) copies all pieces. Each stream becomes a `StreamPart`: a slice of that buffer, with its
+gaps and a `Trace` that tells file, offset and time of every byte.
+
+**Places.** The `place` of a piece says where its bytes are:
+
+- 0 and above: an index into the data of the packets of this part.
+- -1: nowhere. The piece is a gap: the bytes were not captured.
+- -2 and below: index `-place - 2` into bytes held from an earlier part, which came too early then.
+
+**The invariant.** `data[start:end]` of a part holds the kept bytes and then the new ones, in stream order. Gaps take up
+no bytes in it. Every byte that is not copied is counted in `Half.seen`.
+
+**Example.** Stream 0 has 2 kept bytes and pieces of 3 and 4 bytes. Stream 1 has no kept bytes and a piece of 5. The
+buffer has 14 bytes: stream 0 is `data[0:9]`, with its pieces at 2 and 5; stream 1 is `data[9:14]`.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +41,11 @@ _LATE = {
     tcp.LATE: (LATE, "bytes after the end of the connection"),
     tcp.MISSED: (GAP, "late: captured after what follows was read without these bytes"),
 }
-"""Clause and words for pieces that came too late."""
+"""Clause and text of the rejects for pieces that came too late."""
 
 
 def assemble(walk: FlowPass, report: Report) -> list[StreamPart]:
-    """The new bytes of every stream, behind those that were kept."""
+    """Make a part for each stream that has new bytes, has ended, or whose protocol is not known yet."""
     pieces = walk.pieces[: walk.made]
     late = pieces[:, 1] >= tcp.LATE
     pieces = pieces[~late] if late.any() else pieces
@@ -83,13 +108,13 @@ def assemble(walk: FlowPass, report: Report) -> list[StreamPart]:
 
 
 def _sums(stream: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """Streams, and how many bytes of each there are."""
+    """The distinct streams, and the sum of the sizes for each."""
     numbers, where = np.unique(stream, return_inverse=True)
     return numbers.tolist(), np.bincount(where, weights=size, minlength=len(numbers)).astype(np.int64).tolist()
 
 
 def _undecided(walk: FlowPass, streams: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Both streams of connections of which it is not known yet what they speak."""
+    """Both streams of each connection whose protocol is not known yet."""
     numbers = []
     for number in np.unique(streams).tolist():
         connection, _ = walk.halves[number]
@@ -99,13 +124,13 @@ def _undecided(walk: FlowPass, streams: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _wants(walk: FlowPass, number: int) -> bool:
-    """Whether a stream's bytes are of any use; those of others are counted."""
+    """Whether the bytes of a stream are to be decoded; else they are only counted."""
     connection, half = walk.halves[number]
     return connection.protocol != OTHER and not half.over
 
 
 def _absolute(walk: FlowPass, place: NDArray[np.int64], packet: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places in kept bytes as places in all kept bytes together: still from -2 downwards."""
+    """Convert places in one `Held` into places in the concatenation of all `Held`; still from -2 downwards."""
     if not walk.held:
         return place
     starts = np.cumsum([0, *(len(h.content or b"") for h in walk.held)])
@@ -134,7 +159,7 @@ def _origins(
 
 
 def tell_late(walk: FlowPass, report: Report) -> None:
-    """Bytes that have no place in their stream any more, once it is known what is spoken there: each a reject."""
+    """Report a reject for each piece that came too late for its stream, if the protocol of the stream is known."""
     own, pieces = walk.segments, walk.pieces[: walk.made]
     for stream, kind, place, size, packet, time_us in pieces[pieces[:, 1] >= tcp.LATE].tolist():
         connection, half = walk.halves[stream]
@@ -149,7 +174,7 @@ def tell_late(walk: FlowPass, report: Report) -> None:
 
 @kernel
 def _copy(data, held, place, at, size, out):  # type: ignore[no-untyped-def]
-    """Copy pieces to where they belong; negative places are in the bytes that were held."""
+    """Copy pieces into the output buffer (see "Places")."""
     for row in range(len(place)):
         source, target = place[row], np.uint64(at[row])
         if source >= 0:

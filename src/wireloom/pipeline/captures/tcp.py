@@ -1,12 +1,28 @@
-"""The bytes of a TCP connection in order: RFC 9293 as one who only listens sees it.
+"""TCP reassembly, first step: brings the payload of captured packets into stream order (RFC 9293, passive observer).
 
-`walk` takes the packets of one flow as they were captured and gives pieces of payload in the order of the two
-streams. Of bytes that were sent twice those that were captured first count. Pieces that are early wait for what
-is missing before them, within limits; a hole that is not filled becomes a piece of the kind `GAP`. It is remembered:
-should its bytes come after all, they are no repetition of others, and become pieces of the kind `MISSED`.
+Theory of operation
+===================
 
-Whatever is decided here is decided at a packet, by packets before it, or by the capture's clock in a way that the next
-packet would not change: so it does not matter how a capture is cut into parts, and a batch and a stream give the same.
+**The problem.** A capture holds packets as they passed the observer: out of order, repeated, or not at all. The
+observer cannot ask for a retransmission. It must decide by itself when to stop waiting for missing bytes.
+
+**The idea.** `walk` reads the packets of one flow in order of capture. For each direction it knows the next byte of the
+stream. A payload is handled by its position:
+
+- It is the next: it becomes a piece of the kind `DATA`. So do pieces that were waiting for it.
+- It is early: it waits, up to `MOST_WAITING` pieces, `MOST_HELD` bytes and `LONGEST_WAIT_US`. Beyond such a limit the
+  missing bytes are given up: they become a piece of the kind `GAP`, and the waiting pieces follow.
+- It is old: it is a retransmission, and is dropped. The bytes that were captured first count. But if it fills a hole
+  that was given up, its bytes were never delivered. It then becomes a piece of the kind `MISSED`.
+- It comes after the end of the connection: it becomes a piece of the kind `LATE`.
+
+**The invariant.** The pieces do not depend on how a capture is cut into parts. Each decision depends only on packets
+before it. A time-out of the capture's clock gives the same pieces as the next packet would. So a batch job and a stream
+produce the same rows.
+
+**Example.** The next byte is 100. Packets bring 100-199, 300-399, 200-299, 200-299. The pieces are 100-199, then (when
+the third packet comes) 200-299 and 300-399. The fourth packet is a retransmission. If the third and fourth came only
+after 30 seconds, the pieces would be 100-199, a gap of 100 bytes, 300-399, and then 200-299 as `MISSED`.
 """
 
 from __future__ import annotations
@@ -18,69 +34,70 @@ from wireloom.kernels import kernel
 from wireloom.pipeline.captures.headers import ACK, FIN, RST, SYN
 
 DATA, GAP, LATE, MISSED = 0, 1, 2, 3
-"""Kinds of pieces: payload, bytes that were not captured, payload after the connection's end, payload that came after
-what follows it was taken."""
+"""Kinds of pieces: payload; bytes that were not captured; payload after the connection's end; payload of a hole that
+was given up before."""
 
-# What is known of one direction.
+# Columns of the state of one direction.
 KNOWN, BASE, NEXT, FIN_AT, WAITING, HELD, SINCE, ISN = range(8)
-"""How its start is known; the sequence number of its byte 0; the next byte wanted; where it ends (-1: not known);
-how many pieces wait, with how many bytes, since when; the initial sequence number (-1: not seen)."""
+"""How its start is known; the sequence number of its byte 0; its next byte; where it ends (-1: not known); how many
+pieces wait, with how many bytes, since when; the initial sequence number (-1: not seen)."""
 NOT_YET, FROM_START, MIDSTREAM = 0, 1, 2
 
-# What is known of the connection.
+# Columns of the state of the connection.
 CLOSED, CLOSED_AT, LAST, FIRST, CLIENT, ENDED = range(6)
-"""How it was closed (0: not) and when; the latest and the first packet's time (-1: none); the side that opened it; from
-`ENDED` on, when each side was through with its stream (-1: not)."""
+"""How it was closed (0: not closed) and when; the time of the latest and of the first packet (-1: none); the side that
+opened it; from `ENDED` on, when each side ended its stream (-1: not ended)."""
 BY_FIN, BY_RST = 1, 2
 
 MOST_WAITING = 2048
-"""So many pieces of one direction may wait."""
+"""Limit of waiting pieces per direction."""
 MOST_HELD = 4 << 20
-"""So many bytes of one direction may wait: more than a window."""
+"""Limit of waiting bytes per direction; more than a usual window."""
 LONGEST_WAIT_US = 30_000_000
 ANY_TIME = 1 << 62
 """Later than any time."""
 MOST_HOLES = 64
-"""So many holes of one direction are remembered, the latest."""
+"""Limit of remembered holes per direction. Beyond it, the oldest is forgotten."""
 _MOST_AT_ONCE = 8 * MOST_WAITING
-"""One packet makes fewer pieces than that."""
+"""An upper bound of the pieces that one packet makes."""
 START_PACKETS, START_US = 8, 1_000_000
-"""A direction whose start was not seen is taken from its lowest byte after so many packets, or so long."""
+"""If the start of a direction was not captured, it begins with the lowest byte among this many packets, or among those
+of this many microseconds."""
 _FAR = 1 << 28
-"""A segment that far from what is wanted belongs to another connection."""
+"""A segment whose sequence number is this far from the next byte belongs to another connection."""
 
 END, SILENT, ANOTHER, FULL = range(4)
-"""Why `walk` stopped: no more packets; the next one comes after the idle limit; it belongs to a new connection;
-no more room for pieces."""
+"""Why `walk` stopped: there are no more packets; the next packet comes after the idle limit; the next packet belongs to
+a new connection; the array of pieces is full."""
 
 ROW = 6
 """Columns of a piece: stream, kind, place in the data, size, packet, time."""
 
 
 def new_sides() -> NDArray[np.int64]:
-    """What is known of both directions before the first packet."""
+    """The state of both directions before the first packet."""
     sides = np.zeros((2, 8), np.int64)
     sides[:, FIN_AT] = sides[:, ISN] = -1
     return sides
 
 
 def new_connection() -> NDArray[np.int64]:
-    """What is known of a connection before its first packet."""
+    """The state of a connection before its first packet."""
     return np.array([0, -1, -1, -1, -1, -1, -1], np.int64)
 
 
 def room(packets: int) -> NDArray[np.int64]:
-    """Room for the pieces of so many packets."""
+    """An array that is large enough for the pieces of so many packets."""
     return np.empty((packets + 2 * _MOST_AT_ONCE, ROW), np.int64)
 
 
 def waiting_room() -> NDArray[np.int64]:
-    """Room for pieces that wait: for both sides begin, end, place and packet."""
+    """An array for waiting pieces: begin, end, place and packet, for both sides."""
     return np.zeros((2, MOST_WAITING * 2, 4), np.int64)
 
 
 def holes_room() -> NDArray[np.int64]:
-    """Room for holes that were given up: for both sides begin and end; those that end where they begin are none."""
+    """An array for holes that were given up: begin and end, for both sides. An entry with begin = end is free."""
     return np.zeros((2, MOST_HOLES, 2), np.int64)
 
 
@@ -89,7 +106,7 @@ def walk(  # type: ignore[no-untyped-def]
     order, first, last, side_of, flags, seq, ack, start, kept, size, time_us,
     streams, idle_us, connection, sides, waiting, holes, pieces, made,
 ):  # fmt: skip
-    """Take packets order[first:last]: where it stopped, why, and how many pieces there are now."""
+    """Process packets order[first:last]. Returns where it stopped, why, and how many pieces there are now."""
     for index in range(first, last):
         if made + _MOST_AT_ONCE > len(pieces):
             return index, FULL, made
@@ -112,7 +129,7 @@ def walk(  # type: ignore[no-untyped-def]
             number = (number + 1) & 0xFFFFFFFF
         if own[KNOWN] == NOT_YET and own[WAITING] == 0:
             own[BASE], own[NEXT], own[SINCE] = number, 0, now
-        # Sequence numbers wrap around: the nearest of all that could be meant.
+        # Sequence numbers wrap around at 2**32: take the position that is nearest to the next byte.
         ahead = (number - own[BASE] - own[NEXT]) & 0xFFFFFFFF
         if ahead >= 1 << 31:
             ahead -= 1 << 32
@@ -174,7 +191,7 @@ def walk(  # type: ignore[no-untyped-def]
 
 @kernel
 def _has_waited(sides, now):  # type: ignore[no-untyped-def]
-    """Whether something has waited too long for what is missing before it."""
+    """Whether a piece has waited for missing bytes for too long."""
     for side in range(2):
         if sides[side, WAITING] and now - sides[side, SINCE] > LONGEST_WAIT_US:
             return True
@@ -183,10 +200,10 @@ def _has_waited(sides, now):  # type: ignore[no-untyped-def]
 
 @kernel
 def give_up(connection, sides, waiting, holes, streams, before, pieces, made):  # type: ignore[no-untyped-def]
-    """What has waited since before some time goes out, with the holes between; how many pieces there are now.
+    """Deliver pieces that have waited since before a time, with gaps between them. Returns the number of pieces.
 
-    It makes no difference whether a packet of the connection or the capture's clock is what tells the time: the pieces
-    have the time of the last packet before.
+    The pieces get the time of the connection's last packet. So the result is the same whether a packet of the
+    connection or the capture's clock caused the call.
     """
     made = _give_up(sides, waiting, holes, streams, before, connection[LAST], pieces, made)
     _note_ends(connection, sides, connection[LAST])
@@ -195,7 +212,7 @@ def give_up(connection, sides, waiting, holes, streams, before, pieces, made):  
 
 @kernel
 def _note_ends(connection, sides, now):  # type: ignore[no-untyped-def]
-    """Note which sides are through, and that the connection is closed if both are."""
+    """Note which sides have ended their streams; if both have, the connection is closed."""
     for side in range(2):
         if connection[ENDED + side] < 0 and _is_done(sides[side]):
             connection[ENDED + side] = now
@@ -205,7 +222,7 @@ def _note_ends(connection, sides, now):  # type: ignore[no-untyped-def]
 
 @kernel
 def _mark_end(own, waiting, packet):  # type: ignore[no-untyped-def]
-    """A piece of no bytes where the stream ends: the end waits for what is missing before it, as bytes would."""
+    """Add an empty piece at the end of the stream. So the end waits for missing bytes before it, as payload does."""
     index = own[WAITING]
     while index > 0 and waiting[index - 1, 0] > own[FIN_AT]:
         for column in range(4):
@@ -220,7 +237,7 @@ def _mark_end(own, waiting, packet):  # type: ignore[no-untyped-def]
 
 @kernel
 def _give_up(sides, waiting, holes, streams, before, now, pieces, made):  # type: ignore[no-untyped-def]
-    """What has waited since before some time goes out, with the holes between; how many pieces there are now."""
+    """`give_up` with the time `now` for the pieces."""
     for side in range(2):
         own = sides[side]
         if own[SINCE] >= before:
@@ -251,14 +268,14 @@ def _put(pieces, made, stream, kind, place, size, packet, now):  # type: ignore[
 
 @kernel
 def _take_syn(own, isn, waiting):  # type: ignore[no-untyped-def]
-    """Learn where a direction begins; False when that is another connection's beginning."""
+    """Learn from a SYN where a direction begins; False if the SYN belongs to a new connection."""
     if own[ISN] >= 0:
         return own[ISN] == isn
     if own[KNOWN] == MIDSTREAM:
         return False
     base = (isn + 1) & 0xFFFFFFFF
     if own[WAITING]:
-        # Data that was captured before the SYN that it follows.
+        # Payload was captured before the SYN: its positions must be corrected.
         shift = (own[BASE] - base) & 0xFFFFFFFF
         if shift >= 1 << 31:
             shift -= 1 << 32
@@ -273,7 +290,7 @@ def _take_syn(own, isn, waiting):  # type: ignore[no-untyped-def]
 
 @kernel
 def _take_from(own, holes, begin):  # type: ignore[no-untyped-def]
-    """Begin with the lowest byte there is: the start was not captured."""
+    """Begin the stream with the lowest byte that was captured: its start is missing."""
     own[NEXT] = begin
     own[KNOWN] = MIDSTREAM
     _lose(holes, begin - _FAR, begin)
@@ -281,7 +298,7 @@ def _take_from(own, holes, begin):  # type: ignore[no-untyped-def]
 
 @kernel
 def _lose(holes, begin, end):  # type: ignore[no-untyped-def]
-    """Remember a hole that was given up, in a free place or in that of the oldest."""
+    """Remember a hole that was given up, in a free entry or instead of the oldest."""
     if begin >= end:
         return
     free = 0
@@ -297,7 +314,7 @@ def _lose(holes, begin, end):  # type: ignore[no-untyped-def]
 
 @kernel
 def _fill(holes, begin, end, stream, kind, place, packet, now, pieces, made):  # type: ignore[no-untyped-def]
-    """The parts of begin:end that are in holes become pieces, once; the rest was taken before."""
+    """Make pieces of those parts of begin:end that fill holes. The rest is a retransmission."""
     for index in range(len(holes) - 1, -1, -1):  # backwards: what is remembered anew goes to the end
         first, last, after = max(begin, holes[index, 0]), min(end, holes[index, 1]), holes[index, 1]
         if first < last:
@@ -309,7 +326,7 @@ def _fill(holes, begin, end, stream, kind, place, packet, now, pieces, made):  #
 
 @kernel
 def _insert(own, waiting, begin, end, place, packet):  # type: ignore[no-untyped-def]
-    """Keep the parts of begin:end that are neither delivered nor waiting yet; `place` -1: not captured."""
+    """Let those parts of begin:end wait that are neither delivered nor waiting yet; `place` -1: not captured."""
     if own[KNOWN] != NOT_YET and begin < own[NEXT]:
         place = _moved(place, own[NEXT] - begin)
         begin = own[NEXT]
@@ -339,7 +356,7 @@ def _insert(own, waiting, begin, end, place, packet):  # type: ignore[no-untyped
 
 @kernel
 def _moved(place, by):  # type: ignore[no-untyped-def]
-    """A place further on; places in kept bytes of earlier parts count from -2 downwards."""
+    """A place, advanced by some bytes. Places in held bytes count from -2 downwards (see `reassemble.py`)."""
     if place >= 0:
         return place + by
     return place if place == -1 else place - by
@@ -347,7 +364,7 @@ def _moved(place, by):  # type: ignore[no-untyped-def]
 
 @kernel
 def _drain(own, waiting, holes, stream, now, pieces, made):  # type: ignore[no-untyped-def]
-    """Deliver what waits and is next."""
+    """Deliver the waiting pieces that continue the stream without a hole."""
     taken = 0
     while taken < own[WAITING] and waiting[taken, 0] == own[NEXT]:
         length = waiting[taken, 1] - waiting[taken, 0]
@@ -370,7 +387,7 @@ def _drain(own, waiting, holes, stream, now, pieces, made):  # type: ignore[no-u
 
 @kernel
 def _skip_hole(own, waiting, holes, stream, now, pieces, made):  # type: ignore[no-untyped-def]
-    """Give up what is missing before the first piece that waits."""
+    """Give up the missing bytes before the first waiting piece: they become a gap."""
     made = _put(pieces, made, stream, GAP, -1, waiting[0, 0] - own[NEXT], waiting[0, 3], now)
     _lose(holes, own[NEXT], waiting[0, 0])
     own[NEXT] = waiting[0, 0]
