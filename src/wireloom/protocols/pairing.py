@@ -1,8 +1,7 @@
 """The rules of a conversation as data: which messages belong together, and what well-formed bytes can still break.
 
-A session enforces these rules while the conversation goes on. Whoever reads it afterwards, the pipeline above all,
-needs them in a form that works on thousands of messages at a time and knows neither clock nor peer: that is a
-`Conversation`. What breaks it is a finding; decoding goes on.
+A session enforces these rules on a live connection. The pipeline reads recorded connections, thousands of messages at a
+time, without clock or peer. A `Conversation` states the rules for that. A violation is a finding; decoding goes on.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ class Severity(StrEnum):
     """How much a finding matters."""
 
     INFO = "info"
-    """Allowed, or harmless, and yet worth knowing."""
+    """Allowed or harmless, but worth knowing."""
     WARNING = "warning"
     """A peer broke a rule of its protocol."""
     CRITICAL = "critical"
-    """Somebody may be deceiving somebody."""
+    """It may be an attack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +34,14 @@ class PairingRule:
 
 
 class Key(StrEnum):
-    """What tells which question an answer belongs to."""
+    """How an answer is matched to its request."""
 
     ID = "id"
-    """The id of the one is the correlation id of the other."""
+    """The correlation id of the answer is the id of the request."""
     BODY = "body"
     """Both have the same body."""
     NOTHING = "nothing"
-    """There is at most one, or they are all alike."""
+    """At most one is open, or all are interchangeable."""
 
 
 _NO_KINDS: frozenset[Kind] = frozenset()
@@ -58,29 +57,29 @@ class Pairing:
     opens: frozenset[Kind]
     closes: frozenset[Kind]
     steps: frozenset[Kind] = _NO_KINDS
-    """What comes from the other side in between (progress)."""
+    """Kinds that come from the other direction before the close (progress)."""
     key: Key = Key.ID
     id_attribute: str | None = None
-    """Where the id of what opens stands, if it is not the message's own."""
+    """The attribute that holds the id of an opening message, if it is not `Message.id`."""
     asked_by: str | None = None
     """The attribute, `true`, of an opening message that asks for steps."""
     stopped_by: str | None = None
-    """The attribute, `true`, of a cancel after which nobody waits for an answer."""
+    """The attribute, `true`, of a cancel after which no answer is expected."""
     counted: bool = False
     """Whether several may be open under one key, each to be closed once."""
     exchange: bool = False
     """Whether each pair is a row of `exchanges`."""
     unknown: PairingRule | None = None
-    """What a close, or a step, breaks for which nothing is open."""
+    """The rule that a close or a step breaks if nothing is open for it."""
     again: PairingRule | None = None
-    """What an opening breaks while another one with its key is open."""
+    """The rule that an opening breaks while another with its key is open."""
     unasked: PairingRule | None = None
-    """What a step breaks that the opening did not ask for."""
+    """The rule that a step breaks if the opening did not ask for steps."""
     resent_by: str | None = None
-    """The attribute, a whole number, that tells a message that is sent again from a new one. A number that the same
-    direction of the connection had in the last ten minutes is that message once more: it opens and closes nothing."""
+    """The attribute, an integer, that identifies resent messages. If the same direction of the connection had the
+    number in the last ten minutes, the message is a copy: it opens and closes nothing."""
     resent: PairingRule | None = None
-    """What a message that is sent again breaks, if anything is to be said about it."""
+    """The rule that a resent message breaks, if it is to be reported."""
 
 
 def requests(
@@ -93,7 +92,7 @@ def requests(
     resent_by: str | None = None,
     resent: PairingRule | None = None,
 ) -> Pairing:
-    """Requests and their outcomes, which every protocol that has them correlates by id."""
+    """Requests and their outcomes, correlated by id."""
     return Pairing(
         frozenset({Kind.REQUEST}),
         frozenset({Kind.RESPONSE, Kind.ERROR}),
@@ -124,7 +123,7 @@ def pings(
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """How a direction begins: the kinds its first message may have, and what else breaks."""
+    """How a direction begins: the kinds that its first message may have, and the rule that others break."""
 
     first: Mapping[Direction, frozenset[Kind]]
     missing: PairingRule
@@ -133,7 +132,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What can be said about a protocol's conversations after the fact."""
+    """The rules of a protocol for recorded connections."""
 
     pairings: tuple[Pairing, ...] = (requests(),)
     greeting: Greeting | None = None
@@ -146,7 +145,7 @@ class Conversation:
     node_attribute: str | None = None
     """The attribute that names the node a message comes from, in protocols that have nodes."""
     locked_kinds: Mapping[str, Kind] = field(default_factory=dict)
-    """What a message of the kind `other` is that nobody here could decrypt, by the value of its `locked_attribute`."""
+    """The real kind of a message that could not be decrypted (kind `other`), by its `locked_attribute`."""
     locked_attribute: str = ""
 
     @property

@@ -1,14 +1,14 @@
-"""The beginning of a frame, kept until the rest of it has come.
+"""Buffers an incomplete frame until the rest of it arrives.
 
-A large frame can come in very small reads. What a read costs must depend on what it brought, not on what waits
-already: as soon as the length of a frame is known, nothing is looked at or joined until so many bytes are there.
+A large frame can arrive in very small reads. The work for a read must depend on the size of the read, not on the size
+of the buffer. So once the length of a frame is known, nothing is parsed or joined until that many bytes have arrived.
 """
 
 from __future__ import annotations
 
 
 class Kept(bytearray):
-    """Bytes that were received and are not a whole frame yet.
+    """Received bytes that are not a complete frame yet.
 
     >>> kept = Kept()
     >>> kept.keep(b"ab", needed=5)
@@ -23,22 +23,22 @@ class Kept(bytearray):
     def __init__(self) -> None:
         super().__init__()
         self.needed = 0
-        """How many bytes there must be before reading on makes sense; 0 where that is not known."""
+        """How many bytes the frame needs; 0 if that is not known."""
 
     def keep(self, rest: bytes | bytearray, needed: int = 0) -> None:
-        """Keep this instead of what was kept."""
+        """Replace the buffered bytes."""
         self[:] = rest
         self.needed = needed
 
     def takes(self, data: bytes) -> bool:
-        """Whether the frame is not complete with these bytes, either: then they are kept, too."""
+        """Whether the frame is still incomplete with these bytes; then buffer them."""
         if len(self) + len(data) >= self.needed:
             return False
         self += data
         return True
 
     def joined(self, data: bytes) -> bytes:
-        """Everything kept and these bytes behind it; nothing is kept any more."""
+        """The buffered bytes followed by these; the buffer is empty then."""
         whole = b"".join((self, data))
         self.clear()
         self.needed = 0

@@ -1,6 +1,6 @@
-"""Requests that wait for their response, in both directions: the rules of the request-response extension.
+"""Pending requests in both directions: the rules of the request-response extension.
 
-An id is taken from the request until its response. Ours count up from 1 and are never used twice.
+An id is in use from the request until its response. Our ids count up from 1 and are never used twice.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Pending:
         self.waiting: set[str] = set()
         """Ids of requests that we sent."""
         self.owed: dict[str, int] = {}
-        """Ids of requests that the peer sent: as in messages, and as on the wire."""
+        """Pending requests of the peer: their ids as in messages, mapped to the ids on the wire."""
         self.owed_batches = OwedBatches()
-        """Batches whose requests are answered together; their ids are not in `owed`."""
+        """Pending publishes that are kept a batch at a time; their ids are not in `owed`."""
 
     # Requests that we send
 
@@ -46,20 +46,20 @@ class Pending:
         return str(self.last_id + 1)
 
     def asked(self, request_id: str) -> None:
-        """A request goes out with the id that `next_id` gave it."""
+        """A request is sent with the id from `next_id`."""
         self.waiting.add(request_id)
         self.last_id += 1
 
     def settle(self, request_id: str) -> None:
-        """A response arrived: its request no longer waits."""
+        """A response arrived: its request is no longer pending."""
         if request_id not in self.waiting:
             raise violation("emp.response.unknown-id", f"no request {request_id} waits for a response")
         self.waiting.remove(request_id)
 
-    # Many at once: nothing is done where one of them may break a rule
+    # Many at once: nothing changes if one of them may break a rule
 
     def ask_all(self, count: int) -> list[str] | None:
-        """So many requests go out: their ids."""
+        """Draw the ids of `count` requests."""
         first = self.last_id + 1
         if self.last_id + count > MAX_ID or len(self.waiting) + count > self.max_requests:
             return None
@@ -69,7 +69,7 @@ class Pending:
         return ids
 
     def settle_all(self, ids: Sequence[str]) -> bool:
-        """Responses arrived, each to a request that waits."""
+        """Responses arrived; False unless each answers a pending request."""
         answered = set(ids)
         if len(answered) < len(ids) or not answered <= self.waiting:
             return False
@@ -77,7 +77,7 @@ class Pending:
         return True
 
     def owe_all(self, ids: Sequence[str]) -> bool:
-        """Requests arrived, each with an id that is not taken."""
+        """Requests arrived; False if one of their ids is in use."""
         asked = dict(zip(ids, map(int, ids), strict=True))
         batches = self.owed_batches
         if len(asked) < len(ids) or not self.owed.keys().isdisjoint(asked):
@@ -90,7 +90,7 @@ class Pending:
         return True
 
     def answer_all(self, ids: Sequence[str]) -> bool:
-        """Requests are answered, each of which waits."""
+        """Requests are answered; False unless each is pending."""
         if len(answered := set(ids)) < len(ids) or not self.owed.keys() >= answered:
             return False
         for request_id in ids:
@@ -101,11 +101,11 @@ class Pending:
 
     @property
     def owes(self) -> bool:
-        """Whether the peer waits for a response."""
+        """Whether any request of the peer is pending."""
         return bool(self.owed or self.owed_batches)
 
     def owe(self, request_id: str) -> None:
-        """A request arrived: it must be answered, and its id is taken until then."""
+        """A request arrived: its id is in use until its answer."""
         batches = self.owed_batches
         if request_id in self.owed or (batches and batches.has(int(request_id))):
             raise violation("emp.request.reused-id", f"request {request_id} is still unanswered")
@@ -115,5 +115,5 @@ class Pending:
         self.owed[request_id] = int(request_id)
 
     def admit(self, owed: Owed) -> bool:
-        """Take in the requests of a batch; False if one of them may break a rule: read it frame by frame then."""
+        """Register the requests of a batch; False if one may break a rule. The caller then decodes frame by frame."""
         return self.owed_batches.admit(owed, self.owed.values(), len(self.owed), self.max_requests)

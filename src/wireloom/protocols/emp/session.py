@@ -1,7 +1,7 @@
 """One end of an emp conversation: handshake, liveness, requests and responses, the end.
 
-Implements the section "Communication flow" of the emp specification. Both ends are alike: each says `hello` at once
-and may then do whatever the other may. The tables in `states.py` say what each message does in each state,
+Implements the section "Communication flow" of the emp specification. Both ends have the same rights: each sends `hello`
+at once. The tables in `states.py` say what each message does in each state,
 `pending.py` has the rules of requests and responses.
 
 Reads are decoded by `frames.py` and `messages.py`. Of long reads, events and acknowledged
@@ -74,12 +74,11 @@ if TYPE_CHECKING:
     from wireloom.protocols.publish_columns import PublishColumns
 
 OVERLAPS = 3
-"""Pings before the pong to the last one that a peer is forgiven."""
+"""How often a peer may send a ping before it has our pong to the last one."""
 
 _HELLO_FRAME = Frame(Type.HELLO, frames.encode_hello(frames.Hello()))
 _BYE_FRAME, _PING_FRAME, _PONG_FRAME = Frame(Type.BYE), Frame(Type.PING), Frame(Type.PONG)
 _EXCLUSIVE: Mapping[str, str | bool] = MappingProxyType({"size_mode": str(SizeMode.EXCLUSIVE)})
-# A member of an enum is looked up by name each time; these are looked up once.
 _EVENT, _REQUEST, _RESPONSE, _ERROR, _PING, _CLOSE, _OTHER = (
     Kind.EVENT, Kind.REQUEST, Kind.RESPONSE, Kind.ERROR, Kind.PING, Kind.CLOSE, Kind.OTHER,
 )  # fmt: skip
@@ -87,32 +86,32 @@ _DATA = int(Type.DATA)
 _AUTO, _INCLUSIVE, _EXCLUSIVE_MODE = SizeMode.AUTO, SizeMode.INCLUSIVE, SizeMode.EXCLUSIVE
 
 SILENCE = 1.0
-"""Seconds that a listener waits for the `hello` that shows how sizes are meant, before it speaks first."""
+"""Seconds that a listener waits for a `hello`, which shows the size mode, before it sends its own."""
 
 
 class EmpSession(CallSession):
-    """Client and server are alike in emp; the role only names the direction."""
+    """Client or server of one emp connection. Both behave the same; the role only gives the direction."""
 
     steady = True
 
     def __init__(self, role: Role, settings: EmpSettings, first_mode: SizeMode = _INCLUSIVE) -> None:
-        """`first_mode` is the size mode in which a client speaks where the settings leave it open."""
+        """`first_mode` is the size mode in which a client begins if the settings say `auto`."""
         super().__init__(role)
         self._asked = settings
-        """The settings as they were given; `settings` are those in force: what `auto` means is known by and by."""
+        """The settings as given. `settings` are those in force: each `auto` is replaced once its value is known."""
         mode, profile = settings.size_mode, settings.profile
         if mode is _AUTO and role is Role.CLIENT:
             mode = first_mode
         if profile is Profile.AUTO:
-            # Who needs exclusive sizes is known to die of an extension that it does not know.
+            # Peers with exclusive sizes are known to crash on unknown extensions.
             profile = Profile.ON if role is Role.CLIENT and mode is not _EXCLUSIVE_MODE else Profile.OFF
         self.settings = settled(settings, mode, profile)
         self.sends_topics, self.hears_topics = profile is Profile.ON, False
         self._hello_due: float | None = None
-        """When to say `hello` first, in the usual size mode."""
+        """When to send `hello` without waiting longer, in the default size mode."""
         self._wants_columns = False
         self.other_mode: SizeMode | None = None
-        """The size mode that the server turned out to have, where this is not the one in which it was spoken to."""
+        """The size mode of the server, if it differs from the one that we used."""
         self._receives = role.sends.opposite
         self._buffer = Kept()
         self._out: list[bytes] = []
@@ -127,12 +126,12 @@ class EmpSession(CallSession):
         self._slow = Offload()
         self._slow.max_decompressed = settings.max_decompressed
         self._bye_waits = False
-        """`bye` is said, but stands behind a large message that is still being packed."""
+        """Whether `bye` is queued after a large message that is still being packed."""
 
     # The transport's side
 
     def connected(self, now: float) -> None:
-        """The transport is up: say `hello`, and wait for the peer's. Who does not know how, waits for it first."""
+        """The transport is up: send `hello`. If the size mode is unknown, wait for the peer's `hello` first."""
         if self.settings.size_mode is _AUTO:
             self._hello_due = now + SILENCE
         else:
@@ -144,7 +143,7 @@ class EmpSession(CallSession):
         return list(self.batches(data, now))
 
     def batches(self, data: bytes, now: float) -> Iterable[Batch]:
-        """The same, one batch at a time."""
+        """Like `receive`, one batch at a time."""
         if self.state is CLOSED:
             return NOTHING
         kept = self._buffer
@@ -159,7 +158,7 @@ class EmpSession(CallSession):
         return found if self.hears_topics or self.columns is None else self._looking_for_hub(found)
 
     def _looking_for_hub(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """Batches in columns hold nothing but messages with the hub's block."""
+        """Note that the peer knows the hub's extension: every message of a batch in columns has it."""
         for batch in batches:
             if isinstance(batch, Publishes | Calls):
                 self._see_hub()
@@ -173,7 +172,7 @@ class EmpSession(CallSession):
             self.sends_topics = True
 
     def _set_mode(self, mode: SizeMode) -> None:
-        """It is known how sizes are meant: say `hello` that way."""
+        """The size mode is known: send `hello` in it."""
         self.settings = settled(self._asked, mode, self.settings.profile)
         self._hello_due = None
         self._write(_HELLO_FRAME)
@@ -181,10 +180,10 @@ class EmpSession(CallSession):
             self.enable_columns()
 
     def _read_frames(self, now: float, data: bytes, start: int, most: int) -> tuple[Batch | None, int]:
-        """Decode up to so many frames, to the first control message; returns them and where the next one begins.
+        """Decode up to `most` frames, or to the first control message; returns them and where the next frame begins.
 
-        That is the end of the data where nothing more can be taken now: what is incomplete, or waits for slow work, is
-        kept.
+        That is the end of the data if nothing more can be decoded now: a frame that is incomplete, or waits for slow
+        work, is buffered.
         """
         size = len(data)
         if self.state is OPENING and not self._read_mode(data, start):
@@ -236,7 +235,7 @@ class EmpSession(CallSession):
         return batch, size if is_over else position
 
     def _read_mode(self, data: bytes, start: int) -> bool:
-        """Find out how the peer means sizes, where the settings leave it open; False if there is nothing more to do."""
+        """Detect the peer's size mode if the settings say `auto`; False if there is nothing more to do."""
         if self._asked.size_mode is not _AUTO:
             return True
         told = told_mode(data, start, self.settings.max_message)
@@ -253,22 +252,22 @@ class EmpSession(CallSession):
         return True
 
     def _blanked(self, login: Message) -> bytes:
-        """The frame of a login with stars for its body; what was compressed is not any more."""
+        """The frame of a login with stars for its body, not compressed."""
         attributes = {name: value for name, value in login.attributes.items() if name != "compression"}
         return encode(login.with_(body=b"*" * len(login.body), attributes=attributes), self.settings)
 
     def batch_key(self, now: float) -> Hashable | None:
-        """Messages mean the same on every emp connection in columns: its sizes are inclusive."""
+        """All emp connections that use columns can be decoded together: their sizes are inclusive."""
         if self._buffer or self.state is not OPEN or not self.hears_topics or self._slow.reading is not None:
             return None
         return "emp"
 
     def keep(self, rest: bytes) -> None:
-        """Keep the beginning of a frame."""
+        """Buffer an incomplete frame."""
         self._buffer.keep(rest, frames.needed(rest, 0, self.settings.size_mode))
 
     def _accept(self, frame: Frame, now: float) -> Message:
-        """Check a frame against the conversation, act on it, and say what it means."""
+        """Check a frame against the state, act on it, and return its message."""
         type_ = frame.type
         then = CONVERSATION[self.state].get(type_ if type_ < APPLICATION else APPLICATION)
         if then is None:
@@ -314,7 +313,7 @@ class EmpSession(CallSession):
         self._held.clear()
 
     def _answer_ping(self) -> None:
-        """Answer a ping. A peer may have one under way; who does not keep to that is closed after a few."""
+        """Answer a ping. A peer may have one ping under way; after `OVERLAPS` violations it is closed."""
         if self._pongs_unsent:
             self.count("emp.ping.overlap")
             if self.counters["emp.ping.overlap"] > OVERLAPS:
@@ -346,7 +345,7 @@ class EmpSession(CallSession):
         self._deadline = None
 
     def end_of_input(self, now: float) -> None:
-        """The peer closed the connection without a word: the last of the three ways to terminate."""
+        """The peer closed the connection without a message: the last of the three ways to terminate."""
         if self._slow.reading is not None:
             self._slow.input_ended = True
             return
@@ -355,7 +354,7 @@ class EmpSession(CallSession):
         self._leave("close")
 
     def agreed(self) -> Mapping[str, str | bool]:
-        """The size mode where it is not the usual one: later readers do not know the settings."""
+        """The size mode if it is not the default: readers of a journal do not know the settings."""
         return _EXCLUSIVE if self.settings.size_mode is _EXCLUSIVE_MODE else NOTHING_AGREED
 
     def outgoing(self) -> bytes:
@@ -430,7 +429,7 @@ class EmpSession(CallSession):
         if answer is not None and answer not in pending.owed:
             raise InvalidState(f"no request {answer} waits for a response")
         if kind is _ERROR and answer is not None and self.settings.profile is Profile.OFF:
-            # There is no way to say it. The peer will wait in vain, and the id must not be taken for ever.
+            # The answer cannot be sent. Release the id: it must not stay pending for ever.
             del pending.owed[answer]
         if kind is _ERROR and answer is None and is_reserved(message.status):
             message = message.with_(status=str(int(ErrorCode.UNSPECIFIED)))
@@ -458,14 +457,14 @@ class EmpSession(CallSession):
         return message
 
     def packing(self, event: Message) -> Callable[[], bytes] | None:
-        """Large events that are to be compressed are written elsewhere."""
+        """Large events that are to be compressed are encoded on another thread."""
         if self.state is not OPEN or not self._slow.is_allowed or not is_slow_to_write(event, self.settings):
             return None
         encode(event.with_(body=b""), self.settings)
         return lambda: encode(event, self.settings)
 
     def send_event(self, event: Message, packed: object, now: float) -> None:
-        """Queue an event past what is being packed."""
+        """Queue an event ahead of messages that are being packed."""
         if self.state is not OPEN or (packed is None and not self._slow.behind):
             self.send(event, now)
         else:
@@ -474,12 +473,12 @@ class EmpSession(CallSession):
 
     @property
     def event_style(self) -> object:
-        """Events are written alike under the same settings in force, unless something large is still being packed."""
-        # Sessions with equal ones have the same object; its number is a quicker key than its values.
+        """Events are identical under the same settings; None while something large is being packed."""
+        # Sessions with equal settings share the object, and its `id` is a faster key than its values.
         return id(self.settings) if self.state is OPEN and not self._slow.behind else None
 
     def event_head(self, topic: str, content_type: str | None) -> EventHead | None:
-        """`data`, mostly with the hub's block; its size counts all of it, or all but itself."""
+        """A `data` head, usually with the hub's block. By size mode, its size includes or excludes the size field."""
         plain = plain_frame(_EVENT, topic, content_type, None, self.settings)
         return EventHead(bytes(4) + plain[4:], 0, int.from_bytes(plain[:4]), self._largest(plain))
 
@@ -500,7 +499,7 @@ class EmpSession(CallSession):
         self._write(_PING_FRAME)
 
     def close(self, now: float, reason: str = "") -> None:
-        """Say `bye`, as soon as the answers that are owed are sent or `close_timeout` has passed."""
+        """Send `bye` as soon as all pending answers were sent, or `close_timeout` has passed."""
         if self.state is OPENING or (self.state is OPEN and not self._pending.owes):
             self.close_reason = reason or "close"
             self._say_bye()
@@ -518,15 +517,15 @@ class EmpSession(CallSession):
 
     @property
     def buffered(self) -> int:
-        """Bytes of the beginning of a frame."""
+        """The size of the buffered, incomplete frame."""
         return len(self._buffer)
 
     def unread(self) -> bytes:
-        """The beginning of a frame."""
+        """The incomplete frame at the end of the input."""
         return bytes(self._buffer)
 
     def discard(self) -> None:
-        """Let go of it."""
+        """Drop the buffered bytes."""
         self._buffer.clear()
 
     def _write(self, frame: Frame) -> None:
@@ -557,25 +556,25 @@ class EmpSession(CallSession):
         return True
 
     def owe(self, owed: Owed) -> bool:
-        """Ids of a batch must not be in use, and requests not too many."""
+        """Refuse a batch if one of its ids is pending, or if the limit of requests would be exceeded."""
         return self._pending.admit(owed)
 
     def owe_one(self, request: Message) -> None:
-        """The request is answered by itself."""
+        """Register one request whose answer is pending."""
         self._pending.owe(request.id or "")
 
     def settled(self, batch: PublishColumns, read: int) -> None:
-        """The publishes of a read are answered."""
+        """The acknowledgements of a read are no longer pending."""
         self._pending.owed_batches.settle(batch, read)
 
     def take_calls(self, calls: Calls) -> bool:
-        """Requests or answers came."""
+        """Take requests or answers."""
         return (self._pending.settle_all if calls.is_answers else self._pending.owe_all)(calls.ids)
 
     def ask_all(
         self, topic: str, content_type: str | None, bodies: Sequence[bytes], now: float
     ) -> Sequence[str] | None:
-        """Requests with the next ids."""
+        """Queue requests with the next ids."""
         plain = self._plain_call(_REQUEST, topic, content_type, bodies)
         ids = None if plain is None else self._pending.ask_all(len(bodies))
         if plain is not None and ids is not None:
@@ -585,7 +584,7 @@ class EmpSession(CallSession):
     def answer_all(
         self, topic: str | None, content_type: str | None, ids: Sequence[str], bodies: Sequence[bytes], now: float
     ) -> bool:
-        """Responses to requests that wait for one."""
+        """Queue responses to pending requests."""
         plain = self._plain_call(_RESPONSE, topic, content_type, bodies)
         if plain is None or not self._pending.answer_all(ids):
             return False
@@ -595,7 +594,7 @@ class EmpSession(CallSession):
     def _plain_call(
         self, kind: Kind, topic: str | None, content_type: str | None, bodies: Sequence[bytes]
     ) -> bytes | None:
-        """What all of these frames have in common; None if they cannot be written now, as they are."""
+        """The common part of all these frames; None if they cannot be encoded now, or need compression."""
         if self.state is not OPEN or self._slow.behind:
             return None
         try:
@@ -627,14 +626,14 @@ class EmpSession(CallSession):
         self.offloads = False
 
     def _waits_for(self, frame: Frame) -> bool:
-        """Whether a frame's body is unpacked elsewhere first; then it is looked at again."""
+        """Whether another thread must unpack the body of a frame first; the frame is then decoded again."""
         if self._slow.unpacked is not None or not is_slow_to_read(frame):
             return False
         self._slow.reading, self.offloads = frame, True
         return True
 
     def _write_later(self, message: Message) -> None:
-        """Pack elsewhere; what is said from now on goes behind. Mistakes that the size has no part in raise now."""
+        """Pack on another thread; later messages are queued. Errors that do not depend on the size are raised now."""
         encode(message.with_(body=b""), self.settings)
         self._slow.behind.append(Later(message, lambda: encode(message, self.settings)))
         self.sent += 1
@@ -659,14 +658,14 @@ class EmpSession(CallSession):
         return batches
 
     def _read_on(self, now: float) -> Iterator[Batch]:
-        """Take the frame whose body is unpacked now, and what came behind it."""
+        """Take the frame whose body was unpacked, and the data after it."""
         yield from self.batches(b"", now)
         if self._slow.input_ended and self._slow.reading is None:
             self.end_of_input(now)
         self._write_ready()
 
     def _write_ready(self) -> None:
-        """Write what need not wait for slow work any more."""
+        """Write the messages that no longer wait for slow work."""
         slow = self._slow
         self._out += slow.ready()
         if self._bye_waits and not slow.behind:
@@ -674,7 +673,7 @@ class EmpSession(CallSession):
         self.offloads = slow.is_needed
 
     def _packed(self, result: bytes | WireloomError) -> Sequence[Batch]:
-        """A message has its bytes; or it is too large even so, and whoever waits for it is told."""
+        """A message was packed; if it is still too large, report that to whoever waits for it."""
         later = self._slow.behind.popleft()
         assert isinstance(later, Later)
         if isinstance(result, bytes):

@@ -63,7 +63,7 @@ class EmpSettings(Settings):
     """From one ping to the next; 0 for none."""
     pong_timeout: float = 5.0
     close_timeout: float = 5.0
-    """How long `bye` waits for answers that are still owed."""
+    """Seconds that `bye` waits for pending answers."""
     size_mode: SizeMode = SizeMode.AUTO
     """Whether sizes count their own four bytes: `inclusive` or `exclusive`; `auto`: as the peer's `hello` shows."""
     profile: Profile = Profile.AUTO

@@ -1,7 +1,7 @@
-"""One end of an hsp conversation: ids, answers owed, keep-alive. Bytes in, messages out.
+"""One end of an hsp connection: ids, pending answers, keep-alive. Bytes in, messages out.
 
-hsp has no handshake and no goodbye. What a session must keep in mind is which ids wait for an answer,
-on either side, and when the peer was heard last.
+hsp has no handshake and no closing message. A session remembers which ids have a pending answer,
+in both directions, and when it last heard from the peer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAP = HUB_PREFIX + "map"
 MAX_MAP = 256 * 1024
 """Bytes of one `$hub/map`."""
 MAX_MAPS = 1024
-"""Maps on one connection: each is written to the journal with all that were before it."""
+"""Limit of maps on one connection: each is written to the journal with all earlier ones."""
 MAX_NAMES = 64 * 1024
 """Characters of all topics that one connection may give numbers to."""
 MAX_IDS = 1 << 32
@@ -64,7 +64,7 @@ _ANSWER_FRAMES = (frames.Ack, frames.Error, frames.ErrorUndef)
 
 
 class HspSession(CallSession):
-    """Client and server are alike in hsp; the role only names the direction."""
+    """Client or server of one hsp connection. Both behave the same; the role only gives the direction."""
 
     steady = True
 
@@ -76,7 +76,7 @@ class HspSession(CallSession):
         self.names, self._own_names = _first_names(
             tuple((topics or {}).items()), settings.profile, silent=role is Role.SERVER and settings.profile
         )
-        """What we write; `names` is what we read."""
+        """The names for sending; `names` are those for receiving."""
         self._first_topics = self.names.topics
         self._receives = role.sends.opposite
         self._buffer = Kept()
@@ -85,7 +85,7 @@ class HspSession(CallSession):
         self._waiting: set[int] = set()
         """Ids of requests we sent, until they are answered."""
         self._owed: dict[int, None] = {}
-        """Ids the peer waits on."""
+        """Ids of the peer whose answers are pending."""
         self._owed_batches = OwedBatches()
         self._maps = 0
         self._heard = 0.0
@@ -94,7 +94,7 @@ class HspSession(CallSession):
     # The transport's side
 
     def connected(self, now: float) -> None:
-        """The transport is up; hsp says nothing until somebody has something to say."""
+        """The transport is up; hsp sends nothing at first."""
         self.state = SessionState.OPEN
         self._heard = now
 
@@ -111,7 +111,7 @@ class HspSession(CallSession):
         return list(self.batches(data, now))
 
     def batches(self, data: bytes, now: float) -> Iterable[Batch]:
-        """The same, one batch at a time."""
+        """Like `receive`, one batch at a time."""
         if self.state is _CLOSED:
             return NOTHING
         self._heard = now
@@ -123,7 +123,7 @@ class HspSession(CallSession):
         return self._decode(data, self._read_frames)
 
     def kernel_from(self, first: int) -> int:
-        """An `ACK` is short: so many bytes hold eight of them, or a few frames with a payload."""
+        """Lower where the read begins with an `ACK`: these are short, and eight of them pay for the call."""
         return 40 if first == _ACK else KERNEL_FROM
 
     def batch_key(self, now: float) -> Hashable | None:
@@ -134,13 +134,13 @@ class HspSession(CallSession):
         return id(self.names)
 
     def keep(self, rest: bytes) -> None:
-        """Keep the beginning of a frame."""
+        """Buffer an incomplete frame."""
         self._buffer.keep(rest, frames.needed(rest, 0))
 
     def _read_frames(self, buffer: bytes, start: int, most: int) -> tuple[Batch | None, int]:
-        """Decode up to so many frames, to the first control message; returns them and where the next one begins.
+        """Decode up to `most` frames, or to the first control message; returns them and where the next frame begins.
 
-        That is the end of the buffer where nothing more can be taken: what is incomplete is kept.
+        That is the end of the buffer if nothing more can be decoded: an incomplete frame is buffered.
         """
         messages: list[Message] = []
         position, ignored, limit = start, 0, self.settings.max_payload
@@ -180,7 +180,7 @@ class HspSession(CallSession):
         return batch, len(buffer)
 
     def _accept(self, frame: frames.Frame) -> Message | None:
-        """Check a frame against the conversation; returns what it says, None if nobody is to act on it."""
+        """Check a frame against the state; returns its message, or None if no action is needed."""
         if isinstance(frame, frames.DataAck):
             if self.owes(frame.message_id):
                 raise reused(frame.message_id)
@@ -202,14 +202,14 @@ class HspSession(CallSession):
         return not self.names.profile
 
     def refusal(self, request: Message) -> str | None:
-        """An operation would be acknowledged as a publish, and its sender would take that for done."""
+        """Refuse operations: the hub would acknowledge them as publishes, and the sender would think they are done."""
         number = int(request.attributes["type"])
         if self.names.profile or not self.names.is_kept_for_hub(number):
             return None
         return f"type {number} is kept for the hub profile, which is off here (profile): name the type in `topics`"
 
     def settle(self, message_id: int) -> bool:
-        """An answer arrived: the request no longer waits. Answers to nothing are counted, and ignored."""
+        """An answer arrived: its request is no longer pending. Answers to unknown ids are counted and ignored."""
         if message_id not in self._waiting:
             self.count("hsp.response.unknown-id")
             return False
@@ -217,19 +217,19 @@ class HspSession(CallSession):
         return True
 
     def owes(self, message_id: int) -> bool:
-        """Whether the peer waits for an answer to this id."""
+        """Whether the answer to this id is pending."""
         return message_id in self._owed or (bool(self._owed_batches) and self._owed_batches.has(message_id))
 
     def owe(self, owed: Owed) -> bool:
-        """Ids of a batch must not be in use."""
+        """Refuse a batch if one of its ids is pending."""
         return self._owed_batches.admit(owed, self._owed, len(self._owed), MAX_IDS)
 
     def owe_one(self, request: Message) -> None:
-        """The request is answered by itself."""
+        """Register one request whose answer is pending."""
         self._owed[int(request.id or 0)] = None
 
     def settled(self, batch: PublishColumns, read: int) -> None:
-        """The publishes of a read are answered."""
+        """The acknowledgements of a read are no longer pending."""
         self._owed_batches.settle(batch, read)
         if self.state is not _OPEN:
             self._close_when_settled()
@@ -353,7 +353,7 @@ class HspSession(CallSession):
     # Requests and answers, many at a time
 
     def take_calls(self, calls: Calls) -> bool:
-        """Answers came, each to a request that waits; or requests that a batch of publishes has turned out to be."""
+        """Take answers to pending requests, or requests that were a batch of publishes before (`as_calls`)."""
         numbers = list(map(int, calls.ids))
         if not calls.is_answers:
             self._owed.update(dict.fromkeys(numbers))
@@ -367,7 +367,7 @@ class HspSession(CallSession):
     def ask_all(
         self, topic: str, content_type: str | None, bodies: Sequence[bytes], now: float
     ) -> Sequence[str] | None:
-        """A `DATA_ACK` each."""
+        """Queue a `DATA_ACK` for each body."""
         if self.state is not _OPEN or (topic.startswith(HUB_PREFIX) and not topic.startswith(PUBLISH)):
             return None
         try:
@@ -384,7 +384,7 @@ class HspSession(CallSession):
     def answer_all(
         self, topic: str | None, content_type: str | None, ids: Sequence[str], bodies: Sequence[bytes], now: float
     ) -> bool:
-        """An `ACK` each; hsp has no place for a body."""
+        """Queue an `ACK` for each id; hsp answers have no body."""
         numbers = list(map(int, ids))
         answered = set(numbers)
         if self.state is not _OPEN or len(answered) < len(numbers) or not self._owed.keys() >= answered:
@@ -398,7 +398,7 @@ class HspSession(CallSession):
 
     @property
     def event_style(self) -> object:
-        """Events are written alike where the same numbers are known, and the same size is taken."""
+        """Events are identical for sessions with the same topic numbers and the same size limit."""
         # Names are shared by the sessions of a listener until a peer brings its own.
         return (id(self._own_names), self.settings.max_payload) if self.state is _OPEN else None
 
@@ -413,7 +413,7 @@ class HspSession(CallSession):
         self.sent += count
 
     def close(self, now: float, reason: str = "") -> None:
-        """Hsp has no goodbye: what is owed is answered, then the stream closes."""
+        """Close after all pending answers were sent; hsp has no closing message."""
         if self.state in (SessionState.OPENING, SessionState.OPEN):
             self.close_reason = self.close_reason or reason or "close"
             self.state = SessionState.CLOSING
@@ -421,19 +421,19 @@ class HspSession(CallSession):
 
     @property
     def buffered(self) -> int:
-        """Bytes of the beginning of a frame."""
+        """The size of the buffered, incomplete frame."""
         return len(self._buffer)
 
     def unread(self) -> bytes:
-        """The beginning of a frame."""
+        """The incomplete frame at the end of the input."""
         return bytes(self._buffer)
 
     def discard(self) -> None:
-        """Let go of it."""
+        """Drop the buffered bytes."""
         self._buffer.clear()
 
     def agreed(self) -> Mapping[str, str | bool]:
-        """That the hub profile is off, where it is."""
+        """States that the hub profile is off, if it is."""
         return NOTHING_AGREED if self.names.profile else _NO_PROFILE
 
     def topic_numbers(self) -> Mapping[int, str]:
@@ -443,7 +443,7 @@ class HspSession(CallSession):
 
 @lru_cache(maxsize=256)
 def _first_names(topics: tuple[tuple[int, str], ...], profile: bool, *, silent: bool) -> tuple[Names, Names]:
-    """What is read and what is written before anybody sent a map; connections of a listener have them in common.
+    """The names for receiving and for sending before any map; the connections of a listener share them.
 
     A server cannot know whether a peer that uses the profile has the server's numbers: until it says so with a map of
     its own, it is sent envelopes (`silent`). Without the profile numbers are all there is.

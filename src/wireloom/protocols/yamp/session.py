@@ -102,14 +102,14 @@ class YampSession(CallSession):
         """Frames to send once the handshake is done."""
         self._held_size = 0
         self._waiting = Sent(settings.max_requests)
-        """Requests we wait on."""
+        """Requests of ours whose answers are pending."""
         self._owed = Received(settings.max_requests)
-        """Requests the peer waits on."""
+        """Requests of the peer whose answers are pending."""
         self._owed_batches = OwedBatches()
-        """Publishes the peer waits on, that are answered together."""
+        """Publishes of the peer whose acknowledgements are pending, a batch at a time."""
         self._closing_reason = ""
         self._slow = WriteLater()
-        """Requests and answers whose bodies take time to convert, and what is said after them."""
+        """Requests and answers whose bodies are converted on another thread, and all frames after them."""
         self._input_ended = False
         self._peer_closed = False
         self._handshake_due: float | None = None
@@ -135,7 +135,7 @@ class YampSession(CallSession):
         return list(self.batches(data, now))
 
     def batches(self, data: bytes, now: float) -> Iterable[Batch]:
-        """The same, one batch at a time."""
+        """Like `receive`, one batch at a time."""
         if self.state is _CLOSED:
             if self._peer_closed and data:
                 self._count_followed()
@@ -149,9 +149,9 @@ class YampSession(CallSession):
         return self._decode(data, self._read_frames)
 
     def _read_frames(self, data: bytes, start: int, most: int) -> tuple[Batch | None, int]:
-        """Decode up to so many frames, to the first control message; returns them and where the next one begins.
+        """Decode up to `most` frames, or to the first control message; returns them and where the next frame begins.
 
-        That is the end of the data where nothing more can be taken: what is incomplete is kept.
+        That is the end of the data if nothing more can be decoded: an incomplete frame is buffered.
         """
         messages: list[Message] = []
         position, size, ignored = start, len(data), 0
@@ -207,16 +207,16 @@ class YampSession(CallSession):
         return self.content_type
 
     def keep(self, rest: bytes) -> None:
-        """Keep the beginning of a frame."""
+        """Buffer an incomplete frame."""
         self._buffer.keep(rest, frames.needed(rest, 0))
 
     def _count_followed(self) -> None:
-        """Something came after the peer's close: once, however it was cut into reads."""
+        """Count once that something came after the peer's close, however many reads it took."""
         if "yamp.close.followed" not in self.counters:
             self.count("yamp.close.followed")
 
     def _accept(self, frame: frames.Frame) -> Message | None:
-        """Check a frame against the conversation; returns what it says, None where it says nothing."""
+        """Check a frame against the state; returns its message, or None if it has none."""
         match frame:
             case frames.Event():
                 pass
@@ -252,7 +252,7 @@ class YampSession(CallSession):
         return errors.read_code(message) if message.kind is _ERROR else message
 
     def _agree(self, theirs: frames.Handshake) -> None:
-        """The handshake: a server echoes what it supports, a client wants its own back."""
+        """The handshake: a server echoes what it supports; a client expects its own handshake back."""
         serializer = agreed_serializer(theirs, self.role, self.settings)
         if self.role is Role.SERVER and self.settings.redirect:
             self._say(frames.CloseRedirect(self.settings.redirect))
@@ -317,7 +317,7 @@ class YampSession(CallSession):
             self._goodbye()
 
     def _goodbye(self) -> None:
-        """`system.close`, after which the connection is dropped; who has left already needs none."""
+        """Send `system.close` and drop the connection. A peer that has closed already is sent nothing."""
         if not self._input_ended:
             self._say(frames.Close(frames.cut(self._closing_reason)))
         self._closed("close", self._closing_reason)
@@ -332,7 +332,7 @@ class YampSession(CallSession):
         return data
 
     def outgoing_frames(self) -> Sequence[bytes]:
-        """The same, frame by frame: over WebSocket we send one frame a message."""
+        """Like `outgoing`, as separate frames: over WebSocket each message holds one frame."""
         out, self._out = self._out, []
         if any(isinstance(each, JoinedFrames) for each in out):
             return [
@@ -341,7 +341,7 @@ class YampSession(CallSession):
         return out
 
     def deadline(self) -> float | None:
-        """When the handshake is overdue, a ping is due, or nothing was heard since one."""
+        """When the handshake times out, a ping is due, or the answer to a ping is overdue."""
         if self.state is _OPENING:
             return self._handshake_due
         if self.state is _CLOSED or self._input_ended or not self.settings.ping_interval:
@@ -351,7 +351,7 @@ class YampSession(CallSession):
         return self._ping_sent + (self.settings.pong_timeout if self._answers_pings else self.settings.ping_interval)
 
     def expire(self, now: float) -> Sequence[Batch]:
-        """Give up a handshake, ping an idle peer, close when one that answers pings no longer does."""
+        """Time out a handshake, ping an idle peer, or close if a peer that used to answer pings no longer does."""
         due = self.deadline()
         if due is None or now < due:
             return NOTHING
@@ -411,7 +411,7 @@ class YampSession(CallSession):
     def _answer(self, message: Message, now: float) -> Message:
         request_id = message.correlation_id or ""
         if request_id not in self._owed:
-            # The same uid may be spelled in another way.
+            # The same uid may be written in another form.
             request_id = uid_text(parse_uid(request_id, "correlation_id"))
         owed = self._owed.get(request_id)
         if owed is None:
@@ -508,12 +508,12 @@ class YampSession(CallSession):
         self._write(frames.encode(frame))
 
     def _write(self, encoded: bytes) -> None:
-        """Queue one frame, behind what is being converted."""
+        """Queue one frame, after those that are being converted."""
         (self._slow.behind or self._out).append(encoded)
         self.sent += 1
 
     def close(self, now: float, reason: str = "") -> None:
-        """Say goodbye. What is owed is answered first; a second call does not wait for that."""
+        """Close after all pending answers were sent; a second call does not wait for them."""
         if self.state is _CLOSED:
             return
         if self.state is _CLOSING or not (self._owed or self._owed_batches or self._slow.behind):
@@ -524,28 +524,28 @@ class YampSession(CallSession):
             self.state = _CLOSING
 
     def agreed(self) -> Mapping[str, str | bool]:
-        """The serializer where it is not the usual one: later readers do not see the handshake."""
+        """The serializer if it is not the default: readers of a journal may not see the handshake."""
         return self._agreed
 
     @property
     def buffered(self) -> int:
-        """Bytes of the beginning of a frame."""
+        """The size of the buffered, incomplete frame."""
         return len(self._buffer)
 
     def unread(self) -> bytes:
-        """The beginning of a frame."""
+        """The incomplete frame at the end of the input."""
         return bytes(self._buffer)
 
     def discard(self) -> None:
-        """Let go of it."""
+        """Drop the buffered bytes."""
         self._buffer.clear()
 
     # Events that are written once for many connections
 
     @property
     def event_style(self) -> object:
-        """Events are written alike under the same settings and serializer; a uid of one session serves all others."""
-        # Sessions of one listener have the same object; its number is a quicker key than its values.
+        """Events are identical under the same settings and serializer; the uids of one session serve all others."""
+        # Sessions of one listener share the object, and its `id` is a faster key than its values.
         return (id(self.settings), self.content_type) if self.state is _OPEN else None
 
     event_uid_at = 1
@@ -570,7 +570,7 @@ class YampSession(CallSession):
         return super().write_events(ready, now)
 
     def draw_uids(self, now: float) -> bytes:
-        """A uid with room to count up from."""
+        """A uid from which the kernel can count up."""
         first = self._uid(now)
         return first[:8] + (int.from_bytes(first[8:]) & ~(1 << 61)).to_bytes(8)
 
@@ -594,22 +594,22 @@ class YampSession(CallSession):
         return self._heard
 
     def owe(self, owed: Owed) -> bool:
-        """Uids of a batch must not be in use, and requests not too many."""
+        """Refuse a batch if one of its uids is pending, or if the limit of requests would be exceeded."""
         return not self._owed.killed and self._owed_batches.admit(
             owed, self._owed, len(self._owed), self.settings.max_requests
         )
 
     def owe_one(self, request: Message) -> None:
-        """The request is answered by itself."""
+        """Register one request whose answer is pending."""
         self._owed[request.id or ""] = Unanswered(request.topic or "", progressive=False)
 
     def settled(self, batch: PublishColumns, read: int) -> None:
-        """The publishes of a read are answered."""
+        """The acknowledgements of a read are no longer pending."""
         self._owed_batches.settle(batch, read)
         self._close_when_settled()
 
     def take_calls(self, calls: Calls) -> bool:
-        """Answers came, or requests that ask for no progress."""
+        """Take answers, or requests without progress."""
         if calls.is_answers:
             return self._waiting.settle_all(calls.ids)
         return not self._owed_batches and self._owed.add_all(calls.ids, [calls.topics[code] for code in calls.codes])
@@ -617,7 +617,7 @@ class YampSession(CallSession):
     def ask_all(
         self, topic: str, content_type: str | None, bodies: Sequence[bytes], now: float
     ) -> Sequence[str] | None:
-        """Requests that ask for no progress."""
+        """Queue requests without progress."""
         if not topic or not self._fit(topic, content_type, bodies):
             return None
         uids = [self._uid(now) for _ in bodies]
@@ -630,7 +630,7 @@ class YampSession(CallSession):
     def answer_all(
         self, topic: str | None, content_type: str | None, ids: Sequence[str], bodies: Sequence[bytes], now: float
     ) -> bool:
-        """Responses with the uri of their requests."""
+        """Queue responses with the uri of their requests."""
         if not self._fit("", content_type, bodies) or (uri := self._owed.answer_all(ids)) is None:
             return False
         uids, request_uids = [self._uid(now) for _ in bodies], list(map(uid_bytes, ids))
