@@ -1,6 +1,6 @@
-"""All blocks of a stretch of a segment as arrays: what the pipeline reads journals with.
+"""Indexes the blocks in a byte range of a segment as arrays. The pipeline reads journals with it.
 
-The same format as `blocks.py` (docs/reference/journal-format.md), by a kernel that makes no object a block.
+It reads the same format as `blocks.py` (docs/reference/journal-format.md), by a kernel that makes no object per block.
 Needs numpy and numba, so no reader in this folder imports it.
 """
 

@@ -1,8 +1,10 @@
-"""The one segment that is being written: its file, and the committed length beside it.
+"""The segment that is being written: its file, and the committed-length file beside it.
 
-Implements the order of "Committing and recovery" in docs/reference/journal-format.md. The committed-length file comes
-first and goes last, each step synced before the next: a segment without it is sealed, so no crash may leave a segment
-that is not sealed without one.
+Implements the order of steps in "Committing and recovery" of docs/reference/journal-format.md.
+
+**The invariant.** A segment without a committed-length file is sealed. So that file is created before the segment, and
+deleted after the segment is complete and synced. Each step is synced before the next. Then no crash can make an
+incomplete segment look sealed.
 """
 
 from __future__ import annotations
@@ -29,18 +31,18 @@ from wireloom.journal.disk import (
 from wireloom.journal.segment import SYNCED, UNSYNCED, committed_path
 
 _SMALL, _FEW = 16 * 1024, 32
-"""Bytes of a small commit, and how many of them in a row come before padding is worth its place."""
+"""A commit up to this many bytes is small. After so many small commits in a row, the file is padded."""
 _PAGES_AHEAD = 64
-"""Of padding, written at once."""
+"""Pages of padding that are written at a time."""
 _LOOK_EVERY = 0.25
-"""Seconds between two looks whether the names of the files are still theirs."""
+"""Seconds between two checks whether somebody deleted or moved the files."""
 
 
 class SegmentFile:
-    """The segment being written. Every method may raise OSError; after that only `abandon` is left.
+    """The segment being written. Every method may raise OSError; after that, only `abandon` may be called.
 
-    A sync of a file that has grown takes longer than one of a file that has not: the file system must store the new
-    size, too. So where one small commit follows the other, the file grows in steps ahead of them, by padding.
+    If a file has grown, a sync takes longer: the file system must store the new size, too. So after several small
+    commits in a row, padding extends the file by many pages at once. The next commits overwrite the padding.
     """
 
     def __init__(self, path: Path, disk: Disk, *, sync: bool) -> None:
@@ -66,7 +68,7 @@ class SegmentFile:
             raise
 
     def store(self, pieces: Sequence[blocks.Buffer], size: int) -> None:
-        """Write, sync, then state the new length."""
+        """Write, sync, then write the new committed length."""
         end = self.committed + size
         padding = self._padding(end, size) if self.sync else b""
         is_synced = False
@@ -83,7 +85,7 @@ class SegmentFile:
                 raise
             if error.errno in NOT_SUPPORTED:
                 self._synced_writes = 0
-            # There may be no room for padding, but some for what is to be kept.
+            # The disk may have room for the blocks, but not for padding: never pad this segment again.
             self._small, self._padded = -sys.maxsize, 0
             self._disk.truncate(self._data, self.committed)
             write_all(self._disk, self._data, pieces, self.committed)
@@ -95,12 +97,12 @@ class SegmentFile:
         self.committed = end
 
     def check(self) -> None:
-        """Raise OSError if somebody deleted or moved the segment, what stands beside it, or the folder.
+        """Raise OSError if somebody deleted or moved the segment, its committed-length file, or the folder.
 
-        Not with every commit: asking for the status of a file makes the next write to it slower.
+        The check is not made with every commit: reading the status of a file makes the next write to it slower.
         """
         disk = self._disk
-        # If this raises, the next commit looks again.
+        # If this raises, the next commit checks again.
         self._looked = -math.inf
         if not (disk.status(self._data).links and disk.status(self._length).links):
             raise OSError(errno.ENOENT, f"{self.path.name} was deleted by somebody while it was being written")
@@ -116,7 +118,7 @@ class SegmentFile:
         self._looked = time.monotonic()
 
     def _padding(self, end: int, size: int) -> bytes:
-        """What is written behind a commit: up to the next page of padding, and more of it where it is used up."""
+        """The padding after a commit: up to the next page of padding, and new pages if none are left."""
         self._small = self._small + 1 if size <= _SMALL else min(self._small, 0)
         often = self._small > _FEW
         if not often and end >= self._padded:
@@ -132,7 +134,7 @@ class SegmentFile:
         self._disk.pwritev(self._length, [b"%020d%b" % (length, SYNCED if self.sync else UNSYNCED)], 0)
 
     def seal(self) -> None:
-        """The segment will not change any more."""
+        """Seal the segment: it will not change any more."""
         if self._padded > self.committed:
             self._disk.truncate(self._data, self.committed)
         if not self.sync or self._padded:
@@ -143,14 +145,14 @@ class SegmentFile:
         self._disk.sync_folder(self.path.parent)
 
     def abandon(self) -> None:
-        """After a failure: cut off what was not committed, and seal the rest if that much works.
+        """After a failure: cut off the uncommitted bytes, and seal the segment if the disk allows it.
 
-        If it does not, the committed-length file stays and keeps readers away from the tail until the next writer's
-        recovery. The next segment says with which packet id this one ends. A segment that somebody deleted is written
-        again from the open file: it may hold what was acknowledged before that was noticed.
+        If it does not, the committed-length file stays. Readers then do not read beyond that length, and the next
+        recovery seals the segment. The head of the next segment names the last packet id of this one. If somebody
+        deleted the segment, its committed bytes are written again from the open file: they were acknowledged.
 
-        A segment whose commits were not synced is not sealed here at all: after a failed sync, the next one succeeds
-        without writing what the first did not.
+        A segment whose commits were not synced is not sealed here. After a failed sync, the next sync may succeed
+        without writing the bytes, so success would prove nothing.
         """
         try:
             if self.committed and not self._disk.status(self._data).links:
@@ -158,7 +160,7 @@ class SegmentFile:
             elif self.committed == 0:
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(self.path)
-                # Its name must be gone before that of its length: alone it would pass for a sealed segment.
+                # Delete the segment before its committed-length file: without that file it would count as sealed.
                 self._disk.sync_folder(self.path.parent)
             else:
                 self._disk.truncate(self._data, self.committed)
@@ -173,13 +175,13 @@ class SegmentFile:
             self.close()
 
     def _write_again(self) -> None:
-        """Give the committed bytes of a deleted segment back their name."""
+        """Write the committed bytes of a deleted segment to a new file of the same name."""
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(committed_path(self.path))
         replace_file(self.path, read_range(self._disk, self._data, 0, self.committed), self._disk)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in (self._data, self._length):
             if file >= 0:
                 with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""A reader that goes on: everything committed from some point on, a piece at a time, across rotation and restarts.
+"""Follows a journal: reads everything committed after a position, across rotation and restarts.
 
-`Tail.read` never waits: at the end of what is committed it returns nothing, and later more. It holds one piece in
-memory, keeps its segment open (so a removed one is read to its end), and finds its beginning by the names of the
-segments and by hopping from block to block.
+`Tail.read` never waits. At the end of the committed bytes it returns nothing; a later call returns what is new. A tail
+holds one piece in memory. It keeps its segment open, so it can read a segment to its end after retention removed it. It
+finds its first block by the names of the segments, and then by skipping from block to block.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from wireloom.protocols.contract import Settings
 PIECE = 256 * 1024
 """Bytes read at a time."""
 _RECORDS_BEFORE = 16
-"""That are looked at."""
+"""Limit of records before the first run that are kept."""
 _WITH_EPOCH = re.compile(r"([0-9a-f]{16}):([0-9]+\.[0-9]+)")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -111,7 +111,7 @@ class Tail:
         self._position = 0
         self._next_packet_id = 0
         self._before: list[Record] = []
-        """Records right before the run to begin in: they may say something about it."""
+        """The records right before the first run: they may concern it."""
 
     @classmethod
     def at_end(cls, folder: Path | str, *, settings: Mapping[str, Settings] | None = None, disk: Disk = LOCAL) -> Self:
@@ -138,7 +138,7 @@ class Tail:
         return bytes_after(self.folder, *self.position, self._disk)
 
     def close(self) -> None:
-        """Let go of the segment."""
+        """Close the segment."""
         if self._segment is not None:
             self._segment.close()
 
@@ -146,14 +146,14 @@ class Tail:
         self.close()
 
     def read(self, limit: int = PIECE) -> list[Found]:
-        """What comes next, at most about `limit` bytes of it; nothing when all that is committed was read."""
+        """The next entries, of about `limit` bytes at most; empty if all committed bytes were read."""
         while True:
             if self._segment is None:
                 try:
                     if not self._begin():
                         return []
                 except FileNotFoundError:
-                    # Removed after it was found: there are others.
+                    # Retention removed it after it was listed: try the next one.
                     continue
             found = self._read_on(limit)
             if found:
@@ -162,7 +162,7 @@ class Tail:
                 later = following(self._opened.path, self._disk)
                 if later is None:
                     return []
-                # The segment may have grown before it was left: only what is still at its end goes on.
+                # The segment may have grown since the last read: leave it only if it still has nothing new.
                 found = self._read_on(limit)
                 if found:
                     return found
@@ -183,7 +183,7 @@ class Tail:
         return self._drop_before(found) if self._after is not None or self._from_ns else found
 
     def _is_missing(self, later: Path) -> bool:
-        """Whether something that counts stood between what was read last and a segment."""
+        """Whether blocks between the last one that was read and this segment are missing."""
         last = last_id_before(later, self._disk)
         return last is not None and last >= self._next_packet_id
 
@@ -199,7 +199,7 @@ class Tail:
             if first_packet_id(path) <= packet_id:
                 self._hop_to(self._end(), packet_id=packet_id)
             elif first_packet_id(path) > 1:
-                # Before the first id there was never anything.
+                # Packet ids begin with 1. The first segment begins later, so an earlier one was removed.
                 self.missed += 1
         else:
             since = self._disk.name_since(self.folder, self._from_ns) if self._from_ns else ""
@@ -213,7 +213,7 @@ class Tail:
         """The first segment that may hold blocks of that time or later."""
         for path, after in itertools.pairwise(found):
             earlier, later = (segment_time(each, self._disk) for each in (path, after))
-            # Where the clock was set back, nobody knows how late the blocks before are.
+            # If the clock was set back here, blocks of the segment before may have later times: do not skip it.
             if later > time_ns or later < earlier:
                 return path
         return found[-1]
@@ -293,7 +293,7 @@ class Tail:
         self._position = base + len(data)
 
     def _drop_before(self, found: list[Found]) -> list[Found]:
-        """Leave out what stands before the beginning; once something does not, nothing does any more."""
+        """Drop entries before the start position. After the first entry that is kept, nothing is dropped any more."""
         for at, each in enumerate(found):
             if isinstance(each, Entry):
                 place, time_ns = each.place, each.message.time or 0

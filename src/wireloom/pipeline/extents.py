@@ -1,12 +1,16 @@
-"""Segments as planning sees them: whose they are, how far they go, and where in them a packet id stands. No Spark here.
+"""Extents: the segments that planning can read, their lengths, and the byte offset of a packet id. Imports no Spark.
 
-**The problem.** A plan names a place in a journal by hub, epoch and packet id, because that name holds wherever the
-segment is: in the hub's folder, in an archive, in a copy. Tasks read byte ranges. So each packet id must become a byte,
-and always the same one, whoever asks and however far the segment has grown by then.
+**The problem.** A plan names a position in a journal by hub, epoch and packet id. That name is valid wherever the
+segment is: in the hub's folder, in an archive, in a copy. But tasks read byte ranges. So each packet id must be
+converted to a byte offset. The result must always be the same, even if the segment has grown since.
 
-**The rule.** The byte of id `P` is the end of the last block with an id below `P`. If there is none, it is the
-beginning of the segment. In a sealed segment without an id from `P` on it is the segment's end: damage behind its last
-block belongs to what is before `P`.
+**The rule.** The offset of packet id `P` is the end of the last block with an id below `P`. If there is no such block,
+it is the start of the segment. If a sealed segment has no id from `P` on, it is the end of the segment. So damaged
+bytes after the last block are read together with that block.
+
+**Example.** A segment has the blocks 10, 11 and 12, which end at the bytes 300, 400 and 500. The offset of 12 is 400.
+The offset of 10 is 0. The offset of 13 is 500 while the segment is being written. If it is sealed with 20 damaged bytes
+at its end, the offset of 13 is 520.
 """
 
 from __future__ import annotations
@@ -361,7 +365,7 @@ def _last_sound_id(data: NDArray[np.uint8]) -> int:
 
 
 def _stretches(segment: OpenSegment, length: int) -> list[tuple[int, NDArray[np.uint8]]]:
-    """The blocks before damage and those after it: where each stretch begins, and its bytes."""
+    """The ranges of blocks before damage and after it: the offset of each range, and its bytes."""
     from wireloom.pipeline import packet_ids
 
     data = np.frombuffer(segment.read_around()[:length], np.uint8)

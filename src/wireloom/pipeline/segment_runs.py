@@ -1,9 +1,10 @@
-"""The runs of frames in a byte range of a segment: blocks found, checked, continued ones put together, by protocol and
-stream.
+"""Finds the runs of frames in a byte range of a segment, and groups them by protocol and stream.
 
-Works on the arrays of `wireloom.journal.index`. A block belongs to the range its first byte is in, and a
-run of continued blocks to the range its first block is in, so that however a segment is cut into ranges,
-every run is read exactly once.
+It works on the arrays of `wireloom.journal.index`: finds the blocks, checks them, and joins the blocks of a run that
+was too large for one block.
+
+**The invariant.** A block belongs to the range that contains its first byte. A run belongs to the range that contains
+its first block. So every run is read exactly once, however a segment is cut into ranges.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from wireloom.pipeline.steps.message_arrays import DIRECTIONS
 from wireloom.protocols.columns import Stream, gather
 
 DAMAGED = "journal.damaged"
-"""The clause of bytes in a journal that are not what was written."""
+"""The clause of rejects for damaged bytes in a journal."""
 _NOTHING_STATED = Stated({}, {})
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 _SECRETS = journal_keys.DECRYPTION_SECRETS
@@ -42,9 +43,9 @@ _AHEAD = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The blocks of a range, a row a block, and how they belong together.
+    """The blocks of a range, one row per block, and the runs they belong to.
 
-    `run` numbers the runs; a run's blocks stand in a row. `bad` marks blocks whose hash is wrong.
+    `run` is the number of the run; the blocks of a run are adjacent. `bad` marks blocks whose checksum is wrong.
     """
 
     index: BlockIndex
@@ -157,7 +158,7 @@ def _skim(data, end, places, adjacent):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True)
 class Skimmed:
-    """What a task needs of the blocks before its range: where the last one begins, and those that state something."""
+    """What a task needs of the blocks before its range: the offset of the last one, and those with statements."""
 
     before: int = 0
     stated: NDArray[np.uint8] = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint8))
@@ -182,7 +183,7 @@ _REMEMBERED = 4
 
 
 def skim(segment: SegmentBytes, start: int) -> Skimmed:
-    """Pass over the blocks before a range, and keep little of them. With damage among them, nothing is passed over."""
+    """Skip the blocks before a range, and keep only statements. If some of them are damaged, nothing is skipped."""
     passed = _passed.pop(segment.identity, None)
     if passed is None or passed.at > start:
         passed = _Passed()
@@ -247,8 +248,8 @@ def _hop(segment: SegmentBytes, begin: int, start: int, end: int) -> tuple[int, 
 def find_runs(segment: SegmentBytes, part: Range, begin: int = 0) -> Found:
     """The blocks of all runs that begin in the range; `begin` is where a block before it begins.
 
-    Where no block begins, those after the damage are found from the segment's end: each ends with its own size. So
-    nothing that stands inside a block is ever taken for one, whoever sent it.
+    After damage, the next blocks are found backwards from the segment's end: each block ends with its own size. So
+    bytes inside a payload, which a peer chooses, are never taken for a block.
     """
     damages: list[Damage] = []
     before, stop, broken = _hop(segment, begin, part.start, part.end)
@@ -296,7 +297,7 @@ def _read_on(
 
 
 def _mark_first_run(index: BlockIndex, bad: list[NDArray[np.bool_]]) -> None:
-    """The blocks of the first run go on with one whose beginning may be lost: they are no frames."""
+    """Mark the blocks of the first run as bad: the run's beginning may be lost, so they cannot be decoded."""
     goes_on = _goes_on(index)
     goes_on[0] = True
     lost = np.logical_and.accumulate(goes_on)
@@ -331,7 +332,7 @@ def _index(
 
 
 def _goes_on(index: BlockIndex, resumed: int | None = None) -> NDArray[np.bool_]:
-    """Whether each block continues the one before it; none does that stands at `resumed`, after damage."""
+    """Whether each block continues the run of the one before it. The block at `resumed`, after damage, does not."""
     goes_on = np.zeros(len(index), np.bool_)
     if len(index) > 1:
         goes_on[1:] = (

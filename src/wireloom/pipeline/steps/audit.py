@@ -1,8 +1,8 @@
-"""What a receiver would have said of each packet: authenticity, and findings about forgeries, stale and replayed ones.
+"""Audits signed packets: their authenticity, and findings about forged, stale and replayed ones.
 
-For protocols whose column decoder brings an auditor. Each task looks at the packets it has decoded; whether a packet
-is a replay can depend on one that another task has seen, so that is found when tasks are joined. Each receiver has
-a memory of its own: a packet that a node sends to two others is no replay.
+This is for protocols whose column decoder has an auditor. Each task checks the packets that it has decoded. Whether a
+packet is a replay may depend on a packet in another task, so the final join finds replays. They are found per receiver:
+a packet that a node sends to two others is no replay.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def examine(
     size: NDArray[np.int64],
     messages: pa.Table,
 ) -> Audited:
-    """Look at packets in a buffer; `messages` are their rows, in the same order."""
+    """Check the packets in a buffer. `messages` are their rows, in the same order."""
     view = View(messages)
     source, names = view.codes("source")
     packets = Packets(data, offset, size, view.time_us, source.astype(np.int32), [name or "" for name in names])

@@ -1,4 +1,4 @@
-"""Rows of `nodes`, in two parts: what one task saw of each node, and what that comes to in all."""
+"""Rows of `nodes`: the partial aggregate of each task (`observe`), and the final join (`join`)."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ SIGHTINGS = pa.schema(
         ("capabilities", pa.string()),
     ]
 )
-"""What is known of a node: `beats` are the times of Heartbeats whose neighbours are not all known, `gap` the longest
-between the others, in microseconds."""
+"""Sightings: the partial aggregate of a node. `beats` are the times of Heartbeats whose predecessor or successor is not
+known yet. `gap` is the longest time between the others, in microseconds."""
 
 _PING, _EVENT, _OPEN = (KINDS.index(kind) for kind in (Kind.PING, Kind.EVENT, Kind.OPEN))
 
 
 def observe(view: View) -> pa.Table:
-    """Rows of `SIGHTINGS`, one a node; forgeries say nothing about the node they name."""
+    """The sightings of some messages, one row per node. Forged messages are ignored."""
     found = [SIGHTINGS.empty_table()]
     numbers, names = view.protocol
     for code, name in enumerate(names):
@@ -57,7 +57,7 @@ def observe(view: View) -> pa.Table:
 
 
 def _kinds(view: View, rows: NDArray[np.int64], conversation: Conversation) -> NDArray[np.uint8]:
-    """The kinds of messages; what is encrypted counts as what it says of itself outside."""
+    """The kinds of messages. An encrypted message has the kind that its unencrypted header names."""
     kind = view.kind[rows].copy()
     locked = np.flatnonzero(kind == KINDS.index(Kind.OTHER)) if conversation.locked_kinds else ()
     if len(locked):

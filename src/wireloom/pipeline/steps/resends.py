@@ -1,9 +1,16 @@
-"""Messages that are sent again: which they are, so that each takes part in a conversation once.
+"""Finds messages that were sent again, so that each message takes part in a pairing only once.
 
-A peer that saw no confirmation sends a message again, under the number it had; whoever got it before confirms it again
-and does nothing else. Numbers are told apart by lane, a direction of a connection, and remembered for ten minutes of
-the messages' own time, counted in whole minutes, so that it does not matter how the input was cut into batches. As
-numbers mostly count up, those of a minute are kept as a span: a busy connection costs no more than an idle one.
+**The problem.** A peer that got no confirmation sends a message again, under the same number. The receiver confirms it
+again, and does nothing else. To find such repetitions, every number of every connection must be remembered.
+
+**The idea.** An interval set. Numbers mostly count up. So the numbers that a lane (a direction of a connection)
+received in one minute are stored as intervals `first` to `last`. A busy connection costs no more memory than an idle
+one. Numbers are forgotten after ten minutes. The time is that of the messages, in whole minutes. So the result does not
+depend on how the input was cut into batches.
+
+**Example.** In minute 5 a lane received the numbers 1 to 1000, stored as one interval. Number 7 comes in minute 8: it
+was sent again. Number 7 comes in minute 40: it was forgotten, so it is a new message. The interval is split into 1 to 6
+and 8 to 1000, and 7 is stored for minute 40.
 """
 
 from __future__ import annotations
@@ -28,17 +35,17 @@ RECEIVED = pa.schema(
         ("last", pa.int64()),
     ]
 )
-"""The numbers from first to last were received in a lane in one minute."""
+"""The interval set: a lane received the numbers `first` to `last` in one minute."""
 
 _MINUTE_US = 60_000_000
 _REMEMBERED = FORGET_US // _MINUTE_US
 _NEVER = np.iinfo(np.int64).min // 2
 _BITS = 40
-"""Bits of a number. The rest of 64 count the lanes of a batch, so that one integer names both."""
+"""Bits of a number. The other bits of an integer hold the index of the lane, so that one integer stands for both."""
 
 
 def whole_numbers(texts: pa.Array) -> pa.Array:
-    """Texts as numbers; null where one is none, or too large to be told from others."""
+    """Texts as numbers; null where a text is no number, or has more than `_BITS` bits."""
     digits = pc.match_substring_regex(texts, "^[0-9]{1,12}$")
     number = pc.if_else(digits, texts, None).cast(pa.int64())
     return pc.if_else(pc.less(number, (1 << _BITS) - 1), number, None)
@@ -46,7 +53,7 @@ def whole_numbers(texts: pa.Array) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """Places, in order, that do not overlap, and when they were received."""
+    """An interval set in order: places (lane and number in one integer), and the minute in which they came."""
 
     first: NDArray[np.int64]
     last: NDArray[np.int64]
@@ -55,7 +62,7 @@ class _Spans:
 
 
 def find(turns: pa.Table, received: pa.Table, clock: Clock) -> tuple[NDArray[np.bool_], pa.Table]:
-    """Which turns are sent again, and what has been received so far. Turns stand in order."""
+    """Which turns were sent again, and the new interval set. The turns must be in order of time."""
     number, again = one_piece(turns["number"]), np.zeros(turns.num_rows, np.bool_)
     rows = np.flatnonzero(valid(number))
     lane = one_piece(turns["lane"]).fill_null(0).to_numpy()[rows]
@@ -82,7 +89,7 @@ def _in_order(spans: _Spans) -> _Spans:
 
 
 def _since(spans: _Spans, place: NDArray[np.int64]) -> NDArray[np.int64]:
-    """In which minute each place was received before all of these."""
+    """The minute in which an earlier batch received each place, or `_NEVER`."""
     if not len(spans.first):
         return np.full(len(place), _NEVER)
     at = np.searchsorted(spans.first, place, "right") - 1
@@ -95,7 +102,7 @@ def _repeats(place: NDArray[np.int64], minute: NDArray[np.int64], since: NDArray
     order = np.argsort(place, kind="stable")
     same = np.zeros(len(place) + 1, np.bool_)
     same[1:-1] = place[order][1:] == place[order][:-1]
-    # The few that stand here more than once, one by one and in order.
+    # Places that occur more than once in this batch are few: check them one by one, in order.
     latest: dict[int, int] = {}
     for row in order[same[1:] | same[:-1]].tolist():
         before = latest.get(int(place[row]), int(since[row]))
@@ -105,7 +112,7 @@ def _repeats(place: NDArray[np.int64], minute: NDArray[np.int64], since: NDArray
 
 
 def _without(spans: _Spans, places: NDArray[np.int64]) -> _Spans:
-    """Spans that leave out some places: numbers that came anew long after they had been forgotten."""
+    """Remove places from the interval set: their numbers were forgotten, and have come again as new messages."""
     if not len(places):
         return spans
     rows = list(
@@ -121,7 +128,7 @@ def _without(spans: _Spans, places: NDArray[np.int64]) -> _Spans:
 
 
 def _with(spans: _Spans, place: NDArray[np.int64], minute: NDArray[np.int64], bucket: NDArray[np.uint8]) -> _Spans:
-    """Spans with new places, those that follow each other in one minute as one."""
+    """Add places to the interval set. Consecutive places of one minute become one interval."""
     order = np.argsort(place, kind="stable")
     latest = order[np.append(place[order][1:] != place[order][:-1], True)] if len(order) else order
     place, minute, bucket = place[latest], minute[latest], bucket[latest]

@@ -1,7 +1,7 @@
-"""Rows of `sessions`, in two parts: what one task saw of each connection, and what that comes to in all.
+"""Rows of `sessions`: the partial aggregate of each task (`observe`), and the final join (`join`).
 
-What tasks saw can be put together in any order. A connection that is closed is kept in mind for a while, because
-the last that is heard of it need not be the last that was said.
+A *visit* is the partial aggregate of a connection: what one task saw of it. Visits of one connection can be combined in
+any order. A closed connection is carried for `LINGER_US`, because another range may still hold messages of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wireloom.pipeline.steps.message_arrays import DIRECTIONS, View, coded, date
 from wireloom.protocols.registry import protocols
 
 LINGER_US = 60_000_000
-"""So long a closed connection may still be heard of."""
+"""How long messages of a closed connection may still arrive, in microseconds."""
 EVERY_BUCKET = 255
 
 VISITS = pa.schema(
@@ -56,24 +56,27 @@ VISITS = pa.schema(
         ("ended_s2c", pa.int64()),
     ]
 )
-"""What is known of a connection. `from_c2s` and `from_s2c` are the smallest sequence numbers seen, `ended_c2s` and
-`ended_s2c` when a side was through while the other may go on, `place` is where in the lane it was last heard of. A row
-without a connection says that whoever wrote the lane was started there: no connection outlives that."""
+"""Visits. `from_c2s` and `from_s2c` are the smallest sequence numbers seen. `ended_c2s` and `ended_s2c` tell when a
+side ended its stream, while the other may continue. `place` is the last position of the connection in the lane. A row
+without a connection marks a start of the hub that wrote the lane: all its open connections ended there."""
 
 _MIN = ("first", "opened", "closed", "farewell", "from_c2s", "from_s2c", "ended_c2s", "ended_s2c")
 _SUM = ("messages_c2s", "messages_s2c", "bytes_c2s", "bytes_s2c", "rejects")
 _ANY = ("midstream",)
 _RANKS = ("close", "error", "redirect")
-"""Goodbyes, the most telling last."""
+"""Kinds of goodbyes. Of several, the one that stands last here is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a connection beside messages.
+    """An event of a connection that is not a message. `what` is one of:
 
-    `opened`, `closed`; `midstream`: it began before anybody looked; `refused`: bytes that were no message;
-    `overhead`: bytes of the transport's own; `ended`: a side was through, the other may go on; `started`, of a whole
-    lane: whoever wrote it was started then.
+    - `opened`, `closed`;
+    - `midstream`: the connection began before the capture did;
+    - `refused`: bytes that were not a valid message;
+    - `overhead`: bytes that the transport added;
+    - `ended`: one side ended its stream, the other may continue;
+    - `started`: the hub that wrote the lane was started; it concerns all connections of the lane.
     """
 
     what: str
@@ -106,26 +109,26 @@ def event_rows(events: Sequence[Event]) -> pa.Table:
 
 
 def observe(view: View, rejects: View, events: pa.Table, lane: str, file: str) -> pa.Table:
-    """Rows of `VISITS`, one a connection, for what one file of a lane holds."""
+    """The visits of one file of a lane: one row per connection."""
     parts = [_of_messages(view), _of_rejects(rejects), _of_events(events)]
     made = [_visits(part) for part in parts if len(part["connection"])]
     if not made:
         return VISITS.empty_table()
     found = _together(pa.concat_tables(made))
-    # Texts that are the same for all, or made of numbers, are made once a connection.
+    # These texts are made last: once per connection, not once per part.
     place = pc.binary_join_element_wise(pa.scalar(file), pc.utf8_lpad(found["place"].cast(pa.string()), 20, "0"), ":")
     values = {"lane": pa.repeat(lane, found.num_rows), "place": place}
     return pa.table([values.get(name, found[name]) for name in VISITS.names], VISITS)
 
 
 def midstream(events: Sequence[pa.Table]) -> frozenset[str]:
-    """The connections whose beginning nobody saw."""
+    """The connections whose beginning was not captured."""
     found = [each.filter(pc.equal(each["what"], "midstream"))["connection"].to_pylist() for each in events]
     return frozenset(name or "" for names in found for name in names)
 
 
 _NUMBERED = VISITS.set(VISITS.get_field_index("place"), pa.field("place", pa.int64()))
-"""`VISITS` of one file, in which a place is a number."""
+"""`VISITS` of one file: there, `place` is an offset."""
 
 
 def _visits(part: Mapping[str, pa.Array]) -> pa.Table:
@@ -202,7 +205,7 @@ def _unless_never(numbers: NDArray[np.int64]) -> pa.Array:
 
 
 def _farewells(view: View, count: int) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
-    """When each connection said goodbye first, and the most telling goodbye."""
+    """When the first goodbye of each connection came, and the highest index into `_RANKS` among its goodbyes."""
     at, rank = np.full(count, NEVER), np.full(count, -1, np.int8)
     codes_, names = view.protocol
     connection, _ = view.connection
@@ -266,7 +269,7 @@ def _of_events(events: pa.Table) -> dict[str, pa.Array]:
 
 
 def _together(visits: pa.Table) -> pa.Table:
-    """One row a connection; rows without one stay as they are."""
+    """Combine visits to one row per connection. Rows without a connection stay as they are."""
     encoded = one_piece(visits["connection"]).dictionary_encode()
     count = len(encoded.dictionary)
     code = encoded.indices.fill_null(count).to_numpy()
@@ -282,7 +285,7 @@ def _together(visits: pa.Table) -> pa.Table:
 
 
 def _merged(visits: pa.Table, group: NDArray[np.int32]) -> pa.Table:
-    """Rows of groups that stand together, a row a group: neighbours are merged, as often as it takes."""
+    """Combine adjacent rows of one group, in pairs, until each group has one row."""
     while True:
         first = np.flatnonzero(np.diff(group, prepend=-1))
         place = np.arange(len(group)) - np.repeat(first, np.diff(first, append=len(group)))
@@ -299,7 +302,7 @@ def _merged(visits: pa.Table, group: NDArray[np.int32]) -> pa.Table:
 
 
 def _either(name: str, one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
-    """What two rows of one connection say together; one that says nothing does not count."""
+    """Combine one column of two rows of the same connection. A null counts as no value."""
     if name in _SUM or name in _ANY:
         add = pc.add if name in _SUM else pc.or_
         return pc.coalesce(add(one, other), one, other)
@@ -308,7 +311,7 @@ def _either(name: str, one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.Chunk
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Sessions that are over, those that may still change, what is carried, and how connections ended."""
+    """The result of `join`: final sessions, open ones, the visits to carry, and how connections ended."""
 
     sessions: pa.Table
     open_sessions: pa.Table
@@ -319,17 +322,17 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Endings:
-    """When nobody could answer any more, by connection."""
+    """The times after which nobody can answer any more, by connection."""
 
     closed: Mapping[str, int] = field(default_factory=dict)
     goodbye: Mapping[str, int] = field(default_factory=dict)
-    """When somebody said goodbye: an answer that is on its way may still come, others not."""
+    """When the first goodbye came. Only an answer that was already on its way may still come."""
     silent: Mapping[Direction, Mapping[str, int]] = field(default_factory=dict)
-    """By direction: when that side was through with its stream."""
+    """By direction: when that side ended its stream."""
 
 
 def join(visits: pa.Table, clock: Clock) -> Joined:
-    """Put together what tasks, and earlier batches, saw."""
+    """Combine the visits of all tasks and of earlier batches."""
     known = _together(visits)
     starts = known.filter(pc.is_null(known["connection"]))
     known = _end_at_starts(known.filter(pc.is_valid(known["connection"])), starts)
@@ -353,13 +356,13 @@ def join(visits: pa.Table, clock: Clock) -> Joined:
 
 
 def _times(names: pa.ChunkedArray, column: pa.ChunkedArray) -> dict[str, int]:
-    """What happened to connections, and when; those it did not happen to are left out."""
+    """The times in `column` by connection name. Nulls are left out."""
     happened = pc.is_valid(column)
     return dict(zip(names.filter(happened).to_pylist(), column.filter(happened).to_pylist(), strict=True))
 
 
 def _end_at_starts(known: pa.Table, starts: pa.Table) -> pa.Table:
-    """Connections that were open when the writer of their lane was started again did not survive that."""
+    """Close the connections that were open when the hub that wrote their lane was started again."""
     if not starts.num_rows:
         return known
     closed = pc.fill_null(known["closed"], NEVER).to_numpy().copy()
@@ -379,11 +382,11 @@ def _rows(known: pa.Table) -> pa.Table:
     """Rows of `sessions`."""
     opened = pc.coalesce(known["opened"], known["first"]).to_numpy()
     goodbye = coded(pc.fill_null(known["farewell_rank"], len(_RANKS)).to_numpy(), [*_RANKS, None]).cast(pa.string())
-    # A goodbye says more than the FIN after it; a reset or a silence says more than a goodbye that was one.
+    # A goodbye is a better reason than the FIN after it. A reset or a time-out is a better reason than a goodbye.
     plain = pc.fill_null(pc.equal(known["reason"], "close"), True)
     telling = pc.fill_null(pc.greater(known["farewell_rank"], 0), False)
     said = pc.coalesce(pc.if_else(pc.or_(plain, telling), goodbye, None), known["reason"], pa.scalar("open"))
-    # After a goodbye the other end may stay for long: as long as it does, the connection is open.
+    # After a goodbye the other side may keep the connection open for long. Until it is closed, the reason is `open`.
     reason = pc.if_else(pc.is_valid(known["closed"]), said, "open")
     values = {
         **{name: known[name] for name in SESSIONS.names if name in VISITS.names},

@@ -1,4 +1,4 @@
-"""Rows of `traffic`, in two parts: each task counts what it has decoded, and the counts are added up."""
+"""Rows of `traffic`: each task counts its messages (`observe`), and the final join adds the counts (`join`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MINUTES = pa.schema(
         ("bytes", pa.int64()),
     ]
 )
-"""Counts of one task, on their way to `traffic`."""
+"""The partial aggregate of one task: counts to be added to `traffic`."""
 
 
 def observe(view: View) -> pa.Table:
