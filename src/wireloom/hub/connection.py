@@ -236,7 +236,7 @@ class Connection(JournaledPeer):
                 )
 
     def grants_of(self, *authors: str) -> Grants:
-        """What the peer may do, and what the authors of the messages it passes on may do."""
+        """The rights of the peer, plus those of the authors whose messages it passes on."""
         if self.listener.internal:
             return EVERYTHING
         return self.hub.access.grants((*self.identities, *authors), local=self.listener.local)
@@ -247,7 +247,7 @@ class Connection(JournaledPeer):
         return self.grants if not author else self.grants_of(author)
 
     def may_publish(self, topic: str, author: str | None) -> bool:
-        """Whether both the peer and the author of a message may publish to a topic."""
+        """Whether the peer, or the author of the message that it passes on, may publish to a topic."""
         return (self.grants if not author else self.grants_of(author)).may(Right.PUBLISH, topic)
 
     def login(self, token: str) -> str:

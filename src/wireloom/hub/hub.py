@@ -549,7 +549,7 @@ class Hub:
         if self._ticker is not None:
             self._ticker.cancel()
             self._recalling.cancel()
-        # In some protocols the goodbye comes first, and what is read after it can no longer be answered.
+        # Stop reading before the goodbye: in some protocols nothing can be answered after it.
         for connection in self.connections.values():
             connection.driver.hold("drain")
         await self._settle(deadline)

@@ -161,7 +161,7 @@ class PublicationReader:
             self._limit = 1
             return self.read()
         if found is not None and found[1] is not None:
-            # Forget the failure only now. A piece without messages does not prove that the failed place was passed.
+            # Go on from here next time. A piece that contains only records has no offset to go on from.
             self._since = found[1]
             self._limit = min(2 * self._limit, self._piece)
         return found

@@ -1,4 +1,4 @@
-"""How long to wait before trying again: longer each time, and never all at the same moment."""
+"""Delays between attempts: each longer than the last, with jitter."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Backoff:
     maximum: float = 30.0
     factor: float = 2.0
     jitter: float = 0.5
-    """The part of a delay that is left to chance: 0.5 means between half of it and all of it."""
+    """The random part of a delay: 0.5 means between half of it and all of it."""
     attempts: int | None = None
     """Give up after this many tries in a row; None: never."""
     stable: float = 5.0
-    """A connection that lived this long counts as a success: the next delay is the shortest again."""
+    """A connection that lasted this many seconds counts as a success: the next delay is the shortest again."""
     from_start: bool = False
-    """Whether the very first connection is tried again, too, instead of failing at once."""
+    """Whether the first connection is retried, too, instead of failing at once."""
     random: Callable[[], float] = field(default=random.random, repr=False)
     sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep, repr=False)
 

@@ -1,4 +1,4 @@
-"""`connect`: a peer that is reached by URL, and reached again when the connection is lost."""
+"""`connect`: a peer at a URL, with automatic reconnect."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ LOG = logging.getLogger("wireloom.peers")
 MAX_REDIRECTS = 5
 CONNECT_TIMEOUT = 10.0
 CONFIRM_TIMEOUT = 1.0
-"""Seconds that connecting waits for the handler's subscriptions. Who does not answer by then sends events unasked."""
+"""Seconds that connecting waits for the handler's subscriptions to be confirmed.
+
+A peer that does not answer by then sends events without subscriptions.
+"""
 
 
 def connect(
@@ -66,18 +69,18 @@ def connect(
         async with wireloom.connect("hsp://127.0.0.1:5042") as peer:
             await peer.publish("sensors/kitchen", {"c": 21.5})
 
-    - `handler` answers what the other end asks or sends unasked. The events that a `Service` takes are subscribed to.
-    - `settings` are the protocol's settings by name; `topics` are numbers that stand for topics, in protocols that
+    - `handler` handles requests and events from the other end. The events of a `Service` are subscribed to.
+    - `settings` are the protocol's settings by name. `topics` are numbers that stand for topics, in protocols that
       number them.
-    - `tls` are certificates, for schemes with TLS.
-    - `token` says to a hub who we are; it is shown first of all on every connection.
-    - `reconnect` says whether, and how fast, a lost connection is made again. A redirect is followed in any case.
-      `resend` sends requests that were not answered again, too; otherwise they fail with PeerClosed.
-    - `queue` is how many messages a subscription holds before no more is read from the connection.
-    - `timeout` is for one attempt to connect, handshake included.
-    - `busy_poll` is for how many seconds the event loop stays awake after a read to take the next without delay, where
-      the next mostly comes that soon. One answer after the other then takes a fraction of the time, and a core for as
-      long as they come; 0: it sleeps.
+    - `tls` holds certificates, for schemes with TLS.
+    - `token` proves our identity to a hub. It is the first request on every connection.
+    - `reconnect` says whether, and how fast, to reconnect after a connection is lost. A redirect is always followed.
+      With `resend`, unanswered requests are sent again; otherwise they fail with PeerClosed.
+    - `queue` is how many messages a subscription holds before reading from the connection stops.
+    - `timeout` is for one attempt to connect, including the handshake.
+    - `busy_poll` is for how many seconds the event loop polls after a read without sleeping, if the next read usually
+      comes within this time. It shortens sequential round trips to a fraction, and uses a whole core while they last.
+      0: no busy polling.
     """
     return Client(
         endpoint(url),
@@ -123,7 +126,7 @@ class Client(Peer):
         self._tls = tls
         self._token = token
         self._login: Call | None = None
-        """The token was shown, and the answer is awaited."""
+        """The login request, while its answer is awaited."""
         self._backoff = backoff
         self._delays: Iterator[float] | None = None
         self._resend = resend
@@ -131,22 +134,22 @@ class Client(Peer):
         self._busy_poll = busy_poll
         self._redirect: str | None = None
         self._redirects = 0
-        """How many were followed in a row."""
+        """How many redirects were followed in a row."""
         self._opened_at = 0.0
         self._opening: asyncio.Future[None] | None = None
         self._up = asyncio.Event()
         self._reconnecting: asyncio.Task[None] | None = None
         self._last_error: WireloomError | None = None
         self._handled_events = handler.event_topics if isinstance(handler, Service) else ()
-        """Subscribed to for the handler, as long as there is a connection."""
+        """Topics of the handler's events. They are subscribed on every connection."""
         self._confirmed: list[asyncio.Future[Message]] = []
         """The answers to those subscriptions."""
         self.reconnects = 0
-        """How often the connection was made again."""
+        """How often the client reconnected."""
 
     @property
     def url(self) -> str:
-        """Where this peer is, after redirects."""
+        """The URL of this peer, after redirects."""
         return self._place.url
 
     async def open(self) -> Self:
@@ -170,14 +173,14 @@ class Client(Peer):
         return await self.open()
 
     def stop_reconnecting(self) -> None:
-        """Make no further attempt to connect. If the connection is lost, everything ends now."""
+        """Stop trying to connect. If the connection is lost, everything ends now."""
         self._backoff = None
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             self._end(fresh(self._last_error or PeerClosed("reconnecting was stopped")))
 
     async def close(self, reason: str = "", *, drain: float = DRAIN) -> None:
-        """Finish what is in flight, say goodbye, close, and stay closed."""
+        """Finish what is in flight, close politely, and stay closed."""
         self._backoff = None
         task, self._reconnecting = self._reconnecting, None
         if task is not None:
@@ -188,7 +191,7 @@ class Client(Peer):
     # Connecting
 
     async def _open(self) -> None:
-        """Connect, following redirects; the conversation is open when this returns."""
+        """Connect, and follow redirects. The session is open when this returns."""
         learnt = False
         while True:
             self._redirect = None
@@ -197,7 +200,7 @@ class Client(Peer):
                 return
             except WireloomError as error:
                 if self._driver is None:
-                    raise  # no session could be made: there is nothing to let go of
+                    raise  # no session was made: there is nothing to release
                 self._let_go(error)
                 if not learnt and self._sessions.learn(self._current().session, self._place.url):
                     learnt = True
@@ -256,7 +259,7 @@ class Client(Peer):
         if opening is not None:
             if not opening.done():
                 opening.set_exception(error)
-                opening.exception()  # nobody may await it any more
+                opening.exception()  # mark it as retrieved: nobody may await it
             if self._login is not None:
                 self._login.fail(error)
             self._gone.set()
@@ -264,7 +267,7 @@ class Client(Peer):
             self._lost(error)
 
     def _lost(self, error: WireloomError) -> None:
-        """The connection is gone: fail what waits, and begin to reconnect."""
+        """The connection is lost: fail what waits, and start to reconnect."""
         self._up.clear()
         self._last_error = error
         if (self._backoff is None and self._redirect is None) or self._closing or self._over is not None:
@@ -275,7 +278,7 @@ class Client(Peer):
         self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect(error))
 
     def _let_go(self, error: WireloomError) -> None:
-        """What was asked over this connection gets no answer there; what came over it needs none."""
+        """Fail the requests sent over this connection, and stop the handlers of requests received over it."""
         driver = self._driver
         assert driver is not None
         if not self._resend:
@@ -295,7 +298,7 @@ class Client(Peer):
             self._reconnecting = None
 
     async def _go_where_redirected(self) -> None:
-        """Who does not reconnect follows a redirect all the same."""
+        """Follow a redirect even without automatic reconnect."""
         if asyncio.get_running_loop().time() - self._opened_at >= Backoff().stable:
             self._redirects = 0
         try:
@@ -326,7 +329,7 @@ class Client(Peer):
         self._end(error)
 
     def _restore(self) -> None:
-        """A new connection knows nothing: subscribe and provide again, and send what was not answered."""
+        """After a reconnect: subscribe and provide again, and resend unanswered requests."""
         driver = self._driver
         assert driver is not None
         calls = self._calls.take_all()
@@ -349,18 +352,21 @@ class Client(Peer):
                 call.fail(fresh(error))
 
     def _subscribe_for_handler(self) -> None:
-        """Ask for the events that the handler takes, where the protocol can ask."""
+        """Subscribe to the handler's events, if the protocol has subscriptions."""
         self._confirmed = []
         with contextlib.suppress(NotSupported):
             for each in self._handled_events:
                 self._confirmed.append(self._ask_again(operation(SUBSCRIBE, each), []))
 
     def _forget(self, pattern: str, inbox: Inbox[Message]) -> bool:
-        """Leave a subscription; False where somebody here still wants the pattern: the handler does so always."""
+        """Remove a subscription.
+
+        Returns False if the pattern is still needed here; the handler always needs its own.
+        """
         return super()._forget(pattern, inbox) and pattern not in self._handled_events
 
     def _ask_again(self, request: Message, inboxes: list[Inbox[Message]]) -> asyncio.Future[Message]:
-        """Ask for what this end had before; if it is refused now, whoever waits for its events is told."""
+        """Repeat a subscription or provide request. If it is refused now, the iterators of its events get the error."""
         call = Call(request, TIMEOUT, self._loop)
 
         def answered(answer: asyncio.Future[Message]) -> None:
@@ -385,7 +391,7 @@ class Client(Peer):
                 raise PeerClosed(f"the connection to {self.url} is closing")
             if self._backoff is None and self._reconnecting is None:
                 return await super()._ready(timeout)
-            # A connection may be closing for a while before it is lost.
+            # A connection may be closing for some time before it is lost.
             self._up.clear()
             try:
                 async with asyncio.timeout(timeout):
@@ -395,7 +401,7 @@ class Client(Peer):
                 raise RequestTimeout(f"not connected to {self.url} within {timeout:g} s{why}") from None
 
     async def _wait_up(self) -> None:
-        """Until there is a connection, or no hope of one."""
+        """Wait until there is a connection, or no more attempts."""
         up: asyncio.Future[object] = asyncio.ensure_future(self._up.wait())
         try:
             await asyncio.wait((up, self._hopeless), return_when=asyncio.FIRST_COMPLETED)
@@ -405,11 +411,14 @@ class Client(Peer):
     # Redirects
 
     def _redirected(self, message: Message) -> None:
-        """The other end sends us elsewhere; followed when it has closed."""
+        """Store a redirect. It is followed when the other end has closed."""
         self._redirect = message.attributes.get("url") or message.body.decode(errors="replace")
 
     def _follow(self) -> bool:
-        """Go where the last redirect points; False when there was none. One that is not followed leads home."""
+        """Go to the target of the last redirect. Returns False if there was none.
+
+        If a redirect is not followed, the next attempt goes to the original URL.
+        """
         url, self._redirect = self._redirect, None
         if url is None:
             self._redirects = 0
@@ -432,7 +441,7 @@ def _show(token: str) -> Message:
 
 
 def why_unreachable(error: OSError) -> str:
-    """Why nobody was reached, without the clutter of the operating system's texts, and what to do about it."""
+    """Why connecting failed, in short words, and what to do about it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"its certificate is not trusted ({error.verify_message})"
         return f"{why}; name its authority: --ca FILE of the commands, TLS(ca=...) in Python"

@@ -1,7 +1,7 @@
-"""Timers that need not be exact: all that are due in the same second share one.
+"""Coarse timers: all that are due in the same second share one timer of the event loop.
 
-A timer of the event loop takes half a kilobyte. Ten thousand idle connections that are to be pinged in half a minute
-are content with a place in a round.
+A timer of the event loop takes half a kilobyte. Ten thousand idle connections each need a ping in about half a minute.
+For them a second more or less does not matter.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import math
 from collections.abc import Callable
 
 FAR = 5.0
-"""Seconds ahead from which on a second more or less does not matter."""
+"""Deadlines at least this many seconds ahead may use a coarse timer."""
 
 
 class Rounds:
-    """What is to be called, by the second."""
+    """Callbacks by the second at which they are due."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._rounds: dict[float, dict[Callable[[], None], None]] = {}
 
     def join(self, deadline: float, call: Callable[[], None]) -> float:
-        """Call this at the first full second after a deadline; returns that second, to `leave` with."""
+        """Call this at the first full second after a deadline. Returns that second, for `leave`."""
         at = math.ceil(deadline)
         waiting = self._rounds.get(at)
         if waiting is None:
@@ -33,7 +33,7 @@ class Rounds:
         return at
 
     def leave(self, at: float, call: Callable[[], None]) -> None:
-        """Do not call it after all."""
+        """Cancel a callback."""
         waiting = self._rounds.get(at)
         if waiting is not None:
             waiting.pop(call, None)
@@ -45,5 +45,5 @@ class Rounds:
 
 @functools.lru_cache(maxsize=1)
 def rounds_of(loop: asyncio.AbstractEventLoop) -> Rounds:
-    """The rounds of a loop; all its timers share them."""
+    """The coarse timers of a loop. All drivers of the loop share them."""
     return Rounds(loop)

@@ -1,9 +1,9 @@
-"""Runs one session on one pipe: the only place where bytes, clock and conversation meet.
+"""Runs one session on one pipe: it connects the protocol core with bytes and the clock.
 
-Used by clients, servers and the hub alike. It calls the session with what was read and when a deadline
-has passed, writes what the session has to say, and closes as politely as the transport allows. What the messages
-mean is not its business: every `Batch` goes to `on_batch`. `send_queue.py` decides when bytes are written.
-`chunked_driver.py` takes long reads in portions.
+Clients, servers and the hub use it. It passes received bytes and expired deadlines to the session, writes the session's
+output, and closes the pipe as politely as the transport allows. It does not interpret messages: every `Batch` goes to
+`on_batch`. `send_queue.py` decides when bytes are written. `chunked_driver.py` explains how long reads are taken in
+chunks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wireloom.transports.portions import LONG, SHORT, Portions, clock, portions_
 LOG = logging.getLogger("wireloom.peers")
 
 LINGER = 5.0
-"""Seconds a closed conversation waits for the peer to take the last words and close its half, before it is dropped."""
+"""Seconds that a closed session waits for the peer to read the last bytes and close its half. Then it is dropped."""
 
 _OPEN, _CLOSED = SessionState.OPEN, SessionState.CLOSED
 _NEVER = float("inf")
@@ -43,11 +43,11 @@ def is_local(peername: str) -> bool:
 
 
 class Driver(Outlet):
-    """The owner of a pipe on behalf of a session.
+    """Owns a pipe on behalf of a session.
 
-    `on_batch` gets what each read brought, in order; `on_read` is called after the last of it. `on_open` is called
-    once, when the handshake is done, before the first batch; `on_end` once, when the pipe is gone, with the error that
-    says why.
+    `on_batch` gets the batches of each read, in order. `on_read` is called after the last batch of a read. `on_open` is
+    called once, after the handshake and before the first batch. `on_end` is called once, when the pipe is gone, with
+    the error that says why.
     """
 
     __slots__ = (
@@ -84,24 +84,24 @@ class Driver(Outlet):
         self._linger = LINGER
         self._timer: asyncio.TimerHandle | None = None
         self._round: float | None = None
-        """The second at which to look, where no timer of our own is needed."""
+        """The second of the coarse timer, if a coarse timer is used."""
         self._timer_at = _NEVER
         self._holds = _NO_HOLDS
         self._portions: Portions = portions_of(self._loop)
         self._rest: Rest | None = None
-        """What was received and is not taken yet."""
+        """Bytes and batches that were received and are not taken yet."""
         self._input_over = False
         self._broken: BaseException | None = None
-        """What went wrong at this end, so that the conversation cannot go on."""
+        """An error at this end, after which the session cannot continue."""
         self.aborted = False
-        """Whether this end dropped the connection: nobody knows what the peer took of the last words."""
+        """Whether this end dropped the connection. Then it is unknown how much of the last output the peer received."""
         if session.offloads:
             session.enable_work()
 
-    # What the transport calls
+    # Called by the transport
 
     def opened(self, pipe: Pipe) -> None:
-        """The pipe is up: start the conversation."""
+        """The pipe is open: start the session."""
         self._pipe = pipe
         self._by_message = pipe.carries_messages
         self.session.epoch = time.time() - self._now()
@@ -114,7 +114,7 @@ class Driver(Outlet):
         self._after()
 
     def received(self, data: bytes) -> None:
-        """Bytes arrived; after the end of the conversation they are thrown away."""
+        """Take received bytes. After the end of the session they are discarded."""
         if self._finishing:
             return
         if self._must_wait(len(data)):
@@ -125,7 +125,7 @@ class Driver(Outlet):
         self._say(session)
 
     def received_datagrams(self, data: bytes, ends: Sequence[int]) -> None:
-        """Datagrams arrived together."""
+        """Take datagrams that arrived together."""
         if self._finishing:
             return
         batches = self.session.receive_datagrams(data, ends, self._now())
@@ -136,7 +136,7 @@ class Driver(Outlet):
         self._after()
 
     def _took(self, batches: Iterable[Batch]) -> None:
-        """Hand on what a step of the session brought, behind what waits."""
+        """Pass on the batches of one step of the session, after what already waits."""
         if self._rest is not None:
             self._wait_with(iter(batches))
             return
@@ -145,14 +145,14 @@ class Driver(Outlet):
             self._wait_with(left)
 
     def _hand_on(self, batches: Iterator[Batch], until: float) -> Iterator[Batch] | None:
-        """Hand on batches up to a time, or until nothing more is to be read; returns what is left then."""
+        """Pass on batches until a time, or until the driver is on hold. Returns the remaining batches, if any."""
         session, left = self.session, None
         before = clock()
         self._busy = True
         try:
             for batch in batches:
                 if self.failure is not None:
-                    return None  # a batch before it had the connection dropped
+                    return None  # an earlier batch dropped the connection
                 if not self._announced and session.state is _OPEN:
                     self._announce()
                 self.on_batch(batch)
@@ -170,36 +170,39 @@ class Driver(Outlet):
         return left
 
     def _adapt(self, session: Session, took: float) -> None:
-        """Let the kernel look less far where a batch of it took too long, which depends on who subscribes to it."""
+        """Let the kernel decode fewer bytes at a time if a batch took too long, and more if it was quick.
+
+        The time depends on the number of subscribers.
+        """
         ahead = session.look_ahead
         if took > LONG:
             session.look_ahead = max(LOOK_AHEAD[0], ahead // 2)
         elif took < LONG / 2 and ahead < LOOK_AHEAD[1]:
             session.look_ahead = 2 * ahead
 
-    # What was received and is not taken yet
+    # Received and not taken yet
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that were received, and not looked at yet."""
+        """Bytes that were received and are not decoded yet."""
         return 0 if self._rest is None else self._rest.size
 
     @property
     def has_rest(self) -> bool:
-        """Whether something waits that was received."""
+        """Whether received bytes or batches wait."""
         return self._rest is not None
 
     @property
     def _is_held(self) -> bool:
-        """Whether something is to be waited for, other than one's turn."""
+        """Whether the driver is on hold for a reason other than its own rest."""
         return bool(self._holds) and self._holds != _ONLY_WAITING
 
     def _must_wait(self, size: int) -> bool:
-        """Whether so many bytes cannot be taken now: something waits already, or others with long reads do."""
+        """Whether bytes must wait: the driver is on hold, earlier bytes wait, or other long reads do."""
         return self._rest is not None or bool(self._holds) or (size > SHORT and len(self._portions) > 0)
 
     def _wait_with(self, received: bytes | Iterator[Batch]) -> None:
-        """Let something wait for its turn; nothing more is read meanwhile."""
+        """Put bytes or batches into the rest. Reading stops meanwhile."""
         if self._rest is None:
             self._rest = Rest()
             self.hold(WAITING)
@@ -207,14 +210,14 @@ class Driver(Outlet):
         self.stand_in_row()
 
     def stand_in_row(self) -> None:
-        """Have the next portion taken in a later iteration of the loop, unless something is to be waited for."""
+        """Enter the queue of rests, unless the driver is on hold."""
         rest = self._rest
         if rest is not None and not rest.is_due and (rest.end is not None or not self._is_held):
             rest.is_due = True
             self._portions.join(self)
 
     def take_portion(self, until: float) -> None:
-        """Go on with what waits, up to a time."""
+        """Take the next chunk of the rest, until a time."""
         rest = self._rest
         if rest is None:
             return
@@ -239,7 +242,7 @@ class Driver(Outlet):
             self.input_ended()
 
     def input_ended(self) -> None:
-        """The peer closed its half, behind everything that waits."""
+        """The peer closed its half. This takes effect after everything that waits."""
         if self._rest is not None and not self._finishing:
             self._rest.input_is_over = True
             return
@@ -251,7 +254,7 @@ class Driver(Outlet):
         self._after()
 
     def ended(self, error: Exception | None) -> None:
-        """The pipe is gone: everybody who waits for it is told why. What it brought before is taken first."""
+        """The pipe is gone: take what was received before, then tell everybody who waits."""
         if self._rest is not None and not self._finishing and not self.aborted:
             self._pipe = EndedPipe(self.pipe)
             self._rest.end = (error,)
@@ -267,30 +270,30 @@ class Driver(Outlet):
             self._on_end(self.failure)
 
     def writing_paused(self) -> None:
-        """Too much is unsent. A server stops reading, too: the answers would only add to it.
+        """Too many bytes are unsent. A server stops reading, because each answer would add to them.
 
-        A client goes on reading, else two ends that wait for each other would wait for ever.
+        A client goes on reading. Otherwise two ends that wait for each other would deadlock.
         """
         self.writing_is_paused = True
         if self.session.role is Role.SERVER:
             self.hold("output")
 
     def writing_resumed(self) -> None:
-        """There is room again."""
+        """The pipe accepts more bytes."""
         self.writing_is_paused = False
         self.release("output")
         self._wake_writers()
 
-    # What owners call
+    # Called by owners
 
     def hold(self, reason: str) -> None:
-        """Stop reading until every reason to do so is released."""
+        """Stop reading until every reason for it is released."""
         if not self._holds and self._pipe is not None and not self._finishing:
             self._pipe.pause_reading()
         self._holds |= {reason}
 
     def release(self, reason: str) -> None:
-        """Take back one reason not to read."""
+        """Release one reason not to read."""
         if reason in self._holds:
             self._holds -= {reason}
             if not self._holds and self._pipe is not None:
@@ -300,11 +303,11 @@ class Driver(Outlet):
 
     @property
     def holds(self) -> frozenset[str]:
-        """Why nothing is read at the moment; empty when it is."""
+        """The reasons for which reading is on hold. Empty while it reads."""
         return self._holds
 
     def close(self, reason: str = "") -> None:
-        """Say goodbye as the protocol does it; `on_end` follows when the peer has taken it."""
+        """Close politely, as the protocol does it. `on_end` follows when the peer has received it."""
         if self.is_connected:
             self.session.close(self._now(), reason)
             self._after()
@@ -315,10 +318,10 @@ class Driver(Outlet):
             self.aborted = True
             self._pipe.abort()
             if self._rest is not None and self._rest.end is not None:
-                self.ended(*self._rest.end)  # the pipe has said so already
+                self.ended(*self._rest.end)  # the pipe has already ended
 
     def give_up(self) -> None:
-        """The same without `on_end`: whoever gives up has gone on by the time the pipe is gone."""
+        """Drop the connection without a call of `on_end`."""
         self._on_end = None
         self.abort()
         if self.failure is None:
@@ -332,7 +335,7 @@ class Driver(Outlet):
             self._on_open()
 
     def _after(self) -> None:
-        """What follows every step of the session: write, look at its state, set the timer."""
+        """Follows every step of the session: write its output, check its state, set the timer."""
         session = self.session
         if self._by_message:
             self.write_pending()
@@ -356,7 +359,7 @@ class Driver(Outlet):
             self._start_work()
 
     def _start_work(self) -> None:
-        """Let a thread do what is slow; nothing more is read until that is done."""
+        """Let a thread do slow work of the session. Reading stops until it is done."""
         work = self.session.work()
         if work is not None:
             self._working = True
@@ -385,7 +388,7 @@ class Driver(Outlet):
             self._wake_writers()
 
     def _break(self, error: BaseException) -> None:
-        """Work failed in a way that nobody foresaw: what the peer said is lost, so the connection is, too."""
+        """Work failed unexpectedly. The peer's message is lost, so drop the connection."""
         where = self._pipe.peername if self._pipe is not None else ""
         LOG.error("%s: the connection is dropped, its work failed: %r", where, error, exc_info=error)
         if self.failure is None:
@@ -410,20 +413,20 @@ class Driver(Outlet):
             self._round = None
 
     def _expire(self) -> None:
-        """The timer fired. Deadlines mostly move away with traffic, so it may be too early to act."""
+        """The timer fired. Traffic usually moves the deadline, so it may be too early."""
         self._timer, self._round, self._timer_at = None, None, _NEVER
         if self._finishing:
             return
         session = self.session
         deadline = session.deadline()
-        # Loops round timers: without the margin a timer could find itself a hair too early for ever.
+        # The loop rounds timers. Without this margin a timer could be slightly too early again and again.
         now = self._now() + 0.001
         if deadline is not None and deadline <= now:
             self._took(session.expire(max(now, deadline)))
         self._after()
 
     def _finish(self) -> None:
-        """The conversation is over: close our half, let the peer take the last words, then close."""
+        """The session is over: close our half, let the peer read the last bytes, then close."""
         if self._finishing:
             return
         self._finishing = True
@@ -434,7 +437,7 @@ class Driver(Outlet):
         if self._input_over or self.session.is_misled:
             self.pipe.close()
         else:
-            # Closing with unread input would reset the connection and destroy what was just written.
+            # Go on reading: closing with unread input would reset the connection and destroy the last output.
             self.pipe.finish()
         patience = self.session.linger
         if patience is None:
@@ -443,7 +446,7 @@ class Driver(Outlet):
             self._timer = self._loop.call_later(patience, self._hang_up)
 
     def _hang_up(self) -> None:
-        """The peer does not close its half: close both, once everything is sent."""
+        """The peer does not close its half: close both once everything is sent."""
         self._timer = self._loop.call_later(self._linger, self.abort)
         self.pipe.close()
 

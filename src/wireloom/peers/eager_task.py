@@ -1,8 +1,18 @@
-"""Begin a coroutine at once, and give it a task only if it waits for something.
+"""Eager tasks: start a coroutine at once, and give it a task only if it waits for something.
 
-Most handlers answer without waiting, and a task for each would cost more than everything else about a request. But
-whatever runs in a coroutine may ask for the current task (`asyncio.timeout` does), so there must be one: a task
-that stands by. A coroutine begins in its name; if it is not done then, the task takes it over.
+Theory of operation
+-------------------
+The problem: most handlers answer without waiting. A new task for each would cost more than the rest of a request. But
+code in a coroutine may need the current task (`asyncio.timeout` does), so there must be one.
+
+The idea: one standby task exists in advance and waits. `begin` sets it as the current task and runs a coroutine
+directly, up to its end or its first wait. If the coroutine is done, the same standby task serves the next one. If the
+coroutine waits, the standby task takes over the rest of it (`take_over`), and a new standby task is needed.
+
+The invariant: a coroutine sees one current task and one context from its first step to its last.
+
+Example: nine handlers return at once, and the tenth awaits a database. The first nine run on the standby task without a
+task switch. The tenth becomes its work, and the next request gets a new standby task.
 """
 
 from __future__ import annotations
@@ -18,7 +28,7 @@ Work = Coroutine[Any, Any, object]
 
 
 class Standby:
-    """A task that waits for a coroutine to take over. It can begin many, as long as none of them waits."""
+    """A task that waits for a coroutine to take over. It can start many coroutines, as long as none of them waits."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -30,17 +40,17 @@ class Standby:
         self._step: Callable[[Work | None], object] = self._steps.send
         self._step(None)
         self.is_ready = False
-        """Whether `begin` can be called: not before the task has started."""
+        """Whether `begin` can be called. The task must have started first."""
         self.is_done = False
-        """Whether what was begun last is done; it waits for something if not."""
+        """Whether the last coroutine is done. If not, it waits for something."""
         self.error: BaseException | None = None
-        """What it raised."""
+        """The exception of the last coroutine, if any."""
         self.task: asyncio.Task[None] = loop.create_task(self._stand_by(), context=self._context)
 
     def begin(self, work: Work) -> object:
-        """Run a coroutine up to its end, or to where it waits. Returns its result, or what it waits for: see `is_done`.
+        """Run a coroutine to its end or its first wait. Returns its result, or what it waits for: see `is_done`.
 
-        Raises RuntimeError, and has not begun, where another task is running.
+        Raises RuntimeError, without a start of the coroutine, if another task is running.
         """
         _enter_task(self._loop, self.task)
         self.is_done = False
@@ -51,9 +61,9 @@ class Standby:
 
     @types.coroutine
     def _run(self) -> Generator[object, Any, object]:
-        """One coroutine after the other, and then the one that waited.
+        """Run one coroutine after another, and finally the rest of the one that waits.
 
-        A generator that goes on is faster than calling `send` of each coroutine, which has to raise its result.
+        One long-lived generator is faster than `send` on each coroutine, which raises StopIteration for each result.
         """
         result: object = None
         while True:
@@ -70,19 +80,19 @@ class Standby:
 
     @property
     def is_clean(self) -> bool:
-        """Whether no coroutine left a context variable changed for the next one."""
+        """Whether all coroutines left the context variables unchanged."""
         return self._context == self._clean
 
     def rest(self, waits_for: object) -> Awaitable[object]:
-        """What is left of the coroutine that waits, to be awaited by what `take_over` gets."""
+        """The rest of the coroutine that waits. The coroutine given to `take_over` awaits it."""
         return self._rest(waits_for)
 
     def take_over(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let the task run this coroutine, which awaits the `rest`, and end with it."""
+        """Let the task run this coroutine, which awaits the `rest`. The task ends with it."""
         self._next.set_result(work)
 
     def close(self) -> None:
-        """The task is not needed any more."""
+        """End the task without work."""
         if not self._next.done():
             self._next.cancel()
 
@@ -94,7 +104,7 @@ class Standby:
             self.is_ready = False
             if not self._next.done() or self._next.cancelled():
                 return
-            # Cancelled, maybe by itself (`asyncio.timeout`), between its beginning and now.
+            # Cancelled between `begin` and now, perhaps by its own `asyncio.timeout`.
             self._late_cancel = error
             work = self._next.result()
         await work
@@ -103,7 +113,7 @@ class Standby:
     def _rest(self, waits_for: Any) -> Generator[Any, None, object]:
         steps = self._steps
         try:
-            # What a task does that is cancelled while it waits.
+            # Do what asyncio does with a task that is cancelled while it waits.
             if self._late_cancel is not None and (waits_for is None or not waits_for.cancel()):
                 waits_for = steps.throw(self._late_cancel)
             while True:

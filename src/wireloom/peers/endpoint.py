@@ -1,4 +1,4 @@
-"""From a URL to everything needed to reach it: protocol, transport, address."""
+"""Parses a URL into protocol, transport and address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMORY = "memory"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A place that speaks a protocol."""
+    """A protocol at an address."""
 
     protocol: Protocol
     scheme: str
@@ -24,26 +24,28 @@ class Endpoint:
     address: Address
     secure: bool = False
     settings: Mapping[str, object] = field(default_factory=dict)
-    """Settings of the protocol that the URL names in its query."""
+    """Settings of the protocol from the query of the URL."""
 
     @property
     def url(self) -> str:
-        """The URL of this place, with its port."""
+        """The URL of this endpoint, with its port."""
         if self.scheme == MEMORY:
             return f"{MEMORY}://{self.protocol.name}/{self.address.path}"
         return f"{self.scheme}://{self.address}"
 
     def at(self, address: Address) -> Endpoint:
-        """The same way to talk, at another address."""
+        """The same endpoint at another address."""
         return Endpoint(self.protocol, self.scheme, self.transport, address, self.secure, self.settings)
 
     def settings_with(self, values: Mapping[str, object] | None) -> Mapping[str, object]:
-        """The settings in the URL, and others that go before them."""
+        """The settings of the URL, overridden by `values`."""
         return {**self.settings, **(values or {})}
 
 
 def split_settings(url: URL, protocol: Protocol, carrier: Transport) -> tuple[URL, Mapping[str, object]]:
-    """A URL without the settings in its query, and these. Where the transport has a query, what is no setting stays.
+    """Split a URL into the URL without settings in its query, and the settings.
+
+    If the transport has its own query, keys that are not settings stay in the URL.
 
     >>> hsp, tcp = registry.protocol("hsp"), transport("tcp")
     >>> rest, settings = split_settings(parse_url("hsp://127.0.0.1?max_payload=10"), hsp, tcp)
@@ -66,7 +68,7 @@ def split_settings(url: URL, protocol: Protocol, carrier: Transport) -> tuple[UR
 
 
 def endpoint(url: str) -> Endpoint:
-    """The place a URL names.
+    """The endpoint that a URL names.
 
     >>> endpoint("hsp://127.0.0.1").url
     'hsp://127.0.0.1:5042'

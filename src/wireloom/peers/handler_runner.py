@@ -1,4 +1,4 @@
-"""The answering side of a peer: runs handlers for requests and events, and sends what they return."""
+"""Runs handlers for requests and events, and sends what they return."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ Operation = Callable[[Message, "Peer"], object]
 
 
 Key = tuple[int, str]
-"""A request that is being answered: its driver and its id."""
+"""A request that is being answered: the identity of its driver, and its id."""
 
 
 class Answers:
-    """Runs handlers. Requests run beside each other, up to `concurrency`; events one after another, in order."""
+    """Runs handlers. Up to `concurrency` requests run concurrently. Events run one after another, in order."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class Answers:
         self._concurrency = concurrency
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._full = False
-        """Whether no more may begin: nothing is read meanwhile, and what was read already waits."""
+        """Whether `concurrency` is reached. Then reading stops, and requests that were already read wait."""
         self._waiting: dict[Key, tuple[Message, Driver]] = {}
         self._standby: Standby | None = None
         self._over = False
         self._ready: list[tuple[Message, bytes]] = []
-        """Requests of the read at hand whose answers are here, and their bodies."""
+        """Requests of the current read that are answered, with the bodies of their answers."""
         self._usual = ""
-        """The last topic that was found to be for the handler."""
+        """The last topic that belonged to the handler: a cache of one entry."""
         self._events: Inbox[Message] = Inbox(queue, lambda: peer._hold("events"), lambda: peer._release("events"))
         self._worker: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -78,16 +78,16 @@ class Answers:
 
     @property
     def wants_events(self) -> bool:
-        """Whether events go to a handler."""
+        """Whether there is a handler for events."""
         return self._handler is not None
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being handled, or waits for it."""
+        """Whether a handler runs, or something waits for one."""
         return bool(self._tasks or self._waiting) or (self._worker is not None and not self._worker.done())
 
     def request(self, message: Message, driver: Driver) -> None:
-        """Answer a request, now or in a task; later if as many as may be are being answered."""
+        """Answer a request, now or in a task. If `concurrency` is reached, it waits."""
         if self._full:
             self._waiting[id(driver), message.id or ""] = (message, driver)
             return
@@ -98,7 +98,7 @@ class Answers:
             else:
                 result = self._call(message)
         except (Exception, asyncio.CancelledError) as error:
-            # Whatever a handler raises is an answer, not the end of the connection.
+            # An exception of a handler becomes an error answer. It does not end the connection.
             self._fail(driver, message, error)
             return
         if result.__class__ is bytes or result.__class__ is Message:
@@ -112,14 +112,17 @@ class Answers:
             self._answer(driver, message, result)
 
     def _is_usual(self, topic: str | None) -> bool:
-        """Whether a topic is for the handler, not one of the hub's; mostly it is the same one again and again."""
+        """Whether a topic is for the handler, and not an operation of the hub profile.
+
+        Most topics repeat the last one.
+        """
         if topic is None or topic.startswith(HUB_PREFIX):
             return False
         self._usual = topic
         return True
 
     def _answer(self, driver: Driver, message: Message, result: object) -> None:
-        """Answer now; in a task if writing the answer takes long."""
+        """Answer now, or in a task if encoding the answer takes long."""
         if result.__class__ is bytes or result.__class__ is Message or not is_large(result):
             self._respond(driver, message, result)
             return
@@ -127,13 +130,13 @@ class Answers:
         self._enter(key, self._loop.create_task(self._run(key, message, driver, _at_once(result))))
 
     def _begin(self, message: Message, driver: Driver, work: Coroutine[Any, Any, object]) -> None:
-        """Run a handler up to where it waits for something; most do not, and need no task."""
+        """Run a handler until it first waits. Most handlers never wait, and need no task (see `eager_task.py`)."""
         standby = self._standby
         if standby is not None and standby.is_ready:
             try:
                 result = standby.begin(work)
             except RuntimeError:
-                standby = None  # another task is running: this one gets its own
+                standby = None  # another task is running: this handler gets its own
             else:
                 if standby.is_done:
                     error = standby.error
@@ -193,17 +196,17 @@ class Answers:
             self._finished(key)
 
     async def _written(self, request: Message, result: object) -> Message:
-        """The response with a large value, written by another thread."""
+        """The response with a large value, encoded by another thread."""
         body, content_type = await self._loop.run_in_executor(None, self._peer.encode, result)
         return Message(Kind.RESPONSE, request.topic, body, content_type=content_type)
 
     def _finished(self, key: Key) -> None:
         if self._tasks.pop(key, None) is not None and self._full:
-            # Not in the name of the task that has just ended.
+            # Not within the task that has just ended.
             self._loop.call_soon(self._begin_waiting, context=self._context)
 
     def _begin_waiting(self) -> None:
-        """There is room: begin what waited for it, then read again."""
+        """Start requests that waited for `concurrency`, then resume reading."""
         if len(self._tasks) >= self._concurrency:
             return
         self._full = False
@@ -213,11 +216,11 @@ class Answers:
             self._peer._release("requests")
 
     def _stop_task(self, key: Key, message: Message | None, driver: Driver) -> None:
-        """Cancel the work on a request; `message` is set when a last answer is owed."""
+        """Cancel the work on a request. `message` is set if an answer is still owed."""
         task = self._tasks[key]
 
         def stopped(_: object) -> None:
-            # A task that is cancelled before it began runs nothing of its own, not even its `finally`.
+            # A task that is cancelled before its first step runs none of its code, not even `finally`.
             self._finished(key)
             if message is not None and task.cancelled():
                 self._cancelled(driver, key, message)
@@ -234,7 +237,7 @@ class Answers:
                 try:
                     driver.send(Message(Kind.PROGRESS, message.topic, body, None, message.id, "progress", content_type))
                 except (NotSupported, InvalidState):
-                    continue  # nobody asked for steps, or the protocol has none; the result still counts
+                    continue  # nobody wants steps, or the protocol has none; the result still counts
                 if driver.is_crowded:
                     await driver.drain()
             return None
@@ -244,7 +247,7 @@ class Answers:
                 await close()
 
     def cancel(self, message: Message, driver: Driver) -> None:
-        """The requester no longer wants an answer. Unknown or finished requests are ignored."""
+        """Handle a cancel from the requester. Unknown and finished requests are ignored."""
         key = (id(driver), message.correlation_id or "")
         kill = message.attributes.get("kill") == "true"
         if key in self._tasks:
@@ -256,7 +259,7 @@ class Answers:
         self._send(driver, Message(Kind.RESPONSE, message.topic, b"", None, key[1], CANCELLED))
 
     def event(self, message: Message) -> None:
-        """Give an event to the handler, after those that came before it."""
+        """Pass an event to the handler, after earlier events."""
         self._events.put(message)
         if self._worker is None:
             self._worker = self._loop.create_task(self._handle_events())
@@ -280,12 +283,12 @@ class Answers:
                 LOG.exception("the handler failed for an event of topic %r", message.topic)
 
     def connection_lost(self, driver: Driver) -> None:
-        """Whoever asked over this connection is gone: stop working for them."""
+        """Stop the work for requesters on a lost connection."""
         for key in self._keys(driver):
             self._drop(key, driver)
 
     def _keys(self, driver: Driver) -> list[Key]:
-        """What is being answered over a connection, or waits for it."""
+        """The requests of a connection that are being answered, or wait."""
         return [key for key in (*self._tasks, *self._waiting) if key[0] == id(driver)]
 
     def _drop(self, key: Key, driver: Driver) -> None:
@@ -293,7 +296,7 @@ class Answers:
             self._stop_task(key, None, driver)
 
     def end(self) -> None:
-        """Nothing more will come; events that are here already are still handled."""
+        """Accept no more. Events that are already here are still handled."""
         self._events.close()
         self._over = True
         if self._standby is not None:
@@ -301,7 +304,7 @@ class Answers:
             self._standby = None
 
     async def finished(self) -> None:
-        """Wait until everything taken so far is handled."""
+        """Wait until everything accepted so far is handled."""
         self._events.close()
         current = asyncio.current_task()
         owed = {*self._tasks, *self._waiting}
@@ -311,13 +314,13 @@ class Answers:
             await asyncio.wait([self._worker])
 
     def refuse(self, driver: Driver) -> None:
-        """There is no time left: answer what is not finished with an error, and drop it."""
+        """Time is up: answer unfinished requests with an error, and cancel their work."""
         for key in self._keys(driver):
             self._send(driver, Message(Kind.ERROR, None, b"closing", None, key[1], CLOSING))
             self._drop(key, driver)
 
     def stop(self) -> None:
-        """Drop what is not finished, events included."""
+        """Cancel everything unfinished, events included."""
         self._events.discard()
         self._waiting.clear()
         current = asyncio.current_task() if self._loop.is_running() else None
@@ -325,10 +328,10 @@ class Answers:
             if task is not None and task is not current:
                 task.cancel()
 
-    # What goes back
+    # Sending answers
 
     def send_ready(self, driver: Driver) -> None:
-        """Send the answers to requests of the read at hand: those for one topic together, or else one by one."""
+        """Send the answers to requests of the current read: together for one topic, or one by one."""
         while self._ready:
             ready, self._ready = self._ready, []
             for topic, group in groupby(ready, _topic_of):
@@ -363,7 +366,7 @@ class Answers:
             self._not_sent(driver, request, error)
 
     def _not_sent(self, driver: Driver, request: Message, error: Exception) -> None:
-        """A response could not be sent: the peer is told, if there is one still."""
+        """Report a response that could not be sent to the requester, if it is still connected."""
         if isinstance(error, LimitExceeded):
             self._send(driver, _error(request, FAILED, str(error).encode()))
         elif driver.failure is None:
@@ -393,7 +396,7 @@ def _topic_of(answer: tuple[Message, bytes]) -> str | None:
 
 
 def _is_stopped(error: BaseException) -> bool:
-    """Whether this is our own doing: a handler may end as cancelled because something it waited for was."""
+    """Whether this end cancelled the handler. A handler may also end as cancelled because something it awaited was."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 

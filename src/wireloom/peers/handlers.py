@@ -1,8 +1,8 @@
-"""What a service author writes: handlers, alone or gathered in a `Service`.
+"""What a service author writes: handlers, alone or collected in a `Service`.
 
 A handler takes a message and the peer that sent it, or the body as a typed value (`typed_handlers.py`). For a request
-it returns the response's body; an async generator yields progress steps and then a `Result`; `RequestFailed` becomes
-an error answer.
+it returns the body of the response. An async generator yields progress steps and then a `Result`. `RequestFailed`
+becomes an error answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLOSING = "503"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The last thing a progress generator yields: the request's outcome."""
+    """The last item of a progress generator: the outcome of the request."""
 
     value: object = None
 
@@ -46,7 +46,7 @@ class ServiceOperation:
 
 
 def unknown_topic(topic: str | None) -> RequestFailed:
-    """The answer to a request that nobody handles."""
+    """The error for a request without a handler."""
     return RequestFailed(NO_SUCH_TOPIC, f"nobody handles requests for {topic!r}".encode())
 
 
@@ -82,7 +82,7 @@ class Service:
 
     @property
     def operations(self) -> tuple[ServiceOperation, ...]:
-        """What the service does, in the order in which it was added."""
+        """The operations of the service, in the order they were added."""
         return tuple(self._operations)
 
     @property
@@ -92,18 +92,18 @@ class Service:
 
     @property
     def event_topics(self) -> tuple[str, ...]:
-        """Topics and patterns of events that have a handler; a client that has this service subscribes to them."""
+        """Topics and patterns of events that have a handler. A client with this service subscribes to them."""
         exact = [topic for kind, topic in self._exact if kind is Kind.EVENT]
         return tuple(dict.fromkeys([*exact, *(pattern for kind, pattern, _ in self._patterns if kind is Kind.EVENT)]))
 
     def request(self, topic: str) -> Callable[[Function], Function]:
-        """Decorator: this function answers requests for a topic. What it returns may be a typed value."""
+        """Decorator: this function answers requests for a topic. It may return a typed value."""
         return self._decorator(Kind.REQUEST, topic)
 
     def event(self, topic: str) -> Callable[[Function], Function]:
         """Decorator: this function takes events of a topic.
 
-        A client with this service as its handler asks the other end for them by itself, at each connection.
+        A client with this service as its handler subscribes to them on every connection.
         """
         return self._decorator(Kind.EVENT, topic)
 
@@ -125,7 +125,7 @@ class Service:
         return add
 
     def __call__(self, message: Message, peer: Peer) -> object:
-        """Call the handler of the message's topic; a request without one fails with 404."""
+        """Call the handler of the message's topic. A request without a handler fails with 404."""
         handler = self.find(message)
         if handler is not None:
             return handler(message, peer)

@@ -1,4 +1,4 @@
-"""A bounded queue between the event loop's callbacks and those who await: nothing lost, nothing unbounded."""
+"""A bounded queue between callbacks of the event loop and coroutines that await items."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """Items in order, with water marks.
+    """Items in order, with high and low water marks.
 
-    `put` never fails: a read that is already here has to go somewhere. At `limit` items `on_full` is called, so that
-    no more is read; at half of it `on_room`. So an inbox holds at most `limit` items and those of one more read.
-    Cancelling `get` loses nothing: an item leaves only when it is returned.
+    `put` never fails, because a read that has arrived must be stored. At `limit` items it calls `on_full`, which stops
+    reading. At half of `limit` it calls `on_room`. So an inbox holds at most `limit` items plus those of one more read.
+    Cancelling `get` loses nothing: an item is removed only when it is returned.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Inbox(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether no more items will come."""
         return self._closed
 
     def put(self, item: T) -> None:
-        """Add an item; ignored after the end."""
+        """Add an item. Ignored after `close`."""
         if self._closed:
             return
         self._items.append(item)
@@ -52,7 +52,10 @@ class Inbox(Generic[T]):
         self._wake()
 
     def close(self, error: WireloomError | None = None) -> None:
-        """Nothing more comes. What is there can still be taken; then `get` raises, or says it is over."""
+        """Accept no more items.
+
+        The present ones can still be taken; then `get` raises the error, or StopAsyncIteration.
+        """
         if not self._closed:
             self._closed = True
             self._end = error
@@ -61,13 +64,13 @@ class Inbox(Generic[T]):
                     waiter.set_result(None)
 
     def discard(self) -> None:
-        """Close and throw away what is there: nobody will take it."""
+        """Close, and discard the present items."""
         self.close()
         self._items.clear()
         self._make_room()
 
     async def get(self) -> T:
-        """The next item. Raises the error the inbox was closed with, or StopAsyncIteration."""
+        """The next item. Raises the error given to `close`, or StopAsyncIteration."""
         while not self._items:
             if self._closed:
                 raise self._end or StopAsyncIteration

@@ -1,4 +1,4 @@
-"""The other end of a conversation, as a service author sees it: publish, request, subscribe."""
+"""The other end of a connection, as a service author uses it: publish, request, subscribe."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ from wireloom.peers.streams import MessageStream, Progress, Subscription
 from wireloom.protocols.contract import PUBLISH, Protocol
 
 CONCURRENCY = 256
-"""Requests of one peer that are handled at the same time."""
+"""How many requests of one peer are handled concurrently."""
 DRAIN = 5.0
 """Seconds that closing waits for what is still in flight."""
 
-# Looking up a member of an enum costs as much as a call, and these are needed for every message.
 _EVENT, _REQUEST, _NOBODY = Kind.EVENT, Kind.REQUEST, Authenticity.NONE
 PLAIN = object()
-"""In place of a type: values as the body has them."""
+"""Stands for "no type": values as they are in the body."""
 T = TypeVar("T")
 S = TypeVar("S")
 Body = TypeVar("Body")
@@ -66,7 +65,7 @@ class Peer(Channel):
 
     @property
     def unhandled(self) -> int:
-        """Messages that came in and that nobody wanted."""
+        """Messages that arrived and that nobody handled."""
         return self._unhandled
 
     async def publish(
@@ -78,10 +77,10 @@ class Peer(Channel):
         timeout: float | None = TIMEOUT,  # noqa: ASYNC109
         attributes: Mapping[str, str] | None = None,
     ) -> None:
-        """Send an event. With `ack` it is an acknowledged publish: this returns when the peer has taken it.
+        """Send an event. With `ack` it is an acknowledged publish: this returns when the peer has acknowledged it.
 
-        Without it this returns as soon as there is room for the next. `attributes` are for what one protocol has
-        beyond topic and body; those that it cannot carry raise NotSupported.
+        Without `ack` this returns as soon as the next event can be sent. `attributes` are fields of one protocol beyond
+        topic and body. If the protocol cannot carry one, NotSupported is raised.
         """
         kind = _EVENT
         if ack:
@@ -283,7 +282,7 @@ class Peer(Channel):
         timeout: float | None = TIMEOUT,
         return_errors: bool = False,
     ) -> Many[Message, Message]:
-        """The same as `request_many` for requests as they are, and answers as they came."""
+        """Like `request_many`, but with requests and answers as messages."""
         return Many(
             self,
             messages,
@@ -349,9 +348,9 @@ class Peer(Channel):
         timeout: float | None = TIMEOUT,
         attributes: Mapping[str, str] | None = None,
     ) -> Progress[Any, Any]:
-        """Ask for something that takes a while: iterate over the steps, then await the result.
+        """Send a request that takes a while: iterate over its progress steps, then await the result.
 
-        `timeout` is the longest silence between two steps. `steps` and `returns` are the types of steps and result.
+        `timeout` is the longest time without a step. `steps` and `returns` are the types of steps and result.
         """
         inbox: Inbox[Message] = self._inbox()
         message = self._message(_REQUEST, topic, body, attributes)
@@ -360,16 +359,16 @@ class Peer(Channel):
         return Progress(self, call, step=_given(steps), outcome=_given(returns))
 
     async def provide(self, *topics: str) -> None:
-        """Tell a hub that requests for these topics (or patterns) come here, to the handler.
+        """Tell a hub that requests for these topics or patterns come to this peer's handler.
 
-        It is told again after a reconnect. Raises RequestFailed where the other end is no hub.
+        This is repeated after a reconnect. Raises RequestFailed if the other end is not a hub.
         """
         for topic in topics:
             await self.ask(operation(PROVIDE, topic))
             self._provided[topic] = None
 
     async def stop_providing(self, *topics: str) -> None:
-        """Tell the hub that requests for these topics go elsewhere, or nowhere."""
+        """Tell the hub that this peer no longer provides these topics."""
         for topic in topics:
             self._provided.pop(topic, None)
             await self.ask(operation(WITHDRAW, topic))
@@ -379,30 +378,31 @@ class Peer(Channel):
     ) -> Subscription:
         """Events of topics that match a pattern, as an async iterator of messages.
 
-        The other end is asked for them (`$hub/subscribe`), and asked again after a reconnect. With `local` it is
-        not: for peers that send events unasked. Where the protocol cannot ask, events are only filtered here.
+        The other end is asked for them (`$hub/subscribe`), and asked again after a reconnect. With `local` it is not
+        asked: for peers that send events without subscriptions. If the protocol has no subscriptions, events are only
+        filtered here.
 
-        A hub also gives the past. With `retained` the last value of each topic comes first. With `since` (a time, how
-        long ago such as `15m`, an offset such as `1042.7`, or `start`) everything comes that was committed since
-        then, and then what follows, each message once and in order, also across reconnects; its attribute `offset`
-        is where to go on later.
+        A hub can also send past events. With `retained` the last value of each topic comes first. With `since`,
+        everything committed since a point comes first, then what follows: each message once and in order, also across
+        reconnects. The point is a time, an age such as `15m`, an offset such as `1042.7`, or `start`. The attribute
+        `offset` of a message is where to continue later.
         """
         if since is not None:
             return Replay(self, self._replays, pattern, self._inbox(), since, retained=retained, local=local)
         return Subscription(self, pattern, self._inbox(), local=local, retained=retained)
 
     def messages(self) -> MessageStream:
-        """Everything the other end sends from now on, also what is handled elsewhere."""
+        """Every message from the other end from now on, including those with a handler."""
         inbox = self._inbox()
         self._streams.append(inbox)
         return MessageStream(self, inbox)
 
     def send(self, message: Message) -> Message:
-        """Send any message as it is; for what only one protocol has. Returned with its id."""
+        """Send any message unchanged, for features of one protocol. Returns it with its id."""
         return self._current().send(message)
 
     def send_event(self, topic: str, body: object = None) -> None:
-        """Send an event without waiting for room; see `is_slow`."""
+        """Send an event without waiting for back-pressure; see `is_slow`."""
         self._current().send(self._message(_EVENT, topic, body, None))
 
     @property
@@ -416,19 +416,19 @@ class Peer(Channel):
             self._driver.abort()
 
     async def drain(self) -> None:
-        """Wait until there is room to send more."""
+        """Wait until more can be sent."""
         await self._current().drain()
 
     def cancel(self, request: Message, *, kill: bool = False) -> None:
-        """Ask the peer to stop working on a request (as returned by `send`); with `kill` no answer follows."""
+        """Ask the peer to stop working on a request (as returned by `send`). With `kill` no answer follows."""
         attributes = {"kill": "true"} if kill else {}
         self._current().send(Message(Kind.CANCEL, request.topic, correlation_id=request.id, attributes=attributes))
 
     async def close(self, reason: str = "", *, drain: float = DRAIN) -> None:
-        """Finish what is in flight, for at most `drain` seconds, say goodbye, and close.
+        """Finish what is in flight, for at most `drain` seconds, then close politely.
 
-        That is: handlers that run, requests and acknowledged publishes that wait for an answer, and what was sent but
-        not written yet because the other end reads slowly. The last of it and the goodbye have 5 s more.
+        In flight are: running handlers, requests and acknowledged publishes without an answer, and bytes that are not
+        written because the other end reads slowly. The last bytes and the goodbye have 5 more seconds.
         """
         self._closing = True
         driver = self._driver
@@ -492,13 +492,13 @@ def _named(topic: str) -> str:
 
 
 def _given(kind: object) -> tuple[object, ...]:
-    """A type that was given; nothing where none was."""
+    """A given type as a tuple; empty if none was given."""
     return () if kind is PLAIN else (kind,)
 
 
 @functools.cache
 def _caller() -> Callable[..., Coroutine[Any, Any, object]]:
-    """What makes typed calls; its module knows of peers itself."""
+    """The function for typed calls. Imported late, because its module imports peers."""
     from wireloom.peers.wolpertinger.components import call
 
     return call

@@ -1,6 +1,6 @@
-"""The inside of a peer: its driver, who waits for what, and where messages go that come in.
+"""The internals of a peer: its driver, its pending calls, and the dispatch of incoming messages.
 
-`Peer` puts on top of it what people call.
+`Peer` adds the public API.
 """
 
 from __future__ import annotations
@@ -40,22 +40,21 @@ SUBSCRIBE, UNSUBSCRIBE = HUB_PREFIX + "subscribe", HUB_PREFIX + "unsubscribe"
 PROVIDE, WITHDRAW = HUB_PREFIX + "provide", HUB_PREFIX + "withdraw"
 
 TIMEOUT = 30.0
-"""Seconds a request waits for its answer unless told otherwise."""
+"""Default seconds that a request waits for its answer."""
 QUEUE = 1024
-"""Messages a subscription holds before no more is read from the connection."""
+"""Messages that a subscription holds before reading from the connection stops."""
 
 FULL = "; input is not read because a queue of this end is full"
 
 _NUMBERS = count(1)
 T = TypeVar("T")
-# Looking up a member of an enum costs as much as a call, and these are needed for every message.
 _EVENT, _REQUEST = Kind.EVENT, Kind.REQUEST
 _CANCEL, _REDIRECT = Kind.CANCEL, Kind.REDIRECT
 _ANSWERS = frozenset((Kind.RESPONSE, Kind.ERROR, Kind.PROGRESS, Kind.ACK))
 
 
 class Channel:
-    """What connects a peer with its driver, which changes with every reconnect."""
+    """Connects a peer with its driver, which changes with every reconnect."""
 
     _answers: Answers
 
@@ -67,30 +66,30 @@ class Channel:
         self._calls = PendingCalls(self._give_up, lambda: FULL if self._holds else "")
         self._subscriptions: Subscriptions[Inbox[Message]] = Subscriptions()
         self._announced: dict[str, list[Inbox[Message]]] = {}
-        """Patterns the other end was asked for, and the subscriptions that need each."""
+        """Patterns that the other end was asked for, with the subscriptions that need each."""
         self._provided: dict[str, None] = {}
-        """Topics this end answers requests for, as the other end, a hub, was told."""
+        """Topics that this end provides, as the hub was told."""
         self._replays = ReplaySubscriptions()
-        """Subscriptions to the past, by the name that the other end knows them by."""
+        """Subscriptions to past events, by their name at the other end."""
         self._streams: list[Inbox[Message]] = []
         self._holds: set[str] = set()
         self._over: WireloomError | None = None
-        """Why nothing can be sent ever again; None while there is hope."""
+        """Why nothing can be sent any more; None while a connection is still possible."""
         self._hopeless: asyncio.Future[object] = self._loop.create_future()
         self._closing = False
         self._gone = asyncio.Event()
         self._unhandled = 0
         self._last_form: tuple[str | None, Format | None] = (None, None)
-        """The content type that was read last, and how: mostly the next body has the same."""
+        """The content type that was decoded last, with its format. The next body usually has the same."""
 
     @property
     def connected(self) -> bool:
-        """Whether the conversation is open right now."""
+        """Whether the session is open now."""
         return self._driver is not None and self._driver.is_open
 
     @property
     def session(self) -> Session:
-        """The protocol's own session, for what only this protocol has."""
+        """The protocol's own session, for features of one protocol."""
         return self._current().session
 
     @property
@@ -105,13 +104,13 @@ class Channel:
 
     @property
     def _is_busy(self) -> bool:
-        """Whether messages that came in are still being handled."""
+        """Whether incoming messages are still being handled."""
         return self._answers.is_busy
 
     # Values
 
     def encode(self, value: object) -> tuple[bytes, str | None]:
-        """A value as a body and its content type, in the form agreed with this peer."""
+        """A value as a body and its content type, in the format agreed with this peer."""
         agreed = None if self._driver is None else self._driver.session.content_type
         if value.__class__ is bytes:
             return value, agreed
@@ -123,7 +122,7 @@ class Channel:
         return body, content_type or agreed
 
     def decode(self, message: Message, *kind: object) -> Any:
-        """The value of a message's body, of a type if one is given; the inverse of `encode`."""
+        """The value of a message's body, of a type if one is given. The inverse of `encode`."""
         if kind:
             return typed_value(message.body, message.content_type, kind[0], self._value_of)
         if message.content_type is None:
@@ -144,7 +143,7 @@ class Channel:
     @overload
     async def value(self, message: Message, kind: object, /) -> Any: ...
     async def value(self, message: Message, *kind: object) -> Any:
-        """The same as `Message.value`; a large body is read by another thread, so that the event loop turns meanwhile.
+        """Like `Message.value`, but a large body is decoded by another thread, so that the event loop is not blocked.
 
         >>> import asyncio, wireloom.testing
         >>> async def count(message, peer):
@@ -159,17 +158,17 @@ class Channel:
             return self.decode(message, *kind)
         return await self._elsewhere(lambda: self.decode(message, *kind))
 
-    # What the driver and its owner call
+    # Called by the driver and its owner
 
     def _attach(self, driver: Driver) -> None:
-        """From now on talk over this driver."""
+        """Use this driver from now on."""
         self._driver = driver
         self._gone.clear()
         for reason in self._holds:
             driver.hold(reason)
 
     def _take(self, batch: Batch) -> None:
-        """What one read brought. After each `PIECE` messages their answers are written."""
+        """Handle the messages of one read. After each `PIECE` messages their answers are written."""
         driver = self._driver
         assert driver is not None
         for place, message in enumerate(batch.messages, 1):
@@ -210,10 +209,10 @@ class Channel:
         return bool(takers)
 
     def _redirected(self, message: Message) -> None:
-        """The other end wants us to go elsewhere; only clients can."""
+        """The other end sent a redirect. Only clients follow it."""
 
     def _lost(self, error: WireloomError) -> None:
-        """The connection is gone. Every waiting call fails; without a way back everything ends."""
+        """The connection is lost: fail every pending call. Without a reconnect everything ends."""
         driver = self._driver
         assert driver is not None
         if self._closing:
@@ -224,11 +223,11 @@ class Channel:
         self._end(error)
 
     async def _finished(self) -> None:
-        """Wait until everything that came in is handled."""
+        """Wait until all incoming messages are handled."""
         await self._answers.finished()
 
     def _end(self, error: WireloomError) -> None:
-        """Nothing will come or go any more."""
+        """End everything: nothing can be sent or received any more."""
         if self._over is not None:
             return
         self._over = error
@@ -241,13 +240,13 @@ class Channel:
             inbox.close(None if quiet else fresh(error))
 
     def _hold(self, reason: str) -> None:
-        """Read no more from the connection until `release`."""
+        """Stop reading from the connection until `_release`."""
         self._holds.add(reason)
         if self._driver is not None:
             self._driver.hold(reason)
 
     def _release(self, reason: str) -> None:
-        """Read again."""
+        """Resume reading."""
         self._holds.discard(reason)
         if self._driver is not None:
             self._driver.release(reason)
@@ -257,7 +256,7 @@ class Channel:
     async def _open_subscription(
         self, pattern: str, inbox: Inbox[Message], *, local: bool, retained: bool = False
     ) -> bool:
-        """Enter a subscription here and ask the other end; True when it was asked."""
+        """Register a subscription, and ask the other end for it. Returns True if it was asked."""
         self._check()
         self._subscriptions.add(pattern, inbox)
         if local:
@@ -277,21 +276,21 @@ class Channel:
         return True
 
     def _drop_subscription(self, pattern: str, inbox: Inbox[Message], *, announced: bool) -> None:
-        """Leave a subscription; the other end is told when nobody here wants the pattern any more."""
+        """Remove a subscription. The other end is told when no subscription needs the pattern any more."""
         self._subscriptions.remove(pattern, inbox)
         inbox.discard()
         if announced and self._forget(pattern, inbox) and self.connected:
             try:
                 self._send_and_forget(operation(UNSUBSCRIBE, pattern))
             except WireloomError:
-                return  # a connection that is lost has no subscriptions
+                return  # a lost connection has no subscriptions
 
     def _send_and_forget(self, request: Message) -> None:
         """Send a request whose answer nobody waits for."""
         self._dispatch(Call(request, TIMEOUT, self._loop), self._current())
 
     def _drop_stream(self, inbox: Inbox[Message]) -> None:
-        """Leave the stream of all messages."""
+        """Remove a stream of all messages."""
         if inbox in self._streams:
             self._streams.remove(inbox)
         inbox.discard()
@@ -311,7 +310,7 @@ class Channel:
     # Calls
 
     async def ask(self, message: Message, *, timeout: float | None = TIMEOUT) -> Message:  # noqa: ASYNC109
-        """Send a request as it is, and return the answer as it came."""
+        """Send a request message, and return the answer message."""
         call = Call(message, timeout, self._loop)
         driver = self._driver
         if driver is None or not driver.has_room:
@@ -324,11 +323,11 @@ class Channel:
             raise
 
     async def _send_progressive(self, call: Call) -> None:
-        """Send a request whose steps somebody iterates over."""
+        """Send a request with progress steps."""
         self._dispatch(call, await self._room(call.patience))
 
     async def _room(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
-        """Wait for the driver, when it is open and there is room to write; for so long, then raise RequestTimeout."""
+        """Wait until the driver is open and accepts more. Raises RequestTimeout after `timeout` seconds."""
         while True:
             driver = await self._ready(timeout)
             if not driver.writing_is_paused:
@@ -341,9 +340,9 @@ class Channel:
                 raise RequestTimeout(f"{where} reads too slowly: no room for a request within {timeout:g} s") from None
 
     def _dispatch(self, call: Waiting, driver: Driver, *, followed: bool | None = None) -> None:
-        """Send a request, and wait for its answer; `followed` if others are likely to be sent right after it.
+        """Send a request, and register it for its answer. `followed`: others will probably be sent right after it.
 
-        Where nobody says so, that is assumed while others wait for their answers.
+        By default this is assumed while other requests wait for their answers.
         """
         if followed is None:
             followed = bool(self._calls.waiting)
@@ -353,7 +352,7 @@ class Channel:
         self._calls.add(call, sent.id)
 
     def _dispatch_all(self, calls: Sequence[Waiting], driver: Driver, *, followed: bool) -> None:
-        """Send requests: together, or else one by one. What is wrong with one is its outcome."""
+        """Send requests together, or one by one. An error of one request becomes its outcome."""
         for start in range(0, len(calls), PIECE):
             piece = calls[start : start + PIECE]
             ids = None
@@ -369,14 +368,14 @@ class Channel:
                     call.fail(error)
 
     def _withdraw(self, call: Waiting) -> None:
-        """Nobody waits for this call any more."""
+        """Remove a call that nobody waits for."""
         if call.id and self._calls.remove(call.id) is not None:
             self._give_up(call)
         if call.steps is not None:
             call.steps.discard()
 
     def _give_up(self, call: Waiting) -> None:
-        """Tell the peer that the answer is no longer wanted, where the protocol can say so."""
+        """Tell the peer that the answer is no longer wanted, if the protocol can express it."""
         try:
             self._current().send(Message(Kind.CANCEL, call.request.topic, correlation_id=call.id))
         except WireloomError:
@@ -395,14 +394,14 @@ class Channel:
         return self._driver
 
     async def _ready(self, timeout: float | None) -> Driver:  # noqa: ASYNC109
-        """The driver, open. A client that is reconnecting waits here."""
+        """The open driver. A client that is reconnecting waits here."""
         driver = self._current()
         if not driver.is_open:
             raise PeerClosed(f"the connection to {self.name or 'the peer'} is closing")
         return driver
 
     async def _elsewhere(self, work: Callable[[], T]) -> T:
-        """Let another thread do what takes long."""
+        """Run slow work on another thread."""
         return await self._loop.run_in_executor(None, work)
 
 

@@ -1,4 +1,4 @@
-"""Requests on their way: who waits for which answer, and until when."""
+"""Requests without an answer yet: who waits for which one, and until when."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wireloom.peers.send_queue import fresh
 CANCELLED = "cancelled"
 _PROGRESS, _ERROR = Kind.PROGRESS, Kind.ERROR
 NEVER = float("inf")
-"""The deadline of a request that waits for ever."""
+"""The deadline of a request without a timeout."""
 
 
 class Waiting:
@@ -25,14 +25,14 @@ class Waiting:
     patience: float | None
     deadline: float
     steps: Inbox[Message] | None = None
-    """Where its progress goes, if anybody wants to see that."""
+    """Where its progress steps go, if somebody iterates over them."""
 
     def finish(self, answer: Message) -> None:
-        """The answer is here."""
+        """Deliver the answer."""
         raise NotImplementedError
 
     def fail(self, error: WireloomError) -> None:
-        """There will be no answer."""
+        """Deliver an error instead of an answer."""
         raise NotImplementedError
 
 
@@ -56,17 +56,17 @@ class Call(Waiting):
         self.steps = steps
 
     def finish(self, answer: Message) -> None:
-        """The answer is here."""
+        """Deliver the answer."""
         if not self.answer.done():
             self.answer.set_result(answer)
         if self.steps is not None:
             self.steps.close()
 
     def fail(self, error: WireloomError) -> None:
-        """There will be no answer."""
+        """Deliver an error instead of an answer."""
         if not self.answer.done():
             self.answer.set_exception(error)
-            # A call nobody awaits any more is no mistake of anybody's.
+            # Mark the error as retrieved: a call that nobody awaits is no mistake.
             self.answer.exception()
         if self.steps is not None:
             self.steps.close()
@@ -75,7 +75,7 @@ class Call(Waiting):
 class PendingCalls:
     """The requests of one connection that wait for answers, by id.
 
-    One timer serves them all: it is set for the first deadline and looks again when it fires.
+    One timer serves all of them. It is set for the first deadline, and set again when it fires.
     """
 
     def __init__(self, on_timeout: Callable[[Waiting], None], explain: Callable[[], str] = str) -> None:
@@ -86,13 +86,13 @@ class PendingCalls:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self.idle: list[asyncio.Future[None]] = []
-        """Those who wait until no call waits."""
+        """Futures of those who wait until no request waits."""
 
     def __len__(self) -> int:
         return len(self.waiting)
 
     def add(self, call: Waiting, request_id: str) -> None:
-        """The request was sent under this id."""
+        """Add a request that was sent with this id."""
         call.id = request_id
         self.waiting[request_id] = call
         deadline = call.deadline
@@ -100,7 +100,7 @@ class PendingCalls:
             self._watch(deadline)
 
     def add_all(self, calls: Sequence[Waiting], ids: Sequence[str]) -> None:
-        """The requests were sent together, under these ids; all have one deadline."""
+        """Add requests that were sent together, with these ids. All have the same deadline."""
         for call, request_id in zip(calls, ids, strict=True):
             call.id = request_id
             self.waiting[request_id] = call
@@ -108,7 +108,7 @@ class PendingCalls:
             self._watch(calls[0].deadline)
 
     def settle(self, answer: Message) -> bool:
-        """Hand an answer to whoever waits for it; False when nobody does."""
+        """Deliver an answer to its request. Returns False if no request has its id."""
         kind = answer.kind
         if kind is _PROGRESS:
             call = self.waiting.get(answer.correlation_id or "")
@@ -133,21 +133,21 @@ class PendingCalls:
         return True
 
     def remove(self, request_id: str) -> Waiting | None:
-        """Nobody waits for this one any more."""
+        """Remove a request that nobody waits for."""
         call = self.waiting.pop(request_id, None)
         if not self.waiting and self.idle:
             self.wake_idle()
         return call
 
     def take_all(self) -> list[Waiting]:
-        """Every waiting call, in the order they were sent; they are forgotten here."""
+        """Remove and return all requests, in the order they were sent."""
         calls = list(self.waiting.values())
         self.waiting.clear()
         self.wake_idle()
         return calls
 
     def fail_all(self, error: WireloomError) -> None:
-        """The connection is lost: every waiting call fails now."""
+        """Fail all requests, because the connection is lost."""
         for call in self.take_all():
             call.fail(fresh(error))
         if self._timer is not None:
@@ -155,21 +155,21 @@ class PendingCalls:
             self._timer = None
 
     def fail_progressive(self, error: WireloomError) -> None:
-        """Fail the calls whose steps are being followed: those cannot begin anew."""
+        """Fail the requests whose steps somebody iterates over: these cannot be sent again."""
         for call in list(self.waiting.values()):
             if call.steps is not None:
                 self.remove(call.id)
                 call.fail(fresh(error))
 
     async def settled(self) -> None:
-        """Wait until no call waits."""
+        """Wait until no request waits."""
         while self.waiting:
             idle = self._loop.create_future()
             self.idle.append(idle)
             await idle
 
     def wake_idle(self) -> None:
-        """No call waits any more: tell those who wait for that."""
+        """Wake those who wait in `settled`."""
         idle, self.idle = self.idle, []
         for future in idle:
             if not future.done():

@@ -1,4 +1,4 @@
-"""Many acknowledged publishes, a number of them in flight at a time, with progress: `request_many` for events."""
+"""Many acknowledged publishes with a bounded number in flight, and with progress: `request_many` for events."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from wireloom.peers.request_many import Many
 
 
 class PublishMany(AsyncIterator[int | WireloomError]):
-    """Acknowledged publishes on their way. Await it for their number, or iterate over how many are acknowledged.
+    """Acknowledged publishes in progress. Await it for their number, or iterate over the number acknowledged so far.
 
-    Made by `Peer.publish_many`. The next body is sent when an acknowledgement is taken. So whoever neither awaits
-    nor iterates publishes nothing. Leaving the `async with`, or dropping this, gives up what is in flight.
+    Made by `Peer.publish_many`. The next body is sent when an acknowledgement is taken. So nothing is published unless
+    it is awaited or iterated. Leaving the `async with`, or dropping this, gives up what is in flight.
     """
 
     def __init__(self, many: Many[object, Message]) -> None:
         self._many = many
         self.acknowledged = 0
-        """How many the other end has taken; from a hub that means: they are on disk."""
+        """How many the other end has acknowledged. From a hub this means that they are on disk."""
         self.failed = 0
-        """How many were refused, or got no answer; with `return_errors` the others go on."""
+        """How many were refused or not answered. With `return_errors` the others go on."""
 
     async def __anext__(self) -> int | WireloomError:
         outcome: object = await self._many.__anext__()
@@ -40,7 +40,7 @@ class PublishMany(AsyncIterator[int | WireloomError]):
         return self._all().__await__()
 
     def close(self) -> None:
-        """Send no more, and give up what is in flight: nobody knows what becomes of that."""
+        """Send no more, and give up what is in flight. The outcome of that is unknown."""
         self._many.close()
 
     async def __aenter__(self) -> Self:

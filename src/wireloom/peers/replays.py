@@ -1,4 +1,4 @@
-"""Subscriptions that ask a hub for the past: their events come under topics of their own, with offsets."""
+"""Subscriptions that ask a hub for past events. These arrive under their own topics, with offsets."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SINCE = HUB_PREFIX + "since/"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _NUMBERS = count(1)
 TIMEOUT = 30.0
-"""Seconds that asking for the past waits for a connection."""
+"""Seconds that a replay request waits for a connection."""
 
 
 class Replay(Subscription):
-    """Events of one pattern from some point on; `offset` is that of the newest one that came."""
+    """Events of one pattern since some point. `offset` is that of the newest event received."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class Replay(Subscription):
         self.offset: str | None = None
 
     def request(self) -> Message:
-        """What asks the hub for the events, from where this end is."""
+        """The request that asks the hub for the events after the current offset."""
         return _operation(_SUBSCRIBE, {"topic": self.pattern, "since": self.offset or self._since, "as": self.name})
 
     async def _open(self) -> bool:
-        # While there is no connection it is not among the replays: a new one would ask for it, too.
+        # Not registered while there is no connection: a reconnect would ask for it a second time.
         await self._peer._room(TIMEOUT)
         self._replays.add(self)
         try:
@@ -71,10 +71,10 @@ class Replay(Subscription):
             try:
                 self._peer._send_and_forget(_operation(_UNSUBSCRIBE, {"topic": self.pattern, "as": self.name}))
             except WireloomError:
-                return  # a connection that is lost has no subscriptions
+                return  # a lost connection has no subscriptions
 
     def take(self, offset: str, message: Message) -> None:
-        """An event has come."""
+        """Take an event."""
         self.offset = offset
         self.inbox.put(message)
 
@@ -89,23 +89,23 @@ class ReplaySubscriptions:
         return len(self._by_name)
 
     def add(self, replay: Replay) -> None:
-        """From now on events for it may come."""
+        """Register a replay. From now on its events may arrive."""
         self._by_name[replay.name] = replay
 
     def remove(self, replay: Replay) -> None:
-        """Nobody wants its events any more."""
+        """Remove a replay."""
         self._by_name.pop(replay.name, None)
 
     def running(self) -> list[Replay]:
-        """All of them."""
+        """All registered replays."""
         return list(self._by_name.values())
 
     def inboxes(self) -> Iterator[Inbox[Message]]:
-        """Where their events wait."""
+        """The inboxes of all replays."""
         return (replay.inbox for replay in self._by_name.values())
 
     def take(self, message: Message) -> bool:
-        """Hand an event to its replay, under the topic it was published to; False if it belongs to none."""
+        """Pass an event to its replay, under its original topic. Returns False if it belongs to none."""
         if message.topic is None or not message.topic.startswith(_SINCE):
             return False
         name, _, rest = message.topic.removeprefix(_SINCE).partition("/")
@@ -117,7 +117,7 @@ class ReplaySubscriptions:
 
 
 def fixed(since: str | datetime) -> str:
-    """A point that stays where it is: how long ago becomes a time.
+    """A fixed point in time: an age such as `15m` becomes a time.
 
     >>> fixed(datetime.fromisoformat("2026-01-31T12:00:00Z"))
     '2026-01-31T12:00:00+00:00'

@@ -1,8 +1,7 @@
-"""Many requests, a number of them in flight at a time, and their answers in order: no task and no future for each.
+"""Many requests with a bounded number in flight, and their answers in order, without a task or future for each.
 
-`Row` holds the requests that were sent and whose outcome nobody has taken yet. There are never more than `in_flight`
-of them: the next request goes out when an answer is taken. So whoever is slow to take answers slows down the other
-end, and memory is bounded by what is in flight.
+A `_Row` holds the requests that were sent and whose outcome was not taken yet. There are at most `in_flight` of them:
+the next request is sent when an answer is taken. So a slow consumer slows down the other end, and memory is bounded.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ Body = TypeVar("Body")
 Answer = TypeVar("Answer")
 
 IN_FLIGHT = 64
-"""Requests of one row on the wire unless told otherwise."""
+"""Default number of requests in flight."""
 
 
 class _Place(Waiting):
-    """One request's place in the row."""
+    """One request of a row."""
 
     __slots__ = ("outcome", "row")
 
@@ -40,21 +39,21 @@ class _Place(Waiting):
         self.outcome: Message | WireloomError | None = None
 
     def finish(self, answer: Message) -> None:
-        """The answer is here."""
+        """Deliver the answer."""
         self.outcome = answer
         row = self.row
         if row.waker is not None and row.places[0] is self:
             row.wake()
 
     def fail(self, error: WireloomError) -> None:
-        """There will be no answer."""
+        """Deliver an error instead of an answer."""
         self.outcome = error
         if self.row.waker is not None:
             self.row.wake()
 
 
 class _Row(Generic[Body]):
-    """Requests in the order in which they were sent."""
+    """Requests in the order they were sent."""
 
     def __init__(
         self,
@@ -67,18 +66,18 @@ class _Row(Generic[Body]):
         self.message = message
         self.in_flight = in_flight
         self.low = in_flight // 2
-        """When so few are left, more are sent, together; at the latest when there is nothing to be taken."""
+        """Low water mark: send more requests, together, when so few are left or when no answer is ready."""
         self.timeout = timeout
         self.loop = asyncio.get_running_loop()
         self.places: deque[_Place] = deque()
         self.waker: asyncio.Future[None] | None = None
-        """Set when somebody waits for the first place, or for the end."""
+        """Set while somebody waits for the first outcome, or for the end."""
         self.room: asyncio.Future[None] | None = None
-        """Set when somebody waits for a place."""
+        """Set while `feed` waits for a free place."""
         self.over = False
-        """No more requests will be sent."""
+        """Whether no more requests will be sent."""
         self.failure: Exception | None = None
-        """Why not, if not for the lack of bodies."""
+        """The error that ended the row early, if any."""
 
     def wake(self) -> None:
         if self.waker is not None and not self.waker.done():
@@ -89,7 +88,7 @@ class _Row(Generic[Body]):
         self.wake()
 
     def send(self, bodies: Iterable[Body], driver: Driver) -> None:
-        """Send a request for each body; what is wrong with one is its outcome."""
+        """Send a request for each body. An error of one request becomes its outcome."""
         deadline = NEVER if self.timeout is None else self.loop.time() + self.timeout
         ready: list[_Place] = []
         for body in bodies:
@@ -104,7 +103,7 @@ class _Row(Generic[Body]):
         self.peer._dispatch_all(ready, driver, followed=self.in_flight > 1)
 
     def fill(self, bodies: Iterator[Body]) -> None:
-        """Send requests as long as there are bodies, places, and room on the connection."""
+        """Send requests while there are bodies and free places, and the connection accepts more."""
         driver = self.peer._driver
         if driver is None or not driver.has_room:
             return
@@ -114,12 +113,12 @@ class _Row(Generic[Body]):
             for body in islice(bodies, wanted):
                 taken.append(body)  # noqa: PERF402 - what came before an error counts
             self.over = len(taken) < wanted
-        except Exception as error:  # raised again where the row ends: the answers before it are not lost
+        except Exception as error:  # raised again at the end of the row: earlier answers are not lost
             self.end(error)
         self.send(taken, driver)
 
     async def feed(self, bodies: AsyncIterable[Body]) -> None:
-        """Send requests as bodies come; for those that have to be waited for."""
+        """Send requests as bodies arrive from an async iterable."""
         try:
             async for body in bodies:
                 while len(self.places) >= self.in_flight:
@@ -130,7 +129,7 @@ class _Row(Generic[Body]):
                     driver = await self.peer._room(self.timeout)
                 self.send((body,), driver)
                 self.wake()
-        except Exception as error:  # raised again where the row ends
+        except Exception as error:  # raised again at the end of the row
             self.end(error)
         else:
             self.end()
@@ -139,12 +138,12 @@ class _Row(Generic[Body]):
                 await bodies.aclose()
 
     def tell_room(self) -> None:
-        """A place is free."""
+        """Wake `feed`: a place is free."""
         if self.room is not None and not self.room.done():
             self.room.set_result(None)
 
     async def wait(self) -> None:
-        """Until the first place has its outcome, a first place is there, or the row is over."""
+        """Wait until the first request has its outcome, a first request exists, or the row is over."""
         if self.waker is not None:
             raise RuntimeError("the answers of one row of requests are taken by one task at a time")
         self.waker = self.loop.create_future()
@@ -154,7 +153,7 @@ class _Row(Generic[Body]):
             self.waker = None
 
     def close(self) -> None:
-        """Nobody wants the answers that are left."""
+        """Give up the remaining requests."""
         self.over, self.failure = True, None
         places = list(self.places)
         self.places.clear()
@@ -164,10 +163,10 @@ class _Row(Generic[Body]):
 
 
 class Many(AsyncIterator[Answer], Generic[Body, Answer]):
-    """The answers of many requests, in the order of the requests. Made by `request_many` and `ask_many`.
+    """The answers to many requests, in the order of the requests. Made by `request_many` and `ask_many`.
 
-    Leaving the `async with`, or dropping the iterator, gives up the requests that are in flight. Cancelling the wait
-    for an answer loses none.
+    Leaving the `async with`, or dropping the iterator, gives up the requests in flight. Cancelling the wait for an
+    answer loses none.
     """
 
     def __init__(
@@ -222,7 +221,7 @@ class Many(AsyncIterator[Answer], Generic[Body, Answer]):
             if bodies is None:
                 await row.wait()
             else:
-                # Nothing is on its way, and nothing can be sent: the connection is being made again, or is full.
+                # Nothing is in flight, and nothing can be sent: the client is reconnecting, or the connection is full.
                 try:
                     await row.peer._room(row.timeout)
                 except WireloomError:

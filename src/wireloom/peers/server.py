@@ -1,4 +1,4 @@
-"""`serve`: peers that come to us, and what they subscribed to."""
+"""`serve`: accepts peers, and publishes to their subscriptions."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Limits:
     """
 
     queue: int = QUEUE
-    """Messages of a peer that wait for their handler, or in a subscription; then no more is read from it."""
+    """Messages of a peer that may wait for their handler, or in a subscription. Then reading from it stops."""
     concurrency: int = CONCURRENCY
-    """Requests of a peer that are handled at a time."""
+    """How many requests of a peer are handled concurrently."""
     connections: int = MAX_CONNECTIONS
-    """Peers at a time; further ones are turned away."""
+    """Maximum peers. Further ones are refused."""
     slow: float = SLOW
-    """Seconds a subscriber may take to make room before it is dropped."""
+    """Seconds that a subscriber may be slow before it is dropped."""
 
 
 def serve(
@@ -60,14 +60,17 @@ def serve(
     drain: float = DRAIN,
     busy_poll: float = BUSY_POLL,
 ) -> Server:
-    """A server at a URL; use it with `async with`. Port 0 takes any free port, `server.url` tells which.
+    """A server at a URL; use it with `async with`. Port 0 means any free port; `server.url` contains the actual one.
 
         async with wireloom.serve("hsp://127.0.0.1:0", handler) as server:
             await server.publish("alerts/fire", "run")
 
-    `handler` answers requests and takes events (see `Service`); `tls` holds the certificate, for schemes with TLS;
-    `limits` are those of connections and work (see `Limits`); `origins` are the web pages that may connect by
-    WebSocket; `drain` is how long leaving waits for what is in flight; `busy_poll` is as with `connect`.
+    - `handler` answers requests and takes events (see `Service`).
+    - `tls` holds the certificate, for schemes with TLS.
+    - `limits` apply to connections and work (see `Limits`).
+    - `origins` are the web pages that may connect by WebSocket.
+    - `drain` is how many seconds closing waits for what is in flight.
+    - `busy_poll` is the same as for `connect`.
     """
     place = endpoint(url)
     own = place.protocol.settings(place.settings_with(settings))
@@ -88,7 +91,7 @@ def serve(
 
 @dataclass(eq=False)
 class Server:
-    """Listens, and keeps the peers that came. Made by `serve`."""
+    """Listens, and holds the connected peers. Made by `serve`."""
 
     _place: Endpoint
     _handler: Handler | None
@@ -106,10 +109,10 @@ class Server:
     _drivers: dict[Driver, None] = field(default_factory=dict)
     _wanted: Subscriptions[Peer] = field(default_factory=Subscriptions)
     _leaving: dict[Peer, asyncio.Task[None]] = field(default_factory=dict)
-    """Peers that are gone but whose last messages are still being handled."""
+    """Disconnected peers whose last messages are still being handled."""
 
     async def start(self) -> Self:
-        """Begin to listen. Raises OSError when the address cannot be had."""
+        """Start to listen. Raises OSError if the address is not available."""
         tls = None
         if self._place.secure:
             listens_as_client = self._place.transport.listens_as_client
@@ -142,12 +145,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where peers can connect, with the real port."""
+        """The URL for clients, with the actual port."""
         return self._place.url if self._listener is None else self._place.at(self._listener.address).url
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port."""
         return self._place.address.port if self._listener is None else self._listener.address.port
 
     @property
@@ -156,9 +159,9 @@ class Server:
         return tuple(self._peers)
 
     async def publish(self, topic: str, body: object = None) -> int:
-        """Send an event to every peer that subscribed to its topic; returns how many there were.
+        """Send an event to every peer that subscribed to its topic. Returns how many there were.
 
-        Returns when there is room for the next. A peer that makes no room for `limits.slow` seconds is dropped.
+        Returns when the next event can be sent. A peer that is slow for `limits.slow` seconds is dropped.
         """
         takers = self._wanted.lookup(topic)
         slow: list[Peer] = []
@@ -184,7 +187,7 @@ class Server:
             return
 
     async def close(self, *, drain: float | None = None) -> None:
-        """Take no more connections, finish what is in flight, say goodbye to everybody."""
+        """Accept no more connections, finish what is in flight, and close all peers politely."""
         if self._listener is not None:
             self._listener.close()
         wait = self.drain if drain is None else drain
@@ -236,7 +239,7 @@ class Server:
         return driver
 
     async def _see_off(self, peer: Peer, driver: Driver) -> None:
-        """Who is gone takes a place until the last of its messages is handled."""
+        """A disconnected peer counts as a connection until its last message is handled."""
         try:
             await peer._finished()
         finally:
@@ -255,7 +258,7 @@ class Server:
 
 
 class _Door(Driver):
-    """A driver that turns connections away when there are too many."""
+    """A driver that refuses connections beyond the maximum."""
 
     def __init__(
         self,
@@ -270,7 +273,7 @@ class _Door(Driver):
         self._server = server
 
     def opened(self, pipe: Pipe) -> None:
-        """Start the conversation if there is room for it."""
+        """Start the session, unless there are too many connections."""
         if len(self._server._drivers) > self._server.limits.connections:
             LOG.warning("%s was turned away: limit of %d connections", pipe.peername, self._server.limits.connections)
             self._pipe = pipe

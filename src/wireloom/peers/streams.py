@@ -1,4 +1,4 @@
-"""What a peer lets people iterate over: events, all messages, the steps of a request."""
+"""Async iterators of a peer: events, all messages, the progress steps of a request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Outcome = TypeVar("Outcome")
 
 
 class Subscription(AsyncIterator[Message]):
-    """Events of one pattern. Iterate, or enter it first to be sure that the other end knows of it.
+    """Events of one pattern. Iterate; or use `async with` first, to be sure that the other end has the subscription.
 
     Leaving the `async with`, or dropping the iterator, ends the subscription.
     """
@@ -35,7 +35,7 @@ class Subscription(AsyncIterator[Message]):
         self._over = False
 
     async def start(self) -> None:
-        """Ask the other end for the events; nothing to do the second time."""
+        """Ask the other end for the events. A second call does nothing."""
         if not self._entered:
             self._entered = True
             try:
@@ -58,7 +58,7 @@ class Subscription(AsyncIterator[Message]):
         return await self._inbox.get()
 
     def close(self) -> None:
-        """End the subscription; events that were not taken are dropped."""
+        """End the subscription. Events that were not taken are dropped."""
         if not self._over:
             self._over = True
             if self._entered:
@@ -76,7 +76,7 @@ class Subscription(AsyncIterator[Message]):
 
 
 class MessageStream(AsyncIterator[Message]):
-    """Every message that comes in. Leaving the `async with`, or dropping the iterator, ends it."""
+    """Every incoming message. Leaving the `async with`, or dropping the iterator, ends it."""
 
     def __init__(self, peer: Peer, inbox: Inbox[Message]) -> None:
         self._peer = peer
@@ -86,7 +86,7 @@ class MessageStream(AsyncIterator[Message]):
         return await self._inbox.get()
 
     def close(self) -> None:
-        """End the stream; messages that were not taken are dropped."""
+        """End the stream. Messages that were not taken are dropped."""
         self._peer._drop_stream(self._inbox)
 
     async def __aenter__(self) -> Self:
@@ -100,19 +100,19 @@ class MessageStream(AsyncIterator[Message]):
 
 
 class Progress(AsyncIterator[Step], Generic[Step, Outcome]):
-    """A request with steps: iterate over their values, then await this for the result.
+    """A request with progress steps: iterate over their values, then await this for the result.
 
     Awaiting it without iterating skips the steps. Dropping it before the end cancels the request.
 
-    After `cancel` the steps that are under way still come; then the iteration, and awaiting, raise
-    RequestFailed("cancelled"). A service that was done before it heard of it ends the iteration as usual.
+    After `cancel`, steps that are under way still arrive. Then the iteration and the await raise
+    RequestFailed("cancelled"). If the service was done before it received the cancel, the iteration ends normally.
     """
 
     def __init__(self, peer: Peer, call: Call, *, step: tuple[object, ...], outcome: tuple[object, ...]) -> None:
         self._peer = peer
         self._call = call
         self._types = (step, outcome)
-        """The type of steps and that of the result; empty where values are taken as the body has them."""
+        """The types of steps and result. Empty: values as they are in the body."""
         self._sent = False
         self._step: Message | None = None
 
@@ -127,13 +127,13 @@ class Progress(AsyncIterator[Step], Generic[Step, Outcome]):
         try:
             if self._step is None:
                 self._step = await self._call.steps.get()
-            # Kept until its value is known: who is cancelled meanwhile gets it the next time.
+            # Kept until its value is decoded: after a cancellation the next call returns it.
             value = cast(Step, await self._peer.value(self._step, *self._types[0]))
             self._step = None
             return value
         except StopAsyncIteration:
             if self._call.answer.done():
-                self._call.answer.result()  # raises what ended the request
+                self._call.answer.result()  # raises the error of the request, if any
             raise
 
     async def result(self) -> Outcome:
@@ -146,10 +146,10 @@ class Progress(AsyncIterator[Step], Generic[Step, Outcome]):
         return self.result().__await__()
 
     def cancel(self) -> None:
-        """Tell the peer to stop; the result then is RequestFailed('cancelled').
+        """Tell the peer to stop. The result is then RequestFailed('cancelled').
 
-        Raises NotSupported where the protocol cannot say so; the request goes on then. One that was not sent yet is
-        not sent any more.
+        Raises NotSupported if the protocol cannot express it; the request then goes on. A request that was not sent yet
+        is not sent any more.
         """
         if not self._sent:
             self._call.fail(RequestFailed(CANCELLED))

@@ -1,8 +1,8 @@
-"""Handlers from functions: what their parameters ask for, and how typed ones get the body.
+"""Makes handlers from functions: maps their parameters to message, peer and typed body.
 
-A parameter without an annotation is the message, the second one the peer. A parameter that is annotated with `Message`
-or `Peer` gets that one. All others get the body: a single one the whole of it, several of them the fields of a map by
-their names. A body that does not fit is refused with 400 and the place, before the function runs.
+A parameter annotated with `Message` or `Peer` gets that object. Without annotations, the first parameter gets the
+message, and the second the peer. All others get the body: a single one gets the whole body, several get the fields of a
+map by their names. A body that does not fit is refused with 400 and the place of the error, before the function runs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 @dataclass(frozen=True, slots=True)
 class HandlerSignature:
-    """What a handler takes and returns, for those who describe a service."""
+    """What a handler takes and returns, for descriptions of a service."""
 
     body: tuple[tuple[str, object, bool], ...]
-    """Name, type and whether it is required, of the parameters that get the body; empty where the handler has none."""
+    """Name, type and "is required" of the parameters that get the body. Empty if there are none."""
     returns: object
     """The annotation of the result; `inspect.Signature.empty` without one."""
 
@@ -45,7 +45,7 @@ class HandlerSignature:
 
 
 def handler_of(function: Callable[..., object], local: Mapping[str, object]) -> tuple[Handler, HandlerSignature]:
-    """A handler from a function, and what it takes; `local` are names that its annotations may use."""
+    """A handler from a function, with its signature. `local` holds names that its annotations may use."""
     parameters = list(inspect.signature(function).parameters.values())
     hints = {each.name: _annotation(function, each.annotation, local) for each in parameters}
     returned = _annotation(function, inspect.signature(function).return_annotation, local)
@@ -60,7 +60,7 @@ def handler_of(function: Callable[..., object], local: Mapping[str, object]) -> 
 
 
 def _roles(parameters: list[inspect.Parameter], hints: Mapping[str, object]) -> dict[str, str]:
-    """Which parameter gets what: the message, the peer, or the body."""
+    """What each parameter gets: the message, the peer, or the body."""
     free = ["message", "peer"]
     roles: dict[str, str] = {}
     for each in parameters:
@@ -144,7 +144,7 @@ class _Typed:
         return handle
 
     def _read(self, message: Message, peer: Peer) -> Any:
-        """The body; refused with 400 if it does not fit."""
+        """The body as typed values. Refused with 400 if it does not fit."""
         try:
             found = peer.decode(message, self._reader)
             return self._default if found is None and self._single and not self._required else found
@@ -164,7 +164,7 @@ class _Typed:
         return self._function(**named)
 
     async def _aside(self, message: Message, peer: Peer) -> object:
-        """A large body is read by another thread."""
+        """Decode a large body on another thread, then call the function."""
         body = await asyncio.get_running_loop().run_in_executor(None, self._read, message, peer)
         result = self._call(body, message, peer)
         return await result if inspect.isawaitable(result) else result
