@@ -4,9 +4,9 @@
 once, in order: the local one where there is one, else the archived one. Archived segments are sealed and read-only.
 Their frames are fetched as they are read, a few are kept. Everything else goes to the local disk.
 
-A store that is away is an error for whoever needs an archived segment, and for nobody else. Before the archive was
-listed for the first time nobody knows which segments it has. Until then a segment that cannot be opened stands before
-the first local one: whoever asks for the past gets an error, and not silently less.
+If the store cannot be reached, only readers of archived segments get an error. Until the archive has been listed for
+the first time, its segments are unknown. Meanwhile a placeholder that cannot be opened stands before the first local
+segment. So a reader of earlier messages gets an error, and not silently fewer messages.
 """
 
 from __future__ import annotations

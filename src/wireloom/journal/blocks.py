@@ -283,7 +283,7 @@ def encode_packet(
 def packet_around(
     packet_id: int, time_ns: int, tags: bytes, tags_crc: int, payload: Buffer, comment: bytes, flags: int
 ) -> tuple[bytes, bytes]:
-    """What stands before and after the payload in that block, for whoever writes a large payload without a copy."""
+    """The bytes before and after the payload of such a block, to write a large payload without copying it."""
     captured, length = len(tags) + len(payload), len(comment)
     total = 72 + captured + (-captured & 3) + length + (-length & 3)
     tail = (
@@ -440,7 +440,7 @@ def blocks(data: Buffer, start: int, end: int, *, check_hash: bool = True) -> It
         elif block_type == PADDING:
             return
         elif block_type == 0:
-            # A stretch of zeros has no length either, but zeros with a length are no block of ours.
+            # Zeros have no length and fail before this. A block of type 0 that has a length is not one of ours.
             raise BlockFault(offset, "no block")
         offset += size
 

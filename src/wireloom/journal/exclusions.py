@@ -1,4 +1,4 @@
-"""Requests that are no publishes, as records before their run say: the records `denied` and `taken`.
+"""The records `denied` and `taken`: they list requests in the next run that do not count as publishes.
 
 Implements those records of docs/reference/journal-format.md: how they are made (`excluding`), what one says
 (`Excluded`), and to which requests it applies when a journal is read in order (`Exclusions`).
@@ -26,9 +26,9 @@ _ROOM = MAX_COMMENT - 200
 
 
 def excluding(ids: Iterable[str | None]) -> Iterator[dict[str, type_of_json]]:
-    """What the records `denied` and `taken` say of requests: their ids; decimal ones that follow each other as a range.
+    """The details of `denied` and `taken` records for some requests: intervals of decimal ids, and a list of others.
 
-    There is one record, or as many as it takes where they are too many for one.
+    If the ids are too many for one record, there are several.
 
     >>> list(excluding(["7", "8", "9", "a"]))
     [{'ids': ['a'], 'ranges': [[7, 9]]}]
@@ -113,7 +113,7 @@ class Excluded:
 
 
 def _apart(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same ranges in order, those that overlap as one."""
+    """An interval set: the ranges in order, with overlapping ones merged."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1]:

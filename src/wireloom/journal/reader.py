@@ -58,9 +58,9 @@ class Entry:
     last_packet_id: int
     """The id of the last block of its run."""
     inbound: bool
-    """Whether whoever wrote the journal received it; else it was sent."""
+    """Whether the hub that wrote the journal received the message; else the hub sent it."""
     local: str | None = None
-    """The address, on the side of whoever wrote the journal, that it came to or left from."""
+    """The hub's own address of the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +161,11 @@ def read_all(
 
 _NOTHING_STATED = blocks.Stated({}, {})
 _MAX_STREAMS = 4096
-"""Decoders kept at a time; the journal of a crashed hub never says that a connection was closed."""
+"""Limit of decoders in memory. It is needed, because a crashed hub leaves no records of closed connections."""
 
 
 class Decoding:
-    """Blocks in, messages out. Keeps the decoders of all open connections: what was agreed on early is used later."""
+    """Decodes blocks into messages. Keeps a decoder per open connection, because later runs use earlier agreements."""
 
     def __init__(self, settings: Mapping[str, Settings] | None = None) -> None:
         self._settings = dict(settings or {})

@@ -25,7 +25,7 @@ LOCK = "lock"
 REFUSED = "refused"
 COMMITTED = ".committed"
 SYNCED, UNSYNCED = b"\n", b"?\n"
-"""How a committed length ends: whether the disk had it all when it was written."""
+"""How the text of a committed length ends: whether those bytes were synced before it was written."""
 _LENGTH = re.compile(rb"[0-9]{20}\??\n")
 PIECE = 1024 * 1024
 """Bytes of a segment that are read at a time."""
@@ -105,10 +105,10 @@ def is_sealed(segment: Path, disk: Disk = LOCAL) -> bool:
 
 
 def committed_length(segment: Path | str, disk: Disk = LOCAL) -> int:
-    """How many bytes of a segment may be read: all of a sealed one, else what is known to be safe.
+    """How many bytes of a segment may be read: all of a sealed one, else the committed length.
 
-    The committed-length file is not synced: after a power cut it may say too little. So where nobody writes the
-    journal, the whole blocks behind it count, too. They are synced first: what was read once must not be gone later.
+    The committed-length file is not synced, so after a power cut it may be too small. If no process writes the journal,
+    the valid blocks after that length count, too. They are synced first: a block that was read must not be lost later.
     """
     path = Path(segment)
     stated = stated_length(path, disk)
@@ -126,11 +126,11 @@ def committed_length(segment: Path | str, disk: Disk = LOCAL) -> int:
 
 def _sound_and_synced(path: Path, committed: int, disk: Disk) -> int:
     later = (each for each in segments(path.parent, disk) if each.name > path.name)
-    # One that is only just begun says nothing yet: recovery will remove it.
+    # Ignore later segments without blocks: recovery will delete them.
     following = next((each for each in later if _holds_something(each, disk)), None)
     last = None if following is None else last_id_before(following, disk)
     with OpenSegment(path, disk) as segment:
-        # A disk that cannot be written to loses nothing either.
+        # A sync may fail on a read-only disk. Such a disk loses nothing.
         with contextlib.suppress(OSError):
             segment.sync()
         return sound_length_of(path, segment.read_around(), committed, last)[0]
@@ -325,9 +325,10 @@ def whole_blocks(data: bytes) -> int:
 
 
 def last_id_before(segment: Path, disk: Disk = LOCAL) -> int | None:
-    """The last packet id before a segment that counts, as its head says; None if that does not tell.
+    """The last packet id that counts before a segment, from the segment's head; None if the head cannot be read.
 
-    A segment of format 1 that came after a failed write began with what was in doubt, under the same ids.
+    In format 1 the head does not name it. There, the blocks of a failed write were repeated under the same ids, so it
+    is the id before the segment's first.
     """
     try:
         with OpenSegment(segment, disk) as opened:

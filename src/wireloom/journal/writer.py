@@ -1,7 +1,7 @@
-"""The journal's writer: what the hub appends, in memory until `commit` puts it on disk.
+"""The journal's writer. Appended blocks stay in memory until `commit` writes them to disk.
 
-Implements the writing side of docs/reference/journal-format.md. One process writes a journal at a time.
-`append` takes one run of frames, `append_runs` those that many connections sent in one turn of the event loop.
+Implements the writing side of docs/reference/journal-format.md. One process writes a journal at a time. `append` takes
+one run of frames. `append_runs` takes the runs that many connections sent in one iteration of the event loop.
 """
 
 from __future__ import annotations
@@ -482,23 +482,23 @@ class Journal:
         return self.settle(batch)
 
     def take(self, *, some: bool = False) -> PendingCommit:
-        """The first third of a commit, on the thread that appends: what is to be written.
+        """The first step of a commit, on the thread that appends: take the pending blocks.
 
-        `some`: no more than the disk takes in a few milliseconds, so that what is durable is told while more comes.
+        `some`: take only as much as the disk stores in a few milliseconds. So callers learn early what is durable.
         """
         return PendingCommit(self._log.take(some=some), self._refused.take() if self._refused.has_pending else None)
 
     def store(self, batch: PendingCommit) -> None:
-        """The second third, on any thread, while others append: write and sync."""
+        """The second step, on any thread, also while others append: write and sync."""
         self._log.store(batch.frames)
         if batch.refused is not None:
             self._refused.store(batch.refused)
 
     def settle(self, batch: PendingCommit) -> int:
-        """The last third, on the thread that appends: the last durable ticket, or JournalError."""
+        """The last step, on the thread that appends. Returns the last durable ticket, or raises JournalError."""
         if batch.refused is not None:
             if batch.refused.error is not None:
-                # Evidence is worth less than acknowledged messages: it is dropped, not retried.
+                # Refused bytes are only evidence: they are dropped, not retried.
                 self.refused_dropped += self._refused.forget(batch.refused)
             else:
                 self._refused.settle(batch.refused)
@@ -528,7 +528,7 @@ class Journal:
             self.disk.close(lock)
 
     def check(self) -> None:
-        """Look whether somebody deleted or moved what is being written: then a record says so, in a new segment."""
+        """Check whether somebody deleted or moved the current segment. If so, begin a new one with a record of it."""
         damage = self._log.check()
         text = "" if damage is None else damage.strerror or str(damage)
         if text and text != self._told_damage:

@@ -152,7 +152,7 @@ def _view(rows: pa.Table) -> View:
 
 
 def _joined(found: Observed, rows: pa.Table, clock: Clock) -> tuple[pa.Table, ...]:
-    """What is left over, joined: exchanges and findings, those that are final first."""
+    """The final join of the turns: exchanges and findings, the final ones first."""
     import pyarrow.compute as pc
 
     from wireloom.pipeline.steps import exchanges_join, exchanges_partial, sessions

@@ -1,8 +1,8 @@
 """A byte range of a segment as Arrow tables: `messages`, and `rejects` for what does not decode.
 
-All runs of one protocol go through its column decoder in one call; no Python object is made per message.
-A run that breaks its protocol loses the rest of that run only: whoever wrote the journal accepted what
-follows, and it must not matter which runs happen to be decoded together.
+All runs of one protocol go through its column decoder in one call; no Python object is made per message. A violation
+of the protocol costs only the rest of its run. The hub accepted the runs after it, so they are decoded. And the result
+must not depend on which runs are decoded together.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from wireloom.protocols.registry import protocol, protocols
 
 UNKNOWN_PROTOCOL = "protocol.unknown"
 UNKNOWN_SETTING = "protocol.setting"
-"""The clause of runs whose connection agreed on something that nobody here knows."""
+"""The clause of runs whose connection negotiated a setting that this version does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +392,7 @@ def _decode_runs(
     if decoder.has_pieces:
         _add_unfinished(decoder, settings, columns, runs, rejects)
     if hidden:
-        # Every run as a stream of its own: what another run did wrong does not count against it.
+        # Decode again, with every run as a stream of its own: a violation in one run must not affect another.
         again = np.array(hidden)
         alone = Spans(
             runs.data,
@@ -408,7 +408,7 @@ def _decode_runs(
 
 
 def _add_rejects(columns: Columns, runs: Runs, rows: NDArray[np.int64], rejects: Rejects) -> None:
-    """What a decoder refused, and what it left over: a run holds complete frames only."""
+    """Add rejects for bytes that a decoder refused, and for incomplete frames: a run holds only complete ones."""
     broken = set()
     for reject in columns.rejects:
         if reject.clause == BROKEN:

@@ -1,7 +1,7 @@
-"""Decodes and writes where the bytes are: a worker puts Parquet files into the tables' folders and hands
-Spark one row a file. The driver commits what successful tasks report; see `batch.py`.
+"""The first job of a batch: workers decode the input and write Parquet files into the tables' folders.
 
-The driver imports this module before Spark runs: what is slow to import is imported where it is used.
+A worker returns one report row per file to Spark. The driver commits the files that successful tasks report; see
+`batch.py`. The driver imports this module before Spark runs, so slow imports are made where they are used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wireloom.pipeline.planning import Range
 
 INPUT = "_input"
-"""Whoever reads a partition reports under this name how many files and bytes it was."""
+"""The name of the report that tells how many input files and bytes a task read."""
 PORTION = 1 << 28
 """Rows of so many bytes are written together."""
 
@@ -73,7 +73,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
-    """The first job of a batch; travels to the workers."""
+    """The first job of a batch. It is pickled and sent to the workers."""
 
     options: SourceOptions
     warehouse: Store
@@ -91,7 +91,7 @@ class DecodeJob:
 
 
 def in_portions(parts: Iterable[tuple[Range, DecodedRange]]) -> Iterator[list[tuple[Range, DecodedRange]]]:
-    """Parts put together until they are worth a file; memory stays bounded however large a partition is."""
+    """Collect parts until they are large enough for a file. Memory is bounded, however large a partition is."""
     portion: list[tuple[Range, DecodedRange]] = []
     size = 0
     for part in parts:
@@ -107,13 +107,13 @@ def in_portions(parts: Iterable[tuple[Range, DecodedRange]]) -> Iterator[list[tu
 def write_decoded(
     warehouse: Store, decoded: Sequence[tuple[Range, DecodedRange]], *, only_messages: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Write the rows of some ranges, and what else can be told from them; yield a report a file."""
+    """Write the rows of some ranges, and their partial aggregates; yield a report per file."""
     from wireloom.pipeline import partials
     from wireloom.pipeline.steps import sessions
     from wireloom.pipeline.steps.message_arrays import View, in_order
 
     messages = partials.together([found.messages for _, found in decoded])
-    # In order of time, so that files and their parts can be told apart by it.
+    # Sort by time: readers can then skip files and row groups by their time statistics.
     messages = None if messages is None else in_order(messages)
     rejects = partials.together([found.rejects for _, found in decoded])
     if messages is not None:

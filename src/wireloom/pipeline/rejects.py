@@ -1,4 +1,4 @@
-"""Rows of `rejects` from a segment: bytes of runs that do not decode, damaged stretches, what the hub refused."""
+"""Rows of `rejects` from a segment: bytes that do not decode, damaged byte ranges, and bytes that the hub refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Rejects:
         )
 
     def add_damage(self, data: NDArray[np.uint8], damage: Damage, segment_us: int) -> None:
-        """A stretch of the segment; its own time is lost, so it gets that of the segment's first block."""
+        """Reject a damaged byte range. Its own time is lost, so it gets the time of the segment's first block."""
         kept = data[damage.offset : damage.offset + min(damage.size, KEPT_BYTES)].tobytes()
         self._row(segment_us, None, None, None, segment_runs.DAMAGED, damage.reason, kept, damage.size, damage.offset)
 

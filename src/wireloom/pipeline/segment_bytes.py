@@ -1,7 +1,7 @@
-"""The bytes of a segment for a task that decodes a part of it, also on a disk that cannot give all of them.
+"""Reads the bytes of a segment for a task, even if parts of the disk are unreadable.
 
-Files are read, never mapped: where a mapped page cannot be read the operating system ends the process, and a worker
-that dies takes the batch with it. Here such a page becomes zeros and a `Damage`.
+Files are not memory-mapped: if a mapped page is unreadable, the operating system kills the process (SIGBUS), and the
+batch fails. Here an unreadable page becomes zeros and a `Damage`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ONLY_OURS = 2
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A stretch of a segment that cannot be understood."""
+    """A byte range of a segment that cannot be read or parsed."""
 
     offset: int
     size: int
@@ -106,7 +106,7 @@ class SegmentBytes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
-        # Whoever still looks at the bytes has a reference to one of these.
+        # Reuse the buffer only if nobody else holds a reference to it or to its view.
         if sys.getrefcount(self.data) == _ONLY_OURS and sys.getrefcount(self._buffer) == _ONLY_OURS + 1:
             _spare[:] = [self._buffer]
 
@@ -128,7 +128,7 @@ class SegmentBytes:
             return 0
 
     def skip_to(self, place: int) -> None:
-        """Nobody needs what stands before a place, and was not read yet."""
+        """Skip the unread bytes before an offset: they are not needed."""
         self._filled = max(self._filled, place // PAGE * PAGE)
 
     def fill(self, end: int) -> None:

@@ -1,4 +1,4 @@
-"""What a store is: objects by key, and the errors it raises."""
+"""The interface of a store: objects by key, and the errors it raises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ObjectMissing(StoreError):
 
 
 class ObjectChanged(StoreError):
-    """The object is not the one that should be replaced: somebody else was first, or it is gone."""
+    """The object has another etag than expected: somebody else replaced or deleted it first."""
 
 
 class AccessRefused(StoreError):

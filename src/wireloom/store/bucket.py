@@ -215,7 +215,7 @@ class BucketStore(Store):
         return joined(self.url, key)
 
     def _ask(self, ask: Callable[[], _T], verb: str, key: str) -> tuple[_T, bool]:
-        """Make a request, again where that may help. Returns its result, and whether no earlier try can have worked."""
+        """Make a request, with retries. Returns its result, and whether no earlier try can have taken effect."""
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         for tried in range(1, self._tries + 1):
@@ -302,7 +302,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether the same request may work later: it failed on the way, or by the server's fault."""
+    """Whether a retry may succeed: the connection failed, or the server had an error."""
     status = _status(error)
     if status is None:
         return _KIND.search(str(error)) is not None

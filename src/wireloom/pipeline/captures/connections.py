@@ -1,4 +1,4 @@
-"""What is remembered of a connection between two packets, and between two batches."""
+"""The state of a captured connection, kept between packets and between batches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from wireloom.pipeline.schemas import KEPT_BYTES
 PLAIN, WEBSOCKET = "plain", "websocket"
 """What the bytes of a connection are wrapped in."""
 WAIT, SEEK, READ, RESUME, BROKEN = "wait", "seek", "read", "resume", "broken"
-"""How the bytes of a direction are taken: kept until the protocol is known; searched for a place where frames
-begin; read; searched for the mark after a gap; rejected."""
+"""Modes of a direction. `WAIT`: keep the bytes until the protocol is known. `SEEK`: search for a start of frames.
+`READ`: decode. `RESUME`: search for the mark after a gap. `BROKEN`: reject all bytes."""
 OTHER = "other"
-"""The protocol of a connection that is none of ours."""
+"""The protocol of a connection that speaks no known protocol."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class RejectedBytes:
 
 @dataclass(slots=True)
 class Held:
-    """Bytes that came before others they follow: see `tcp.py`. No bytes: known to be missing."""
+    """Bytes that arrived too early, and wait for missing ones before them: see `tcp.py`. None: not captured."""
 
     begin: int
     end: int
@@ -82,16 +82,16 @@ class Half:
     holes: list[list[int]] = field(default_factory=list)
     """Begin and end of what was given up as not captured: see `tcp.py`."""
     tried: int = 0
-    """So many first bytes were looked at to recognise the protocol."""
+    """How many of the first bytes were examined to recognise the protocol."""
     seen: int = 0
     """Bytes so far."""
     over: bool = False
-    """Nothing more is taken."""
+    """Whether further bytes are ignored."""
     end_told: bool = False
-    """Whether it was told that this side is through, though the other may not be."""
+    """Whether the event `ended` of this direction was reported."""
 
     def kept(self) -> tuple[bytes, Trace]:
-        """Bytes from before, those whose wrapping is not off yet last, and where they came from."""
+        """The kept bytes, those that are not unwrapped yet last, and their origins."""
         raw = self.unwrapping.raw if self.unwrapping is not None else b""
         if not raw:
             return self.carry, self.trace

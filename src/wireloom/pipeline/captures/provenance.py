@@ -1,4 +1,4 @@
-"""Where bytes of a stream came from: file, offset and time of every piece they were put together from."""
+"""Provenance of the bytes of a stream: file, offset and time of every piece."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A row a piece: from place `at` of a buffer on, bytes came at `time_us` and stand in `file` from `offset` on."""
+    """One row per piece: the bytes from `at` of a buffer on came at `time_us`, from `offset` of `file`."""
 
     at: NDArray[np.int64]
     time_us: NDArray[np.int64]

@@ -1,12 +1,12 @@
-"""Captures in, rows out: packets to flows, flows to streams, streams to messages. Bounded memory, any size of input.
+"""Reads captures: packets become flows, flows become streams, streams become messages. Memory is bounded.
 
     reader = CaptureReader(Choice.parse())
     for rows in read_captures(["a.pcap"], reader):
         rows.messages, rows.rejects
     rest = reader.finish()
 
-What is not finished is kept from one piece to the next; `freeze` hands it out as bytes, so that another reader can go
-on. However the packets are cut into pieces, the rows are the same.
+Unfinished connections are kept from one piece to the next. `freeze` serializes them, so that another reader can
+continue. The rows do not depend on how the packets are cut into pieces.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _tell(walk: FlowPass, rows: Rows) -> None:
             at = closed_at if closed_at >= 0 else int(connection.numbers[tcp.LAST])
             rows.event(CLOSED, connection, at, reason=reason)
             if reason == LIMIT:
-                # Those that are closed already are dropped without a word: all has been said about them.
+                # Connections that are closed already need no event: it was reported when they were closed.
                 last = walk.segments
                 rows.reject(
                     connection, None, RejectedBytes(CROWDED, _TOO_MANY, at, int(last.file[-1]), int(last.offset[-1]))
@@ -271,7 +271,7 @@ def warm() -> None:
     """Compile or load the kernels, so that the first capture does not pay for it."""
     head = struct.pack("<IHHiIII", pcap.PCAP_MICRO, 2, 4, 0, 0, 65535, pcap.RAW)
     section = struct.pack("<IIIHHqI", pcap.SECTION, 28, pcap.BYTE_ORDER, 1, 0, -1, 28)
-    # The second packet leaves a gap behind the first, for which nobody waits when the capture ends.
+    # The third packet leaves a gap. At the end of the capture the gap is given up, so that code is compiled, too.
     packets = _tcp_packet(1, 2, b"") + _tcp_packet(2, 0, b"a") + _tcp_packet(9, 0, b"b")
     with tempfile.TemporaryDirectory() as folder:
         for number, content in enumerate((head + packets, section)):

@@ -1,7 +1,6 @@
-"""What is unfinished between two batches, as bytes: connections, half frames, packets that came too early,
-fragments of datagrams.
+"""Serializes the state between two batches: unfinished connections, partial frames, early packets, IP fragments.
 
-MessagePack, because it holds bytes and can be read by anybody; nothing in it is ever executed.
+The format is MessagePack: it holds bytes, many tools can read it, and loading it never runs code.
 """
 
 from __future__ import annotations

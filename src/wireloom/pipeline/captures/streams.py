@@ -1,7 +1,8 @@
-"""One direction of one connection, a part at a time: from bytes in order to spans for the column decoder.
+"""One direction of a connection: turns reassembled bytes into spans for the column decoder.
 
-A part is what one piece of a capture brought: the bytes that were kept from before, then the new ones, with gaps
-between where packets were not captured. `StreamPart.advance` goes from gap to gap.
+A part holds the bytes that one piece of a capture brought: first those kept from earlier parts, then the new ones.
+Where packets were not captured it has gaps. `StreamPart.advance` goes from gap to gap, and gives the bytes between them
+as spans to decode.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from wireloom.protocols.registry import protocol
 
 GAP, MIDSTREAM, LATE, TRUNCATED = "capture.gap", "capture.midstream", "capture.after-close", "capture.truncated"
 MOST_SOUGHT = 1 << 18
-"""A place where frames may begin is given up when so many bytes after it do not tell."""
+"""A possible start of frames is given up if this many bytes after it neither prove nor disprove it."""
 LARGEST_ROW = 1 << 30
 _BEFORE = "the connection began before the capture; frames in a row hold only later"
 
@@ -64,13 +65,13 @@ class StreamPart:
     choice: Choice
     gaps: list[Gap] = field(default_factory=list)
     final: bool = False
-    """Nothing more will come."""
+    """Whether the stream has ended."""
     raw_from: int = -1
-    """Where bytes begin whose wrapping is not off yet; -1: nowhere."""
+    """The start of bytes that are not unwrapped yet (see `websocket.py`); -1: all are unwrapped."""
     is_faulty: bool = False
     """Whether the wrapping is broken; `Half.refused` holds what follows."""
     _span: tuple[int, int] = (0, 0)
-    """What is left of the bytes before the next gap."""
+    """Start and end of the unread bytes before the next gap."""
     _after: int = -1
     """Where the bytes after the next gap begin, if not at the gap."""
 
@@ -89,13 +90,13 @@ class StreamPart:
         return self.data[self.start : min(self.stop, self.start + most)].tobytes()
 
     def unwrap(self) -> None:
-        """Take off what the transport wraps the bytes before the next gap in; done once for them."""
+        """Unwrap the bytes before the next gap, for example from WebSocket frames; done once for them."""
         half = self.half
         if half.unwrapping is None or self.raw_from < 0:
             return
         begin, stop = self.raw_from, self.stop
         found = half.unwrapping.unwrap(self.data, begin, stop)
-        # Less than nothing where more was unpacked than came.
+        # Negative if messages were compressed: more bytes were unpacked than came.
         half.overhead += found.position - found.end - len(found.unpacked)
         half.unwrapping.raw = self.data[found.position : stop].tobytes()
         half.raw_trace = self.trace.cut(found.position, stop)
@@ -106,7 +107,7 @@ class StreamPart:
             self.is_faulty, half.unwrapping = True, None
             half.refused = self._absorb(RejectedBytes(found.clause, found.detail), found.position, stop)
         elif self.gaps:
-            # The beginning of what never comes, and nobody knows where the next one is.
+            # An incomplete frame at a gap: its rest is lost, and the start of the next frame is unknown.
             half.overhead += stop - found.position
             half.unwrapping = None
         later = Trace.empty() if self.is_last else self.trace.cut(stop, self.end).moved(stop)
@@ -114,7 +115,7 @@ class StreamPart:
         over = found.end + len(found.unpacked)
         self._after = stop if self.gaps else -1
         if found.unpacked:
-            # That needs more room than there is: from here on the part has a buffer of its own.
+            # Unpacked messages need more room than the shared buffer has: give this part a buffer of its own.
             parts = (
                 self.data[self.start : found.end],
                 np.frombuffer(found.unpacked, np.uint8),
@@ -160,7 +161,7 @@ class StreamPart:
         return self._span if self.start < self.stop else None
 
     def decoded(self, consumed: int, reject: Reject | None) -> None:
-        """What came of the span: how far it was read, and the violation that ends the stream, if any."""
+        """Take the decoder's result for the span: how far it read, and the violation that ends the stream, if any."""
         stop = self.stop
         if reject is not None:
             self._break(RejectedBytes(reject.clause, reject.detail), reject.offset, stop)
@@ -177,7 +178,7 @@ class StreamPart:
             half.begun = self.trace.cut(begun, begun + 1)
 
     def close_stretch(self) -> bool:
-        """Deal with what is left before the next gap, or at the end; whether there is more after a gap."""
+        """Handle the unread bytes before the next gap, or at the end. Returns whether bytes follow after a gap."""
         half = self.half
         start, stop = self._span
         if self.is_faulty and half.mode != BROKEN:
@@ -195,7 +196,7 @@ class StreamPart:
         return True
 
     def _break(self, refused: RejectedBytes, start: int, stop: int) -> None:
-        """Nothing of this direction is read any more: these bytes and all that follow are one reject."""
+        """Stop decoding this direction: these bytes and all that follow become one reject."""
         half = self.half
         refused = self._absorb(refused, start, stop)
         if self.is_faulty and half.refused is not None:
@@ -203,7 +204,7 @@ class StreamPart:
         half.refused, half.mode = refused, BROKEN
 
     def keep(self) -> None:
-        """Nothing can be done with these bytes yet."""
+        """Keep these bytes for the next part: the protocol is not known yet."""
         self._keep(self.start, self.stop)
 
     def _keep(self, start: int, stop: int) -> None:
@@ -212,7 +213,7 @@ class StreamPart:
         half.trace = self.trace.cut(start, stop)
 
     def _finish(self) -> None:
-        """The stream is over: what is kept will never be a frame, and pieces will never be a message."""
+        """The stream has ended: reject the incomplete frame or message at its end."""
         half = self.half
         if half.state:
             self._give_up_pieces()
@@ -246,7 +247,7 @@ class StreamPart:
         half.state, half.begun = b"", Trace.empty()
 
     def _lose(self, start: int, stop: int, gap: Gap) -> None:
-        """A gap: what stands before it will never be a frame."""
+        """Handle a gap: reject the incomplete frame before it."""
         half = self.half
         named = f"{gap.missing} bytes were not captured"
         if half.mode == SEEK:
@@ -262,7 +263,7 @@ class StreamPart:
             return
         refused = RejectedBytes(GAP, named)
         if start >= stop:
-            # Nothing stood before it: the row is about the place where the bytes should be.
+            # There are no bytes before the gap: the reject gets the position of the gap.
             refused.time_us, refused.file, refused.offset = gap.origin
         half.refused = self._absorb(refused, start, stop)
         plain = self.connection.wrapping == PLAIN
@@ -272,7 +273,7 @@ class StreamPart:
             half.refused.detail += "; this protocol has no mark from which to read on"
 
     def _seek(self) -> bool:
-        """Find the first piece from which several frames in a row hold; what stands before it is rejected."""
+        """Find the first piece from which on several frames in a row are valid; reject the bytes before it."""
         half, stop = self.half, self.stop
         at = self.trace.at
         places = [self.start, *at[(at > self.start) & (at < stop)].tolist()]
@@ -313,7 +314,7 @@ class StreamPart:
         return found.holds(ahead, self.half.direction, self.choice.settings(found.name), final=final)
 
     def _resume(self) -> bool:
-        """Find the mark after a gap; what stands before it is rejected with the gap."""
+        """Find the mark after a gap; reject the bytes before it together with the gap."""
         half, stop = self.half, self.stop
         assert half.refused is not None
         found = protocol(self.connection.protocol or "").resynchronise(self.data[self.start : stop].tobytes())
