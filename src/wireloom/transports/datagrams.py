@@ -1,7 +1,7 @@
-"""A UDP socket that keeps up: many datagrams per wake-up of the event loop, no object for each.
+"""A fast UDP socket: many datagrams per wake-up of the event loop, without an object for each.
 
-On Linux a whole batch is read by one call of `recvmmsg`; elsewhere by `recvfrom` until nothing is left. What arrives
-is handed over by source: one buffer and where each datagram in it ends. What is dropped is counted.
+On Linux, one call of `recvmmsg` reads a batch; elsewhere `recvfrom` is called until nothing is left. Datagrams are
+delivered by source: one buffer, and where each datagram in it ends. Dropped datagrams are counted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from wireloom.transports.address import Address
 BATCH = 256
 """Datagrams read by one call."""
 ROUNDS = 4
-"""Calls per wake-up, before others have their turn."""
+"""Calls per wake-up, before the loop serves others."""
 LARGEST = 2048
-"""Longer datagrams are cut; whoever reads them then sees a wrong length."""
+"""Longer datagrams are truncated; their decoder then finds a wrong length."""
 RECEIVE_BUFFER = 8 * 1024 * 1024
 SOURCES_KEPT = 65_536
 
@@ -52,8 +52,8 @@ class _Receiver(Protocol):
 class DatagramSocket:
     """One socket on the event loop.
 
-    `on_batch` gets every source's datagrams of one read. `send` never blocks: what the kernel does not take waits,
-    urgent datagrams in front, and `on_full` and `on_room` say when there is too much and when there is room again.
+    `on_batch` gets every source's datagrams of one read. `send` never blocks: datagrams that the kernel does not accept
+    are queued, urgent ones first. `on_full` is called when the queue is too long, `on_room` when it is short again.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class DatagramSocket:
             try:
                 found = self._receiver.receive()
             except OSError:
-                # A connected socket hears of unreachable peers this way; heartbeats tell as much.
+                # A connected socket reports unreachable peers this way. Heartbeats detect them, too.
                 return
             if not found:
                 return
@@ -145,7 +145,7 @@ class DatagramSocket:
             self._on_full()
 
     def _send_now(self, data: bytes, to: RawAddress | None) -> bool:
-        """Whether there was room for it."""
+        """Whether the kernel accepted it."""
         try:
             if to is None:
                 self._sock.send(data)
@@ -154,7 +154,7 @@ class DatagramSocket:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
-            # Unreachable, refused, too large: with datagrams it is the same as a loss on the way.
+            # Unreachable, refused or too large: for datagrams this equals a loss on the network.
             self.unsent += 1
         return True
 
@@ -214,7 +214,7 @@ async def open_socket(address: Address, *, connect: bool = False) -> tuple[socke
 
 
 def _enlarge_buffer(sock: socket.socket) -> None:
-    """As much room in the kernel as we may have, for bursts."""
+    """Set the largest receive buffer that the kernel allows, for bursts."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
     if sys.platform == "linux":

@@ -1,8 +1,8 @@
-"""Listening for HTTP: connections are counted and timed here, before anything else looks at what they bring.
+"""An HTTP listener that limits the number of connections, and the size and time of a request's head.
 
-What answers requests, aiohttp's server, puts no limit on connections and none on the size and the time of a request's
-head. `HttpListener` does, for the hub's pages and for the console alike. Each connection gets a `Guard`: it stands
-between the socket and the server, and closes whoever takes too long or sends too much before a request is complete.
+aiohttp's server, which answers the requests, has no such limits. The hub's pages and the console use this listener.
+Each connection gets a `Guard` between the socket and the server. It closes a connection that takes too long, or sends
+too much, before the head of a request is complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wireloom.transports.acceptor import ALL, Acceptor, Place, Room
 from wireloom.transports.address import Address
 
 HEAD_BYTES = 64 * 1024
-"""Of the first line and all headers of one request."""
+"""Limit of the first line and all headers of one request."""
 KEEP_ALIVE = 75.0
 """Seconds that a connection may be silent between two requests."""
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:]+?)\.?)(?::[0-9]*)?")
@@ -33,7 +33,7 @@ _ANSWER = "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What those who connect may take."""
+    """Limits of connections and requests."""
 
     connections: int = 1000
     per_address: int = 100
@@ -66,7 +66,7 @@ class HttpListener:
         return await self._acceptor.start(address, _BACKLOG)
 
     def close(self) -> None:
-        """Accept nobody any more; who is here stays."""
+        """Accept no more connections; open ones stay."""
         self._acceptor.close()
 
     def _serve(self, place: Place) -> Guard:

@@ -1,4 +1,4 @@
-"""QUIC datagrams: secrecy for datagram protocols. One message is one DATAGRAM frame; no streams are used.
+"""QUIC datagrams: encryption for datagram protocols. One message is one DATAGRAM frame; no streams are used.
 
 A connection is TLS 1.3, so certificates are needed as for TLS (`Options.certificates`). The one protocol that is
 carried this way is the event mesh, whose ALPN name is `emm/1`.
@@ -26,11 +26,11 @@ from wireloom.transports.tls import TLS
 ALPN = "emm/1"
 LARGEST = 65_535
 MAX_PENDING = 1024
-"""Datagrams that wait for the network before more are dropped, and counted."""
+"""Limit of datagrams that wait for the network; more are dropped and counted."""
 _ACCESS_DENIED = 0x131
 """QUIC's error for a TLS alert (0x100), `access_denied` (49)."""
 MAX_HELD = 256 * 1024
-"""Bytes kept for an owner that does not want to read at the moment; more is dropped, and counted."""
+"""Limit of bytes that are buffered while an owner has paused reading; more is dropped and counted."""
 
 
 class QuicPipe(Pipe):
@@ -47,7 +47,7 @@ class QuicPipe(Pipe):
         self._held_bytes = 0
         self._paused = False
         self.dropped = 0
-        """Datagrams dropped in either direction because somebody did not take them in time."""
+        """Datagrams dropped in either direction because the receiver was too slow."""
 
     def open(self, here: str, there: str, tls: TLSInfo) -> None:
         """The handshake is done: tell the owner."""
@@ -71,7 +71,7 @@ class QuicPipe(Pipe):
         self._owner.ended(error)
 
     def sent(self, pending: int) -> None:
-        """So many datagrams still wait for the network."""
+        """Datagrams were sent; `pending` still wait for the network."""
         if self._paused and pending <= MAX_PENDING // 8:
             self._paused = False
             self._owner.writing_resumed()
@@ -94,11 +94,11 @@ class QuicPipe(Pipe):
         self.close()
 
     def pause_reading(self) -> None:
-        """Keep what arrives, up to a limit."""
+        """Buffer datagrams, up to a limit."""
         self._reading = False
 
     def resume_reading(self) -> None:
-        """Hand over what was kept, and what arrives."""
+        """Deliver buffered datagrams, then new ones."""
         self._reading = True
         held, self._held, self._held_bytes = self._held, [], 0
         for data in held:
@@ -109,7 +109,7 @@ class QuicPipe(Pipe):
         self._protocol.close()
 
     def abort(self) -> None:
-        """Say that it is over, and wait for nothing."""
+        """Close at once."""
         self._protocol.abandon()
 
 
@@ -177,7 +177,7 @@ class _Connection(QuicConnectionProtocol):
 
 
 class _Client:
-    """Where the one connection of a client lives."""
+    """Holds the one connection of a client."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
@@ -236,7 +236,7 @@ class QuicListener(Listener):
         self.dropped = 0
         """Datagrams of all connections that were dropped."""
         self.refused = 0
-        """Clients that were sent away for their certificates."""
+        """Clients that were refused because of their certificates."""
         self._certificates = options.certificates or TLS()
 
     async def open(self, address: Address) -> QuicListener:
@@ -255,7 +255,7 @@ class QuicListener(Listener):
 
     def renew(self, certificates: TLS) -> None:
         """Use new certificates from the next connection on."""
-        certificates.server_context()  # complains before anything is changed
+        certificates.server_context()  # raises before anything is changed
         assert certificates.certificate is not None
         self._configuration.load_cert_chain(certificates.certificate, certificates.key, certificates.password)
         self._certificates = certificates
@@ -286,7 +286,7 @@ class QuicListener(Listener):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """What was dropped because somebody did not take it in time, and who was sent away."""
+        """Dropped datagrams and refused clients."""
         return {"quic.dropped": self.dropped, "quic.certificate.refused": self.refused}
 
     def terminated(self, protocol: _Connection) -> None:
@@ -296,7 +296,7 @@ class QuicListener(Listener):
             self._transport.close()
 
     async def reach(self, address: Address, owner: Owner) -> Pipe:
-        """Talk to somebody else; a connection of its own, with the same certificates."""
+        """Connect to another peer, by a new connection with the same certificates."""
         return await _Client(owner).open(address, self._options)
 
     def close(self) -> None:
@@ -314,7 +314,7 @@ def _client_configuration(address: Address, options: Options) -> QuicConfigurati
         server_name=options.server_hostname or address.host,
     )
     tls = options.certificates or TLS()
-    # Paths are checked, and complained about, as for TLS.
+    # Paths are checked, and errors reported, as for TLS.
     tls.client_context()
     if not tls.verify:
         configuration.verify_mode = ssl.CERT_NONE

@@ -1,12 +1,11 @@
 """UDP: a pipe for each address we talk to, all over one socket where we listen.
 
-UDP has no connections. A listener makes a pipe when the first datagram of a source comes in and is found worth one
-(`Options.admit`), and forgets it when its owner closes it; owners do so when they hear nothing for a while. Each write
-is one datagram.
+UDP has no connections. A listener makes a pipe when the first datagram of a source is admitted (`Options.admit`). It
+removes the pipe when the owner closes it; owners do so after a time without datagrams. Each write is one datagram.
 
-To find out whether a stranger is worth a pipe may take a verification. However many strangers send, those who are known
-are heard: their datagrams are taken at once, those of strangers wait for a share of the loop's time, and too many of
-them are dropped.
+A stranger is a source without a pipe. To admit one may take a signature check. So a flood of strangers must not delay
+known sources. Datagrams of known sources are delivered at once. Those of strangers are queued, get a limited share of
+the loop's time, and are dropped beyond a limit.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from wireloom.transports.base import Listener, Options, Owner, OwnerFactory, Pip
 from wireloom.transports.datagrams import DatagramSocket, Source, open_socket
 
 MAX_HELD = 256 * 1024
-"""Bytes kept for an owner that does not want to read at the moment; more is dropped, and counted."""
+"""Limit of bytes that are buffered while an owner has paused reading; more is dropped and counted."""
 
 MAX_STRANGERS = 256 * 1024
-"""Bytes of strangers' datagrams that wait to be looked at; more is dropped, and counted."""
+"""Limit of queued bytes from strangers; more is dropped and counted."""
 STRANGERS_SHARE = 0.002
-"""Seconds of each iteration of the loop for looking at them."""
+"""Seconds of each iteration of the loop for queued datagrams of strangers."""
 
 
 class UDPPipe(Pipe):
@@ -77,13 +76,13 @@ class UDPPipe(Pipe):
         self.close()
 
     def pause_reading(self) -> None:
-        """Keep what arrives, up to a limit."""
+        """Buffer datagrams, up to a limit."""
         if self._reading:
             self._reading = False
             self._home.reading_changed(-1)
 
     def resume_reading(self) -> None:
-        """Hand over what was kept, and what arrives."""
+        """Deliver buffered datagrams, then new ones."""
         if not self._reading:
             self._reading = True
             self._home.reading_changed(+1)
@@ -115,7 +114,7 @@ class UDPConnection:
         self.address = Address("")
 
     async def open(self, address: Address) -> UDPPipe:
-        """Reach an address. Nobody answers: UDP cannot tell whether somebody is there."""
+        """Open a socket for an address. UDP cannot tell whether a peer is there."""
         sock, raw = await open_socket(address, connect=True)
         self._socket = DatagramSocket(
             sock,
@@ -135,7 +134,7 @@ class UDPConnection:
         self._socket.send(data)
 
     def reading_changed(self, step: int) -> None:
-        """Leave what arrives in the kernel while nobody wants it."""
+        """Leave datagrams in the kernel while the owner has paused reading."""
         (self._socket.resume if step > 0 else self._socket.pause)()
 
     def forget(self, pipe: UDPPipe, source: Source) -> None:
@@ -144,26 +143,26 @@ class UDPConnection:
 
 
 class UDPListener(Listener):
-    """A socket that talks to everybody who comes."""
+    """A socket that serves all sources."""
 
     def __init__(self, owner: OwnerFactory, options: Options) -> None:
         self._new_owner = owner
         self._options = options
         self._pipes: dict[str, UDPPipe] = {}
         self._silent = 0
-        """Pipes whose owners do not read at the moment."""
+        """Number of pipes whose owners have paused reading."""
         self._full = False
         self._closing = False
         self.dropped = 0
-        """Datagrams dropped because an owner did not read, or because there was no room for a new source."""
+        """Datagrams dropped because an owner did not read, or because there were too many sources."""
         self.refused = 0
         """Datagrams of strangers that were not admitted."""
         self._loop = asyncio.get_running_loop()
         self._strangers: deque[tuple[Source, bytes, list[int]]] = deque()
-        """Datagrams of sources that have no pipe: to find out whether they deserve one takes time."""
+        """Queued datagrams of sources that have no pipe yet."""
         self._strangers_bytes = 0
         self.strangers_dropped = 0
-        """Datagrams of strangers that nobody looked at, because too many came."""
+        """Datagrams of strangers that were dropped unread, because too many were queued."""
 
     async def open(self, address: Address) -> UDPListener:
         """Take the address."""
@@ -202,7 +201,7 @@ class UDPListener(Listener):
             self._strangers_bytes += len(data)
 
     def _hear_strangers(self) -> None:
-        """Look at what strangers sent, for a short time: those who are known have the rest of it."""
+        """Process datagrams of strangers for `STRANGERS_SHARE` seconds; known sources get the rest of the time."""
         until = time.monotonic() + STRANGERS_SHARE
         while self._strangers and time.monotonic() < until:
             source, data, ends = self._strangers.popleft()
@@ -212,7 +211,7 @@ class UDPListener(Listener):
             self._loop.call_soon(self._hear_strangers)
 
     def _hear(self, source: Source, data: bytes, ends: list[int], until: float) -> None:
-        """A pipe for a stranger, from the first datagram on that is worth one; what there is no time for waits."""
+        """Make a pipe from the first datagram that is admitted; datagrams after `until` are queued again."""
         pipe, admit, start = self._pipes.get(source.name), self._options.admit, 0
         for index, end in enumerate(ends):
             if pipe is not None or self._closing:
@@ -237,7 +236,7 @@ class UDPListener(Listener):
             pipe.arrived(data[start:], [each - start for each in ends if each > start])
 
     async def reach(self, address: Address, owner: Owner) -> Pipe:
-        """Talk to an address from this socket; whom we know already keeps its pipe."""
+        """Connect to an address from this socket; a known address keeps its pipe."""
         raw = await self._socket.resolve(address)
         source = Source(raw)
         pipe = self._pipes.get(source.name)
@@ -261,7 +260,7 @@ class UDPListener(Listener):
             pipe.owner.writing_resumed()
 
     def reading_changed(self, step: int) -> None:
-        """While nobody at all reads, what arrives stays in the kernel."""
+        """Leave datagrams in the kernel while all owners have paused reading."""
         self._silent -= step
         if self._pipes and self._silent >= len(self._pipes):
             self._socket.pause()
@@ -277,7 +276,7 @@ class UDPListener(Listener):
             self.reading_changed(0)
 
     def close(self) -> None:
-        """Take no new sources; the socket closes with the last conversation."""
+        """Admit no new sources; the socket closes with the last pipe."""
         self._closing = True
         if not self._pipes:
             self._socket.close()
@@ -293,7 +292,7 @@ class UDPTransport(Transport):
         return await UDPConnection(owner, options).open(address)
 
     async def listen(self, address: Address, owner: OwnerFactory, options: Options) -> Listener:
-        """Hear everybody at an address."""
+        """Listen at an address."""
         return await UDPListener(owner, options).open(address)
 
 

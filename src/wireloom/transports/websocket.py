@@ -3,8 +3,8 @@
 The protocol itself is the sans-IO core of the `websockets` package; sockets come from `tcp`. Servers check the
 Origin: a web page may connect only if its Origin is named in `Options.origins`. Programs send none and may.
 
-A read can hold forty thousand pings, and each takes tens of microseconds. So a read is taken in portions; nothing more
-is read from the socket meanwhile. All answers of a portion are one write.
+A read can hold forty thousand pings, and each takes tens of microseconds. So a read is parsed in portions, and nothing
+more is read from the socket meanwhile. All answers of a portion are sent by one write.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wireloom.transports.tcp import TCPPipe, connect_stream, listen_with_handsha
 GOING_AWAY, NORMAL, UNSUPPORTED = 1001, 1000, 1003
 ANY_ORIGIN = "*"
 CHUNK = 1024
-"""Bytes that are parsed between two looks at the clock: up to 170 frames."""
+"""Bytes that are parsed between two checks of the time: up to 170 frames."""
 
 
 class WebSocketPipe(TCPPipe):
@@ -52,15 +52,15 @@ class WebSocketPipe(TCPPipe):
         """Messages that arrived while reading was paused; at most those of one read."""
         self._paused_above = False
         self._rest = b""
-        """What was read and is not parsed yet, from `_at` on."""
+        """Bytes that were read; those from `_at` on are not parsed yet."""
         self._at = 0
         self._is_parsing = False
         self._is_due = False
-        """Whether it stands in the row."""
+        """Whether it is in the queue of `Portions`."""
         self._input_over = False
-        """The end of the input came behind the rest."""
+        """Whether the input ends after `_rest`."""
         self._lost: tuple[Exception | None] | None = None
-        """The socket is gone, and why; what it brought before counts."""
+        """Set when the socket is gone, with the error; `_rest` is still processed."""
         self._portions = portions_of(asyncio.get_running_loop())
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._deadline = asyncio.get_running_loop().call_later(options.handshake_timeout, self._too_slow)
@@ -89,7 +89,7 @@ class WebSocketPipe(TCPPipe):
             self.stand_in_row()
 
     def stand_in_row(self) -> None:
-        """Have what is left parsed in a later iteration of the loop, unless the owner reads nothing at the moment."""
+        """Queue the rest for a later iteration of the loop, unless the owner has paused reading."""
         if self._rest and not self._is_due and not self._is_parsing:
             super().pause_reading()
             if self._lost is not None or not self._paused_above:
@@ -97,7 +97,7 @@ class WebSocketPipe(TCPPipe):
                 self._portions.join(self)
 
     def take_portion(self, until: float) -> None:
-        """Parse what was read, up to a time; then what came behind it."""
+        """Parse until a time; after all is parsed, handle the end of the input."""
         self._is_due, self._is_parsing = False, True
         rest = self._rest
         try:
@@ -136,7 +136,7 @@ class WebSocketPipe(TCPPipe):
         self._open.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the socket is gone. What it brought before is taken first."""
+        """asyncio: the socket is gone. Bytes that were read before are processed first."""
         self._deadline.cancel()
         self.leave_handshakes()
         if not self.ready.done():
@@ -188,12 +188,12 @@ class WebSocketPipe(TCPPipe):
             self._open.close()
 
     def pause_reading(self) -> None:
-        """Hand over nothing; stop reading from the socket."""
+        """Deliver nothing; stop reading from the socket."""
         self._paused_above = True
         super().pause_reading()
 
     def resume_reading(self) -> None:
-        """Hand over what was held, then read again."""
+        """Deliver buffered messages, then read again."""
         self._paused_above = False
         while self._held and not self._paused_above:
             self._above.received(self._held.popleft())
@@ -231,7 +231,7 @@ class WebSocketPipe(TCPPipe):
         if frame.opcode is Opcode.TEXT:
             self._protocol.fail(UNSUPPORTED, "only binary messages are understood here")
         elif frame.opcode in (Opcode.BINARY, Opcode.CONT):
-            # The stream does not care where messages begin and end, so pieces go up as they come.
+            # The stream ignores message boundaries, so fragments are delivered as they arrive.
             if frame.data:
                 self._hand_over(bytes(frame.data))
         elif frame.opcode is Opcode.CLOSE:
@@ -282,7 +282,7 @@ class WebSocketPipe(TCPPipe):
 
 
 class _Mute:
-    """The owner TCP sees: nobody, until the handshake is over."""
+    """A placeholder owner that does nothing, until the handshake is over."""
 
     def opened(self, pipe: Pipe) -> None:
         """Nothing: the WebSocket handshake comes first."""

@@ -1,4 +1,4 @@
-"""XMPP: every write is the body of one `message` stanza, and a pipe is a pair of addresses on somebody else's server.
+"""XMPP: every write is the body of one `message` stanza, and a pipe is a pair of addresses on an XMPP server.
 
     wolpertinger+xmpp://user@server/peer                 talk to peer@server, as user@server
     wolpertinger+xmpp://user@server/peer@other/resource  talk to an address on another server
@@ -46,18 +46,18 @@ PORT = 5222
 PASSWORD, PASSWORD_FILE = "WIRELOOM_XMPP_PASSWORD", "WIRELOOM_XMPP_PASSWORD_FILE"
 OPTIONS = ("password_file", "host", "allow", "tls")
 IDLE = 3600.0
-"""Seconds after which a listener forgets an address that says nothing; not every peer says goodbye."""
+"""Seconds after which a listener forgets a silent address; not every peer announces that it leaves."""
 RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds between a listener's attempts to reach its server again."""
 SMALLEST_LIMIT = 10_000
 """Bytes of a stanza that every server must take (RFC 6120, 13.12)."""
 _LAST_WORDS = 2.0
 _SHELL = 256
-"""Bytes of a stanza beside its body and addresses, with room to spare."""
+"""Bytes of a stanza besides its body and addresses, at most."""
 
 
 _STRICT: set[str] = set()
-"""Servers that did not say how small their limit is, and closed a stream because of it."""
+"""Servers that closed a stream because of a stanza limit that they had not announced."""
 
 
 class XMPPPipe(Pipe):
@@ -94,7 +94,7 @@ class XMPPPipe(Pipe):
             self._account.send(f'{head}{escape(line.decode())}</body><no-store xmlns="urn:xmpp:hints"/></message>')
 
     def heard_from(self, sender: JID, text: str) -> None:
-        """A stanza arrived. An address without resource becomes that of whoever answers first."""
+        """A stanza arrived. A peer address without resource gets the resource of the first sender."""
         self.heard = self._account.loop.time()
         if not self.to.resource and sender.resource:
             self._account.rename(self, sender)
@@ -110,7 +110,7 @@ class XMPPPipe(Pipe):
 
     @property
     def is_stuffed(self) -> bool:
-        """Whether more waits here than should."""
+        """Whether more is buffered than the limit."""
         return self._held_size > self._account.options.high_water
 
     def pause_reading(self) -> None:
@@ -118,7 +118,7 @@ class XMPPPipe(Pipe):
         self._reading = False
 
     def resume_reading(self) -> None:
-        """Hand over what was kept."""
+        """Deliver what was buffered."""
         self._reading = True
         while self._reading and self._held and not self._over:
             data = self._held.popleft()
@@ -194,7 +194,7 @@ class _Account:
         self._priority = priority
         self._up: asyncio.Future[None] | None = None
         self.gone: asyncio.Future[None] | None = None
-        """Done when the account has left its server; None while it never was there."""
+        """Done when the account has left its server; None before the first login."""
         self._leaving = False
         self._reason = ""
         self._full = False
@@ -258,7 +258,7 @@ class _Account:
 
     @property
     def stanza_limit(self) -> int | None:
-        """The most bytes of a stanza, as the server says or as it has shown; None: nobody knows of one."""
+        """The most bytes of a stanza, as announced or observed; None if no limit is known."""
         stated: int | None = self.stream.limits.max_bytes
         return SMALLEST_LIMIT if stated is None and self.jid.domain in _STRICT else stated
 
@@ -278,7 +278,7 @@ class _Account:
             return
         self.gone.set_result(None)
         if not self._reason and not self._leaving:
-            # A server that closes while more is sent to it resets the connection, and its last words may get lost.
+            # A server that closes while we send resets the connection, and its error message may get lost.
             self._suspect_limit()
         detail = self._reason or (str(why) if why else "")
         error = ConnectionResetError(
@@ -290,7 +290,7 @@ class _Account:
             self.on_lost(error)
 
     def tls_of(self, peer: JID) -> TLSInfo | None:
-        """How the way to the server is secured; the server vouches for the peer's bare address."""
+        """TLS of the connection to the server, which authenticates the bare address of the peer."""
         transport = self.stream.transport
         secured = None if transport is None else transport.get_extra_info("ssl_object")
         if secured is None:
@@ -343,13 +343,13 @@ class _Account:
             self._logout()
 
     def send(self, stanza: str) -> None:
-        """Send a stanza, if there is still a way."""
+        """Send a stanza, if still connected."""
         if self.stream.transport is not None:
             self._largest = max(self._largest, len(stanza))
             self.stream.send_raw(stanza)
 
     def check_pressure(self) -> None:
-        """While a pipe holds too much nothing is read from the server, which all pipes share."""
+        """Back-pressure: stop reading from the server while any pipe has too much buffered."""
         full = any(pipe.is_stuffed for pipe in self.pipes.values())
         transport = self.stream.transport
         if full != self._full and transport is not None and not transport.is_closing():
@@ -466,7 +466,7 @@ class XMPPTransport(Transport):
 
 
 class _Leaving:
-    """An owner whose account is of no use without it: it leaves the server when the pipe is gone."""
+    """Wraps the owner of a client: the account leaves the server when the pipe is gone."""
 
     def __init__(self, owner: Owner, account: _Account) -> None:
         self._owner = owner

@@ -1,7 +1,7 @@
-"""mesh a buffer at a time: kernels take the usual packets apart, the readable code the rest.
+"""mesh a buffer at a time: kernels parse the usual packets, the reference decoder the rest.
 
-Gives exactly what `frames.py` and `messages.py` give for the same bytes; the tests hold the two against each other.
-With a trust file, `audit.py` tells which are authentic.
+The result equals that of `frames.py` and `messages.py` for the same bytes; tests compare the two.
+With a trust file, `audit.py` tells which packets are authentic.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class MeshColumns(ColumnDecoder):
 
 
 def _slow(data: bytes, settings: MeshSettings, trust: TrustStore | None, direction: Direction) -> Message:
-    """One packet by the readable code, as `MeshDecoder` does it."""
+    """Decode one packet by the reference decoder, as `MeshDecoder` does."""
     packet = frames.decode(data, settings.limits)
     if trust is None:
         return to_message(packet, direction, max_plain=settings.max_plain)

@@ -1,8 +1,8 @@
 """What a receiver checks once a packet is parsed: authenticity, freshness, replay, and what the policy asks for.
 
 Implements steps 7 to 9 of 6.2, 5.4 and 7 of the Event Mesh Protocol. One gate serves everything that arrives at one
-node or listener, because a replay may come from anywhere. What is cheap is checked first; a forger can neither burn
-Message IDs (they are remembered after authentication) nor make us verify more signatures than the budget allows.
+node or listener, because a replay may come from any source. Cheap checks come first. A forger cannot use up Message
+IDs, because they are remembered only after authentication. Nor can it cause more signature checks than the budget.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LEARNED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A packet that passed, its data fields as plain as they can be had, and what is known about its sender."""
+    """An accepted packet, decrypted and decompressed where possible, and what is known about its sender."""
 
     packet: Packet
     opened: Opened
@@ -69,10 +69,10 @@ class Gate:
         self.replay = ReplayCache(*caps)
         """Packets whose sender is trusted."""
         self.strangers = ReplayCache(*caps)
-        """All others: however many of them come, they push out none of those."""
+        """All other packets: a flood of them cannot evict entries of trusted senders."""
         self.budget = Budget(settings.verifications)
         self.own: set[bytes | str] = set() if own is None else {own}
-        """Our NODE ID; all of them, where several listeners are one hub."""
+        """Our NODE IDs: several if several listeners belong to one hub."""
         self._file = load_trust_file(settings.trust) if trust is None and settings.trust else None
         self._trust = TrustStore() if trust is None else trust
         self._learned: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
@@ -80,7 +80,7 @@ class Gate:
 
     @property
     def trust(self) -> TrustStore:
-        """Whom we trust; as it is in the file now, where there is one."""
+        """The trust store, reloaded from its file if there is one."""
         return self._trust if self._file is None else self._file.value
 
     @trust.setter
@@ -93,7 +93,7 @@ class Gate:
         return self._file
 
     def refresh(self, now: float) -> None:
-        """Look whether the trust file has changed."""
+        """Check whether the trust file has changed."""
         if self._file is not None:
             self._file.refresh(now)
 
@@ -130,9 +130,9 @@ class Gate:
     def check_usual(
         self, data: bytes, shapes: Iterable[Shape], source: str, now: float
     ) -> list[Authenticity | ProtocolViolation | None]:
-        """The same as `check` for many packets that are plain and fresh, and unsigned or name their key and show none.
+        """Fast path of `check`, for packets that are plain and fresh, and unsigned or signed with a key they only name.
 
-        For each of them: what is known about its sender, why it is refused, or None when it needs `check`.
+        Returns for each: what is known about its sender, why it is refused, or None if it needs `check`.
         """
         self.refresh(now)
         self.replay.expire(now)
@@ -208,7 +208,7 @@ class Gate:
         return self.replay.add_all(seen, [offset + number for number in ids], now + self.replay.window, now)
 
     def _sender(self, node_id: bytes, key_id: bytes) -> tuple[crypto.HmacKey | None, Seen | None, int]:
-        """The key for a node's HMACs, and where its packets are remembered; nothing for those who need `check`."""
+        """The HMAC key of a node, and where its packets are remembered; None for senders that need `check`."""
         key = self.trust.hmac_keys.get(node_id + key_id)
         if key is None or node_id in self.own:
             return None, None, 0
@@ -245,7 +245,7 @@ class Gate:
         return Authenticity.VERIFIED
 
     def look(self, packet: Packet, source: str, now: float) -> None:
-        """Raise ProtocolViolation as `check` would, but remember nothing: the packet will come again."""
+        """Raise ProtocolViolation as `check` would, but remember nothing: the packet will be checked again."""
         verdict = security.verify(packet, self._before_verifying(packet, source, now))
         if verdict.clause is not None:
             raise ProtocolViolation(verdict.clause, verdict.detail)
@@ -253,7 +253,7 @@ class Gate:
             self.budget.welcome(source, now)
 
     def _before_verifying(self, packet: Packet, source: str, now: float) -> security.Proof:
-        """Everything that is cheaper than verifying, and the keys to verify with."""
+        """Do all checks that are cheaper than a signature; returns the keys for that."""
         node_id = packet.get(Type.NODE_ID)
         if node_id is None:
             if self.policy is not Require.ANY:
@@ -271,7 +271,7 @@ class Gate:
         elif not proof.trusted and self.policy is Require.TRUSTED:
             raise ProtocolViolation(UNTRUSTED, "the key is the packet's own, and the policy is trusted")
         if proof.public is not None and node_id is not None:
-            # A copy by another way is the usual case in a mesh: it is recognised before it costs a verification.
+            # Copies by other paths are common in a mesh: detect them before the costly verification.
             if self._memory(proof).seen((node_id, proof.key_id, packet.message_id), now):
                 raise _replay(packet.message_id)
             if not self.budget.take(source, now):
@@ -283,7 +283,7 @@ class Gate:
         return max(now - self.settings.replay_window, self.replay.since + 1), now + self.settings.clock_skew
 
     def check_time(self, signed_at: int, now: float) -> None:
-        """Refuse what is stale or from the future."""
+        """Refuse packets that are stale or from the future."""
         oldest, newest = self.fresh(now)
         if signed_at <= self.replay.since:
             raise ProtocolViolation(UNKNOWN_PAST, f"{now - signed_at:.0f} s old, and the journal is not read yet")
@@ -293,7 +293,7 @@ class Gate:
             raise ProtocolViolation(FUTURE, f"{signed_at - now:.0f} s ahead")
 
     def _learn(self, packet: Packet) -> None:
-        """Keep a key that a packet brought itself, for later packets that only name it; the first one stays."""
+        """Keep a key that a packet contained, for later packets that only name it. The first key stays."""
         node_id, key_id, public = (
             packet.get(Type.NODE_ID),
             packet.get(Type.AUTH_KEY_ID),

@@ -4,11 +4,12 @@ Implements section 1 (nodes, intermediaries), 3 (Hello, Heartbeat, Event) and th
 go in with the name of the link they came by, and come out with the names of the links they are for. The sockets of the
 links are in `peers/mesh/node.py`. Time and randomness are passed in, so that hours of a mesh run in a second of test.
 
-A node says Hello to its seeds until they answer, and answers whoever greets it. A Hello says what events the node
-wants, and names a few other neighbours, so that the newcomer can greet them as well; a node that has enough neighbours
-says so, and only names others. An event goes to every neighbour
-that wants it; a node passes on what its relay rules name, unchanged, and never to where it came from. What was seen
-before is dropped at the gate, which ends every loop.
+A node sends Hello to its seeds until they answer, and answers each Hello that it gets. A Hello says what events the
+node wants. It also names a few neighbours, so that a new node can greet them as well. A node with enough neighbours
+says so, and only names others.
+
+An event goes to every neighbour that wants it. A node relays the events that its relay rules name, unchanged, and never
+to where they came from. The gate drops packets that were seen before, which ends every loop.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Neighbour:
     profile: Capabilities | None = None
 
     def wants(self, topic: str | None) -> bool:
-        """Whether to send it events of this name; who does not say gets everything."""
+        """Whether to send it events of this name; a node that states no wishes gets all."""
         if self.profile is None:
             return True
         if topic is None:
@@ -95,7 +96,7 @@ class _Seed:
     due: float = 0.0
     wait: float = 0.0
     introduced: bool = False
-    """Somebody named it: it is given up when it does not answer."""
+    """Whether another node named it; it is dropped if it does not answer."""
     tries: int = 0
 
 
@@ -180,7 +181,7 @@ class MeshNode:
         return heard
 
     def look(self, data: bytes, link: str, now: float) -> ProtocolViolation | None:
-        """Why a datagram of a stranger would be refused; None if it would not. Nothing is remembered of it."""
+        """Why a datagram of an unknown source would be refused, or None. Nothing is remembered."""
         try:
             self.gate.look(frames.decode(data, self._limits), link, now + self.epoch)
         except ProtocolViolation as violation:
@@ -235,7 +236,7 @@ class MeshNode:
         return min(due)
 
     def expire(self, now: float) -> Heard:
-        """Send what is due: copies, heartbeats, Hellos; give up who was not heard."""
+        """Send copies, heartbeats and Hellos that are due; drop neighbours that were silent too long."""
         heard = Heard()
         while self._resends and self._resends[0][0] <= now:
             due, _, times, packet, links = heapq.heappop(self._resends)
@@ -330,7 +331,7 @@ class MeshNode:
         neighbour.link, neighbour.heard = link, now
         neighbour.capabilities, neighbour.profile = message.body, said
         if said is None:
-            # Nothing tells whether this is an answer. Answering each would go on for ever between two of a kind.
+            # This may be an answer to ours. Two such nodes that answer each Hello would never stop.
             if self._may_greet(link, now, self.settings.heartbeat_interval):
                 self._say_hello(link, now, packet.message_id)
         elif said.answers is None:
@@ -351,7 +352,7 @@ class MeshNode:
         return True
 
     def _meet(self, links: Sequence[str], now: float) -> None:
-        """Greet those whom somebody named, until we know half as many as we may; the other half may come to us."""
+        """Greet nodes that another named, up to half of our limit; the other half is for nodes that greet us."""
         for link in links:
             if 2 * (len(self.neighbours) + sum(s.introduced for s in self._seeds.values())) >= self.max_neighbours:
                 return
@@ -383,7 +384,7 @@ class MeshNode:
             self._relay(data, message.topic, author, link, now)
 
     def _relay(self, data: bytes, topic: str | None, author: bytes, link: str, now: float) -> None:
-        """Pass a packet on as the rules say, unchanged, not to where it came from nor to who wrote it."""
+        """Relay a packet by the rules, unchanged, but not to its link or its author."""
         links: dict[str, None] = {}
         for rule in self.relays:
             if topic is None and rule.pattern != EVERYTHING:

@@ -1,7 +1,7 @@
-"""Many datagrams of one read: checked packet by packet, made into messages only where somebody asks for them.
+"""Many datagrams of one read: each packet is checked, and decoded into a message only if one is needed.
 
-Part of `session.py` for the hub. Packets that are journaled and passed on stay the bytes they are. Mesh subscribers get
-them unchanged, signed by whoever wrote them.
+Part of `session.py` for the hub. Packets are journaled and forwarded unchanged. Mesh subscribers get them with the
+signature of their author.
 
 `DatagramReader` takes a read apart. Events become rows of a `MeshPublishes`, in the order in which they came. Any other
 packet (Hello, heartbeat, an event under `$hub/`) is an ordinary batch at its place, and ends the rows before it.
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from wireloom.protocols.mesh.session import MeshSession
 
 KERNEL_FROM = 8
-"""Reads of fewer datagrams are taken apart by the readable code: a kernel call costs more than a few packets do."""
+"""Reads of fewer datagrams are parsed by the reference decoder: a kernel call would take longer."""
 
 ALIKE_FROM = 64
-"""Reads of fewer are checked packet by packet: looking whether they are all of one sender would not pay."""
+"""Reads of fewer datagrams are checked packet by packet: the fast path for one sender would not pay."""
 
 
 class Row(NamedTuple):
@@ -45,7 +45,7 @@ class Row(NamedTuple):
     node_id: bytes | None
     """Without a NODE ID it is not passed on to other nodes."""
     is_readable: bool
-    """What cannot be read here is not given to peers of other protocols."""
+    """Whether it could be decrypted. Otherwise peers of other protocols do not get it."""
     name: str
 
     @property
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
     @property
     def is_reserved(self) -> bool:
-        """Whether its name is one under which only the hub speaks."""
+        """Whether its name is reserved for the hub."""
         return self.name.startswith(HUB_PREFIX)
 
 
@@ -88,7 +88,7 @@ class MeshPublishes(Publishes):
         return dict.fromkeys((row.name, row.author) for row in self._rows)
 
     def split(self, allowed: Callable[[str, str | None], bool]) -> tuple[Batch, Sequence[tuple[str, bytes]]]:
-        """Cut out what is not allowed; the rest is still passed on as it came."""
+        """Remove events that are not allowed; the rest is still forwarded unchanged."""
         verdicts = {each: allowed(*each) for each in self.topics()}
         kept = [row for row in self._rows if verdicts[row.name, row.author]]
         dropped = [row for row in self._rows if not verdicts[row.name, row.author]]
@@ -126,7 +126,7 @@ class MeshEvents(Events):
         if len(chosen) == len(self.topics):
             return self
         if self._by_name is None:
-            # A hundred subscribers of a name each do not look at all rows each.
+            # Index rows by name once: a hundred subscribers then need not scan all rows each.
             self._by_name = {}
             for row in self._rows:
                 self._by_name.setdefault(row.name, []).append(row)
@@ -168,7 +168,7 @@ class DatagramReader:
         scan.warm()
 
     def read(self, data: bytes, ends: Sequence[int], now: float) -> list[Batch]:
-        """What the datagrams of one read brought, in order."""
+        """The batches of one read, in order."""
         session, starts = self._session, [0, *ends[:-1]]
         found: dict[int, Row | Rejected | Sequence[Batch]] = {}
         """What became of each datagram, by its number."""
@@ -218,7 +218,7 @@ class DatagramReader:
         found: dict[int, Row | Rejected | Sequence[Batch]],
         now: float,
     ) -> tuple[list[Row], list[int]]:
-        """Take the events of the usual shape without taking them apart.
+        """Fast path: take the events of the usual shape without decoding them.
 
         Returns those that are accepted, and the numbers of all other packets. Refused ones are put in `found`.
         """
@@ -244,7 +244,7 @@ class DatagramReader:
         sender = self._all_pass(data, buffer, columns, begins, now + session.epoch)
         rows: list[Row]
         if sender is not None:
-            # `Row(...)` for each, without a call in Python for each.
+            # Equal to `Row(...)` for each, without a Python call for each.
             fields = zip(begins, stops, repeat(_VERIFIED), repeat(sender), repeat(True), names)
             rows = list(map(tuple.__new__, repeat(Row), fields))
         else:
@@ -269,7 +269,7 @@ class DatagramReader:
     def _all_pass(
         self, data: bytes, buffer: NDArray[np.uint8], columns: NDArray[np.int64], begins: list[int], now: float
     ) -> bytes | None:
-        """The sender, if all packets have an HMAC of one, as in most reads, and every one of them is right and new."""
+        """The sender, if the read is homogeneous: all packets have a valid HMAC of one sender, and all are new."""
         node, key_id, tag = columns[scan.NODE], columns[scan.KEY_ID], columns[scan.HMAC]
         if (
             columns.shape[1] < ALIKE_FROM
@@ -287,7 +287,7 @@ class DatagramReader:
         return sender[:16] if self._session.gate.check_alike(data, sender, places, ids, now) else None
 
     def _one(self, data: bytes, at: int, stop: int, now: float) -> Row | Sequence[Batch]:
-        """Any packet, by the readable code."""
+        """Take any packet, by the reference decoder."""
         session, encoded = self._session, data[at:stop]
         packet = frames.decode(encoded, self._limits)
         accepted = session.gate.check(packet, session.peer, now + session.epoch)

@@ -1,8 +1,8 @@
-"""The kernels that find packets in a buffer and take apart the usual ones.
+"""The kernels that find packets in a buffer and parse those of the usual shape.
 
 Part of `columns.py` and `publishes.py`. A packet of the usual shape (a name, at most one more data field, security
-fields, nothing compressed, encrypted, split or unknown) is understood here entirely, and checked by every rule of
-`frames.py`. Whatever is not of that shape, bad packets included, is left to the readable code.
+fields, nothing compressed, encrypted, split or unknown) is parsed here completely, and checked by every rule of
+`frames.py`. All other packets, invalid ones included, are left to the reference decoder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINES = 19
 
 PLAIN is 1 for packets of the usual shape; the rest is for those only. Places are in the buffer, -1 for none. BODY_TYPE
 is the body's field type, -1 where there is no body; its size is 0 then. SORTED is 1 when the canonical payload is the
-payload up to place COVERED, as it stands. Timestamps above 2**62 are left to the readable code.
+payload up to position COVERED. Timestamps above 2**62 are left to the reference decoder.
 """
 
 _HEADER = HEADER_SIZE
@@ -155,9 +155,9 @@ def _scan(
     size: NDArray[np.int64],
     table: NDArray[np.int64],
 ) -> int:
-    """How many packets there are; fills as many rows as there is room for.
+    """Count the packets; fill as many rows as the arrays hold.
 
-    Bytes that are no run of whole packets are one packet, which no rule allows.
+    Bytes that are not a sequence of complete packets count as one invalid packet.
     """
     total, room = 0, offset.shape[0]
     for index in range(start.shape[0]):

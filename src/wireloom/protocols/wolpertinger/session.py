@@ -37,15 +37,14 @@ from wireloom.protocols.wolpertinger.transmission import BYTES, LARGE, LINES, Pa
 from wireloom.protocols.wolpertinger.values import Value
 
 _SLOW = 1.0
-"""Seconds after which a confirmation is late enough to tell whoever waits for the answer."""
+"""Seconds after which a confirmation is late: the caller is then told of it."""
 _OFTEN = 1.0
 """Seconds between two Heartbeats that the application asks for, or that count while `_MANY` calls wait."""
 _MANY = 1000
 _LAST_DIGITS = (1 << 48) - 1
-"""Those of a CallId that count up; the others are drawn for each session."""
+"""The part of a CallId that counts up; the other digits are random for each session."""
 _METADATA = 200
 """Bytes of a line beside its payload, at most."""
-# Looking up a member of an enum costs as much as a call, and these are needed for every message.
 _REQUEST, _RESPONSE, _EVENT, _ERROR, _PROGRESS = Kind.REQUEST, Kind.RESPONSE, Kind.EVENT, Kind.ERROR, Kind.PROGRESS
 _OPEN, _CLOSING, _CLOSED = SessionState.OPEN, SessionState.CLOSING, SessionState.CLOSED
 _SUCCESS, _NOBODY = ResultCode.SUCCESS, Authenticity.NONE
@@ -61,7 +60,7 @@ _RESULTS: dict[int, str] = {
 
 @dataclass(slots=True)
 class _Asked:
-    """A call of ours that waits for its answer."""
+    """A pending call of ours."""
 
     message: Message
     carried: bool
@@ -70,7 +69,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Owed:
-    """A call of the peer that waits for our answer, without its parameters."""
+    """A pending call of the peer, without its parameters."""
 
     component: str
     carried: bool
@@ -79,7 +78,7 @@ class _Owed:
 
 
 class WolpertingerSession(Transmission):
-    """Client and server are alike but for one thing: a client may be told to authenticate first."""
+    """Client or server of one connection. They differ in one thing: a client may have to authenticate first."""
 
     def __init__(
         self, role: Role, settings: WolpertingerSettings, *, unique: int = 0, entropy: Entropy = os.urandom
@@ -95,7 +94,7 @@ class WolpertingerSession(Transmission):
         """Calls of the session itself, and what to do with the answer."""
         self._owed: dict[str, _Owed] = {}
         self._held: list[Document] | None = None
-        """What must wait for the key exchange to be done; None when there is none."""
+        """Documents that wait for the key exchange; None if there is none under way."""
         self._settled: list[str] = []
         """Calls without response value whose delivery was confirmed in this read."""
         self._heartbeat_at = float("-inf")
@@ -233,7 +232,7 @@ class WolpertingerSession(Transmission):
         self._add(message)
 
     def _take_heartbeat(self, now: float) -> None:
-        """The peer works on all calls that wait. If these are many, it counts only once in a while."""
+        """The peer works on all pending calls. If there are many, Heartbeats count only every `_OFTEN` seconds."""
         if now - self._worked_at < _OFTEN * min(len(self._waiting) / _MANY, 1):
             return
         self._worked_at = now
@@ -353,7 +352,7 @@ class WolpertingerSession(Transmission):
         )  # fmt: skip
 
     def packing(self, event: Message) -> Callable[[], PackedDocument] | None:
-        """Large events are made, compressed and encrypted elsewhere."""
+        """Large events are made, compressed and encrypted on another thread."""
         if not self._is_large(event):
             return None
         self._check_open(_EVENT)
@@ -361,7 +360,7 @@ class WolpertingerSession(Transmission):
         return lambda: pack(messages.to_document(event, profile=settings.profile), settings, cipher)
 
     def send_event(self, event: Message, packed: object, now: float) -> None:
-        """Queue an event past what is being written."""
+        """Queue an event ahead of documents that are being encoded."""
         self._check_open(_EVENT)
         if isinstance(packed, PackedDocument) and self._held is None and packed.cipher is self._cipher:
             self._say_packed(packed, now)
@@ -446,7 +445,7 @@ class WolpertingerSession(Transmission):
         return message
 
     def _send_progress(self, message: Message, now: float) -> Message:
-        """A Heartbeat; it names no call and has no room for a step's body."""
+        """Send a Heartbeat, which cannot name a call or carry a body."""
         if not self._owed:
             raise InvalidState("a Heartbeat is sent only while a call is worked on")
         if now - self._heartbeat_at >= _OFTEN:
@@ -458,7 +457,7 @@ class WolpertingerSession(Transmission):
         self._say(RemoteMethodCall("Core", self._draw_call_id(), "Heartbeat"), now)
 
     def _say(self, document: Document, now: float) -> None:
-        """Say something, after the key exchange if one is under way."""
+        """Send a document, after the key exchange if one is under way."""
         if self._held is not None:
             self._held.append(document)
         else:
@@ -517,7 +516,7 @@ class WolpertingerSession(Transmission):
             self.state = _CLOSED
 
     def close(self, now: float, reason: str = "") -> None:
-        """Wolpertinger has no goodbye: calls that will get no answer are told so, then the connection ends."""
+        """Send an error for each pending call of the peer, then close; wolpertinger has no closing message."""
         if self.state is _CLOSED:
             return
         self.close_reason = self.close_reason or reason or "close"
