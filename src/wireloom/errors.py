@@ -1,4 +1,4 @@
-"""The errors this package raises on purpose. `wireloom.model` and `wireloom` offer them, too."""
+"""The errors that this package raises on purpose. `wireloom.model` and `wireloom` export them, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ErrorType = TypeVar("ErrorType", bound=BaseException)
 
 
 class WireloomError(Exception):
-    """The root of every error this package raises on purpose."""
+    """The base class of every error that this package raises on purpose."""
 
 
 class ProtocolViolation(WireloomError):
@@ -36,15 +36,15 @@ class ProtocolViolation(WireloomError):
 
 
 class MalformedBody(ProtocolViolation, ValueError):
-    """A body is not what its content type says."""
+    """A body does not match its content type."""
 
 
 class HandshakeFailed(WireloomError):
-    """The peers could not agree to talk."""
+    """The handshake failed: the peers have no common ground."""
 
 
 class PeerClosed(WireloomError, ConnectionError):
-    """The connection is gone; whatever waited for it fails with this."""
+    """The connection is gone. Everything that waits for it fails with this error."""
 
 
 class RequestTimeout(WireloomError, TimeoutError):
@@ -69,26 +69,26 @@ class RequestFailed(WireloomError):
     def __str__(self) -> str:
         detail = self.body.decode(errors="replace")
         if detail[:1] == '"':
-            # Where every body is JSON, so is the text of an error.
+            # If every body is JSON, the text of an error is JSON, too.
             with contextlib.suppress(ValueError):
                 detail = str(json.loads(detail))
         return f"request failed with {self.code}" + (f": {detail}" if detail else "")
 
 
 class LimitExceeded(WireloomError):
-    """Something is larger or more than a limit allows; the text names the limit."""
+    """A size or a number exceeds a limit. The text names the limit."""
 
 
 class NotSupported(WireloomError):
-    """The protocol has no way to say this, now or later."""
+    """The protocol can never express this."""
 
 
 class InvalidState(WireloomError):
-    """The connection is in a state in which this cannot be sent, such as an answer to a request that does not wait."""
+    """The current state of the connection does not allow this, such as an answer to a request that does not wait."""
 
 
 def without_traces(error: ErrorType) -> ErrorType:
-    """The error, as it may be kept: nothing that was at hand where it was raised stays in memory because of it.
+    """The error without tracebacks, so that it can be stored without keeping local variables in memory.
 
     >>> try:
     ...     raise PeerClosed("gone")
@@ -102,11 +102,11 @@ def without_traces(error: ErrorType) -> ErrorType:
 
 
 class BodyError(NotSupported):
-    """A value does not fit the format or the schema of the body it should become."""
+    """A value does not fit the format or the schema of its body."""
 
 
 class ValidationError(WireloomError, ValueError):
-    """A value does not fit the type it was read as. `path` names the place, `problem` says what is wrong there.
+    """A value does not fit its type. `path` names the place, `problem` says what is wrong there.
 
     >>> str(ValidationError("expected int, got str 'six'").within(".sum"))
     "$.sum: expected int, got str 'six'"
@@ -118,7 +118,7 @@ class ValidationError(WireloomError, ValueError):
         self.path = path
 
     def within(self, step: str) -> ValidationError:
-        """The same error, seen from the value around: `step` leads from there to this place."""
+        """The same error with one more step at the front of its path, for the enclosing value."""
         self.path = f"${step}{self.path[1:]}"
         return self
 
@@ -127,8 +127,8 @@ class ValidationError(WireloomError, ValueError):
 
 
 class ConfigError(WireloomError):
-    """A setting is unknown or wrong; the text names it and what would be right."""
+    """A setting is unknown or wrong. The text names it and says what is right."""
 
 
 class JournalError(WireloomError):
-    """The journal cannot be read or written; the text says where and what to do."""
+    """The journal cannot be read or written. The text says where, and what to do."""

@@ -31,7 +31,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.options import DefaultOptions
 from numpy.typing import NDArray
 
-with contextlib.suppress(ImportError):  # a platform without such locks does without
+with contextlib.suppress(ImportError):  # optional: some platforms have no such locks
     import fcntl
 
 log = logging.getLogger("wireloom.kernels")
@@ -41,13 +41,13 @@ SETTING = "WIRELOOM_KERNELS"
 """The environment variable that names the folder for compiled kernels."""
 LOCK = "kernels.lock"
 
-# numba does not promise this option. Without it kernels do the same and take longer.
+# This option of numba is not documented. Without it kernels work the same, but slower.
 _UNCOUNTED: dict[str, Any] = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 
 
 @cache
 def _is_writable(folder: Path) -> bool:
-    """Whether files can be kept in a folder, which is made if need be."""
+    """Whether files can be written in a folder. It is created if necessary."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -56,10 +56,10 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _folder_for(source: Path) -> Path:
-    """Where the compiled kernels of a source file are kept.
+    """The folder for the compiled kernels of a source file.
 
-    In the folder that the setting names. Else beside the source, or in the user's cache if only that is writable. If
-    neither is, still beside the source: `wireloom warm` may have filled that folder with more rights.
+    It is the folder that the setting names. Otherwise it is beside the source, or in the user's cache if only that is
+    writable. If neither is writable, it is beside the source: `wireloom warm` may have filled it with more rights.
     """
     part = f"{source.parent.name}-{hashlib.sha256(str(source.parent).encode()).hexdigest()[:16]}"
     if named := os.environ.get(SETTING):
@@ -75,7 +75,7 @@ def _digest(source: Path) -> bytes:
 
 
 class _Place:
-    """Where the compiled code of one kernel is kept, and from which sources it was made."""
+    """The location of the compiled code of one kernel, and the sources it was made from."""
 
     def __init__(self, function: Callable[..., Any], source: Path) -> None:
         self._function, self._source = function, source
@@ -88,12 +88,13 @@ class _Place:
         return str(_folder_for(self._source))
 
     def ensure_cache_path(self) -> None:
-        """Nothing is left to do: the folder is made when it is locked."""
+        """Does nothing: the folder is created when it is locked."""
 
     def get_source_stamp(self) -> tuple[bytes, ...]:
-        """Kernels of other files that this one calls are part of its machine code, so their sources count.
+        """A stamp of all sources that the machine code depends on: this kernel's file, and files of kernels that it
+        calls.
 
-        So does this file: it says how kernels are compiled.
+        This module counts, too, because it says how kernels are compiled.
         """
         called = sorted({Path(__file__), *_files_called(self._function)} - {self._source})
         return tuple(_digest(each) for each in (self._source, *called))
@@ -107,18 +108,18 @@ class _Compiled(FunctionCache._impl_class):  # type: ignore[misc, valid-type]
 
 
 class _SharedCache(FunctionCache):
-    """The compiled kernels on disk, safe to fill from several processes at once.
+    """A cache of compiled kernels on disk that several processes can fill at once.
 
-    numba picks a file for a new signature and then writes index and file without a lock. Two processes that compile
-    one kernel for two signatures can pick the same file; the index then names machine code for other arguments,
-    and the next process that calls it crashes. Hubs, Spark workers and tests do start together.
+    numba chooses a file for a new signature, then writes index and file without a lock. Two processes that compile one
+    kernel for two signatures can choose the same file. Then the index names machine code for other arguments, and the
+    next process that calls it crashes. Hubs, Spark workers and tests often start together, so this cache uses a lock.
 
-    A folder that cannot be read or written is no reason to fail: then the kernel is compiled in memory.
+    If the folder cannot be read or written, the kernel is compiled in memory.
     """
 
     _impl_class = _Compiled
     is_told: ClassVar[bool] = False
-    """Whether the log of this process has it that kernels are compiled."""
+    """Whether this process has logged that kernels are being compiled."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         found = None
@@ -135,7 +136,7 @@ class _SharedCache(FunctionCache):
 
 
 def _tell(folder: Path) -> None:
-    """Say why nothing happens for some seconds."""
+    """Log why nothing happens for some seconds."""
     extra = {"event": "kernels.compile"}
     if _is_writable(folder):
         log.info("compiling kernels, once: some seconds; they are kept in %s", folder, extra=extra)
@@ -149,7 +150,7 @@ def _tell(folder: Path) -> None:
 
 
 def _files_called(function: Callable[..., Any]) -> Iterator[Path]:
-    """Where the kernels stand that a function calls, and those that they call."""
+    """The source files of the kernels that a function calls, directly or indirectly."""
     for name in function.__code__.co_names:
         called = function.__globals__.get(name)
         if isinstance(called, Dispatcher) and called.py_func is not function:
@@ -167,9 +168,9 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def given(array: NDArray[T]) -> NDArray[T]:
-    """An array that a kernel only reads, in the one form that it is compiled for: contiguous and not writable.
+    """A read-only, contiguous view of an array: the one form that kernels are compiled for.
 
-    numba compiles a kernel anew for each layout of its arrays, and Arrow hands out one or another as it happens.
+    numba compiles a kernel again for each array layout, and Arrow returns various layouts.
     """
     found = np.ascontiguousarray(array).view()
     found.flags.writeable = False
@@ -177,29 +178,29 @@ def given(array: NDArray[T]) -> NDArray[T]:
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function at its first call, keep the result on disk, and run it without the interpreter lock.
+    """Compile a function at its first call, store the result on disk, and run it without the interpreter lock.
 
-    It works on arrays that it is given, makes none and returns numbers: see `allocating` for others.
+    It may only use arrays that it is given, and return numbers. `allocating` is for others.
     """
     return _compiled(function, "never", allocates=False)
 
 
 def allocating(function: Callable[..., Any]) -> Any:
-    """A kernel that makes arrays or texts of its own.
+    """A kernel that creates arrays or texts.
 
-    Then numba counts who holds each array, those that were given to it included. Where a loop calls another function
-    that is done for each of its rounds, and takes longer than looking at a small frame.
+    numba then counts references to every array, including those it was given. If a loop calls another function, it does
+    so in each iteration. That takes longer than decoding a small frame.
     """
     return _compiled(function, "never", allocates=True)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A kernel that becomes part of each kernel that calls it; for the smallest ones."""
+    """A kernel that is inlined into each kernel that calls it; for the smallest ones."""
     return _compiled(function, "always", allocates=False)
 
 
 def _compiled(function: Callable[..., Any], inline: Literal["never", "always"], *, allocates: bool) -> Any:
     dispatcher: Any = numba.njit(nogil=True, inline=inline, **({} if allocates else _UNCOUNTED))(function)
-    if Path(function.__code__.co_filename).exists():  # what is typed at a prompt has no place to be kept at
+    if Path(function.__code__.co_filename).exists():  # code typed at a prompt has no file to be cached beside
         dispatcher._cache = _SharedCache(function)  # type: ignore[no-untyped-call]
     return dispatcher

@@ -1,7 +1,7 @@
-"""What every room shares: the Message, its Kind, and the errors. No I/O and no third-party import.
+"""The message model that all packages share: Message, Kind, and the errors. No I/O and no third-party import.
 
-One model serves five protocols. A protocol maps its frames to messages and back; hub, journal,
-pipeline and command line only ever speak of messages.
+One model serves five protocols. A protocol maps its frames to messages and back. Hub, journal, pipeline and command
+line work with messages only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ type_of_json = str | int | float | bool | None | list["type_of_json"] | dict[str
 
 
 class Kind(StrEnum):
-    """What a message is for, in any protocol. A closed set."""
+    """The purpose of a message, in any protocol. A closed set."""
 
     OPEN = "open"
     CLOSE = "close"
@@ -71,7 +71,7 @@ class Kind(StrEnum):
 
 
 KINDS: tuple[Kind, ...] = tuple(Kind)
-"""Every kind in a fixed order: columns hold a kind as its index in this tuple."""
+"""Every kind in a fixed order. Columns store a kind as its index in this tuple."""
 
 
 class Direction(StrEnum):
@@ -83,7 +83,7 @@ class Direction(StrEnum):
 
     @property
     def opposite(self) -> Direction:
-        """The direction answers take."""
+        """The direction of answers."""
         return {Direction.C2S: Direction.S2C, Direction.S2C: Direction.C2S}.get(self, self)
 
 
@@ -98,14 +98,14 @@ class Authenticity(StrEnum):
 
 
 BODY_READERS: dict[str, Callable[[bytes], object]] = {}
-"""How bodies of other content types than JSON and text are read; protocols that have such bodies add to it."""
+"""Decoders for content types other than JSON and text. Protocols with such bodies add to it."""
 
 
 T = TypeVar("T")
 
 
 class Message(NamedTuple):
-    """One message, whatever its protocol. A named tuple, because it is made six times in a round trip.
+    """One message of any protocol. A named tuple because it is created six times in a round trip, and must be cheap.
 
     >>> reading = Message(kind=Kind.EVENT, topic="sensors/kitchen", body=b'{"c": 21.5}',
     ...                   content_type="application/json")
@@ -123,7 +123,7 @@ class Message(NamedTuple):
     attributes: Mapping[str, str] = NO_ATTRIBUTES
     protocol: str = ""
     time: int | None = None
-    """Nanoseconds since 1970 at which the last byte arrived."""
+    """When the last byte arrived, in nanoseconds since 1970."""
     connection: str | None = None
     direction: Direction | None = None
     authenticity: Authenticity = Authenticity.NONE
@@ -159,7 +159,7 @@ class Message(NamedTuple):
 
 
 def plain_value(body: bytes, content_type: str) -> object:
-    """What a body of a content type stands for; the body itself where nobody knows the type."""
+    """The value of a body with a content type. The body itself if the type is unknown."""
     try:
         if _is_json(content_type):
             return cast(object, read_json(body)) if body else None
@@ -172,7 +172,7 @@ def plain_value(body: bytes, content_type: str) -> object:
 
 
 def typed_value(body: bytes, content_type: str | None, kind: object, loads: Callable[[bytes, str], object]) -> object:
-    """A body as a value of a type; `loads` makes plain values of it.
+    """A body as a value of a type. `loads` decodes it to plain values.
 
     >>> typed_value(b"[1]", None, list[int], plain_value)
     [1]
@@ -192,7 +192,9 @@ _BYTES = (None, "application/octet-stream")
 
 
 def to_event_data(body: bytes, content_type: str | None = None) -> dict[str, type_of_json]:
-    """A body as the data of a CloudEvent in JSON form: in base64, but where its type is named and it is JSON or text.
+    """A body as the data of a CloudEvent in JSON form: JSON and text as they are, everything else in base64.
+
+    A body without a content type is in base64, too.
 
     >>> to_event_data(b"[1]", "application/json"), to_event_data(b"hi", "text/plain"), to_event_data(b"hi")
     ({'data': [1]}, {'data': 'hi'}, {'data_base64': 'aGk='})
@@ -200,7 +202,7 @@ def to_event_data(body: bytes, content_type: str | None = None) -> dict[str, typ
     with contextlib.suppress(ValueError, RecursionError):
         if content_type is not None and _is_json(content_type):
             data = json.loads(body)
-            # Python reads numbers that JSON does not have, and texts that are no Unicode.
+            # Python accepts numbers that JSON does not have, and texts that are not valid Unicode.
             json.dumps(data, allow_nan=False, ensure_ascii=False).encode()
             return {"data": data}
         if content_type is not None and content_type.lower().startswith("text/"):
@@ -209,7 +211,7 @@ def to_event_data(body: bytes, content_type: str | None = None) -> dict[str, typ
 
 
 def from_event_data(event: Mapping[str, type_of_json]) -> tuple[bytes, str | None]:
-    """The body and the content type of a CloudEvent in JSON form; ValueError for what is no base64.
+    """The body and the content type of a CloudEvent in JSON form. Raises ValueError for invalid base64.
 
     >>> from_event_data({"data": [1]})
     (b'[1]', 'application/json')
@@ -227,7 +229,7 @@ def from_event_data(event: Mapping[str, type_of_json]) -> tuple[bytes, str | Non
 
 
 def _is_json(content_type: str) -> bool:
-    """Whether a content type, parameters aside, says JSON."""
+    """Whether a content type is JSON, ignoring its parameters."""
     name = content_type.partition(";")[0].strip().lower()
     return name == "application/json" or name.endswith("+json")
 
@@ -235,7 +237,7 @@ def _is_json(content_type: str) -> bool:
 _POSITIONS = {name: position for position, name in enumerate(Message._fields)}
 
 message_of: Callable[[tuple[object, ...]], Message] = functools.partial(tuple.__new__, Message)
-"""A message from all its fields in a tuple, for the busiest places: it takes half the time of calling the class.
+"""Make a message from a tuple of all its fields. For hot paths: it takes half the time of calling the class.
 
 >>> message_of((Kind.EVENT, "a", b"", None, None, None, None, {}, "", None, None, None, Authenticity.NONE)).topic
 'a'
@@ -266,12 +268,12 @@ def encode_value(value: object) -> tuple[bytes, str | None]:
 
 
 def encode_json(value: object) -> str:
-    """A value as JSON. Typed values become plain ones only where JSON does not have them."""
+    """A value as JSON. Typed values are converted only if the JSON encoder does not know them."""
     if value.__class__ in _JSON_HAS:
         try:
             return write_json(value, _JSON.encode)
         except TypeError:
-            pass  # there is something else in it
+            pass  # it contains another type
     return write_json(plain(value), _JSON.encode)
 
 
@@ -312,13 +314,13 @@ def parse_iso_time(text: str) -> int:
 
 
 def local_path(given: Path | str, what: str) -> Path:
-    """A path on this machine; ConfigError for a URL, which would become a folder of that name.
+    """A path on this machine. Raises ConfigError for a URL, which would otherwise become a folder of that name.
 
     >>> local_path("s3://bucket/tables", "a warehouse")
     Traceback (most recent call last):
     wireloom.errors.ConfigError: 's3://bucket/tables' is a URL, and a warehouse is a path on this machine: name a folder
     """
-    # A `Path` has one slash where the URL had two.
+    # `Path` reduces the two slashes of a URL to one.
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", text := str(given)):
         raise ConfigError(f"{text!r} is a URL, and {what} is a path on this machine: name a folder")
     return Path(given)

@@ -1,7 +1,7 @@
-"""Topics and patterns: `/`-separated levels, `+` for one level, `#` for the rest, as MQTT users expect.
+"""Topics and patterns: `/`-separated levels, `+` for one level, `#` for the rest, as in MQTT.
 
-The one place that knows how a pattern matches. A wildcard at the first level does not match topics that
-begin with `$`: those belong to the hub, and whoever wants them names them.
+Only this module implements matching. A wildcard at the first level does not match topics that begin with `$`. These
+belong to the hub, and a pattern must name them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Generic, NamedTuple, TypeVar
 from wireloom.model import ConfigError
 
 MAX_TOPIC = 65535
-"""Longest topic or pattern in bytes of UTF-8."""
+"""Maximum bytes of a topic or pattern in UTF-8."""
 _REMEMBERED_TOPIC, _REMEMBERED = 1024, 1_000_000
-"""The longest topic whose subscribers are remembered, and how many subscribers of all topics together."""
+"""Limits of the lookup cache: the longest topic in it, and the total number of subscribers in it."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 S = TypeVar("S", bound=Hashable)
 
 
 def validate_topic(topic: str) -> str:
-    """The topic itself, or a ConfigError that says what is wrong with it.
+    """The topic itself. Raises ConfigError, which says what is wrong, if it is not valid.
 
     >>> validate_topic("sensors/kitchen")
     'sensors/kitchen'
@@ -41,7 +41,7 @@ def validate_topic(topic: str) -> str:
 
 
 def validate_pattern(pattern: str) -> str:
-    """The pattern itself, or a ConfigError that says what is wrong with it.
+    """The pattern itself. Raises ConfigError, which says what is wrong, if it is not valid.
 
     >>> validate_pattern("sensors/+/temperature")
     'sensors/+/temperature'
@@ -60,7 +60,7 @@ def validate_pattern(pattern: str) -> str:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether the text holds a wildcard."""
+    """Whether the text contains a wildcard."""
     return "+" in text or "#" in text
 
 
@@ -86,7 +86,7 @@ def matches(pattern: str, topic: str) -> bool:
 
 
 def covers(pattern: str, wanted: str) -> bool:
-    """Whether everything that `wanted`, a topic or a pattern, can match is matched by `pattern`, too.
+    """Whether `pattern` matches everything that `wanted`, a topic or a pattern, can match.
 
     >>> covers("sensors/#", "sensors/+/oven"), covers("sensors/+", "sensors/#"), covers("+/kitchen", "sensors/kitchen")
     (True, False, True)
@@ -118,7 +118,7 @@ def _check_text(what: str, text: str) -> None:
 
 
 def size_of(text: str) -> int:
-    """Bytes of a topic or pattern in UTF-8; a ConfigError for text that has no such form."""
+    """Bytes of a topic or pattern in UTF-8. Raises ConfigError for text that UTF-8 cannot encode."""
     try:
         return len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:
@@ -126,7 +126,7 @@ def size_of(text: str) -> int:
 
 
 def shortened(text: str) -> str:
-    """A topic as it stands in an error: quoted, and not longer than people read.
+    """A topic as quoted in an error: shortened if it is long.
 
     >>> shortened("a/b"), shortened("x" * 100) == repr("x" * 80) + "…"
     ("'a/b'", True)
@@ -135,14 +135,14 @@ def shortened(text: str) -> str:
 
 
 class Shape(NamedTuple):
-    """Where a pattern has its wildcards: patterns of one shape that match a topic are one and the same text."""
+    """The positions of wildcards in a pattern. At most one pattern of a shape can match a given topic."""
 
     levels: int
-    """How many there are, without a `#`."""
+    """The number of levels, without a `#`."""
     any_levels: tuple[int, ...]
-    """Which of them are `+`."""
+    """Indexes of the levels that are `+`."""
     has_rest: bool
-    """Whether a `#` follows."""
+    """Whether it ends with `#`."""
 
 
 def shape_of(pattern: str) -> Shape | None:
@@ -159,14 +159,20 @@ def shape_of(pattern: str) -> Shape | None:
 
 
 class Subscriptions(Generic[S]):
-    """Who wants what: an index from patterns to subscribers, with lookups remembered until it changes.
+    """An index from patterns to subscribers. Lookups are cached until it changes.
 
     Theory of operation
     -------------------
-    Patterns are kept by their text. A topic is looked up as it is, for patterns without wildcards, and once for each
-    shape in use: its levels with `+` where the shape has them, and `#` for the rest, are the only pattern of this shape
-    that can match. So a lookup takes as many steps as there are shapes, however many patterns there are and whatever
-    they and the topic say. People use few shapes; `shapes` tells how many, so that their number can be limited.
+    The problem: find all patterns that match a topic, fast, however many patterns there are.
+
+    The idea: store patterns by their text, and count their shapes (the positions of their wildcards). For one shape,
+    only one pattern can match a topic: the topic's levels, with `+` and `#` at the positions of the shape. So a lookup
+    tries the topic itself, then one text for each shape in use.
+
+    The invariant: a lookup takes as many steps as there are shapes, whatever patterns and topic are. Few shapes are
+    common in practice. `shapes` returns their number, so that it can be limited.
+
+    Example: the patterns `a/+` and `b/+` have one shape. A lookup of `a/x` tries the texts `a/x` and `a/+`.
 
     >>> index = Subscriptions[str]()
     >>> index.add("sensors/#", "ann"), index.add("sensors/+", "bob"), index.add("sensors/#", "ann")
@@ -181,14 +187,14 @@ class Subscriptions(Generic[S]):
         self._subscribers: dict[str, dict[S, None]] = {}
         self._patterns: dict[S, dict[str, None]] = {}
         self._shapes: dict[Shape, int] = {}
-        """How many patterns have each."""
+        """The number of patterns of each shape."""
         self._found: dict[str, tuple[S, ...]] = {}
         self._remember = remember
         self._remembered = 0
-        """Subscribers in `_found`."""
+        """The number of subscribers in the cache `_found`."""
         self._count = 0
         self.memory = 0
-        """Bytes that all patterns take, about."""
+        """Approximate bytes of all patterns."""
 
     def __len__(self) -> int:
         return self._count
@@ -202,12 +208,12 @@ class Subscriptions(Generic[S]):
         return len(self._shapes)
 
     def has_shape(self, pattern: str) -> bool:
-        """Whether a valid pattern needs no shape that is not there yet."""
+        """Whether the shape of a valid pattern is already in use, or it has no wildcard."""
         shape = shape_of(pattern)
         return shape is None or shape in self._shapes
 
     def add(self, pattern: str, subscriber: S) -> bool:
-        """Enter a subscription; False when it was there already."""
+        """Add a subscription. Returns False if it exists already."""
         own = self._patterns.get(subscriber, {})
         if validate_pattern(pattern) in own:
             return False
@@ -225,7 +231,7 @@ class Subscriptions(Generic[S]):
         return True
 
     def remove(self, pattern: str, subscriber: S) -> bool:
-        """Take a subscription out; False when there was none."""
+        """Remove a subscription. Returns False if there was none."""
         own = self._patterns.get(subscriber, {})
         if pattern not in own:
             return False
@@ -247,12 +253,12 @@ class Subscriptions(Generic[S]):
         return True
 
     def drop(self, subscriber: S) -> None:
-        """Take out everything one subscriber wanted."""
+        """Remove all subscriptions of one subscriber."""
         for pattern in self.patterns(subscriber):
             self.remove(pattern, subscriber)
 
     def patterns(self, subscriber: S) -> tuple[str, ...]:
-        """What one subscriber wants, in the order it asked."""
+        """The patterns of one subscriber, in the order they were added."""
         return tuple(self._patterns.get(subscriber, ()))
 
     def count(self, subscriber: S) -> int:
@@ -264,11 +270,11 @@ class Subscriptions(Generic[S]):
         return pattern in self._patterns.get(subscriber, ())
 
     def subscribers(self) -> tuple[S, ...]:
-        """Everybody who wants anything."""
+        """All subscribers."""
         return tuple(self._patterns)
 
     def lookup(self, topic: str) -> tuple[S, ...]:
-        """Everybody who wants this topic, each once."""
+        """All subscribers of this topic, each once."""
         found = self._found.get(topic)
         if found is None:
             found = tuple(self._search(topic))
@@ -304,14 +310,14 @@ class Subscriptions(Generic[S]):
 
 
 def _memory_of(pattern: str) -> int:
-    """Bytes that a subscription takes: its text, and its places in dictionaries."""
+    """Approximate bytes of a subscription: its text, and its dictionary entries."""
     return sys.getsizeof(pattern) + 512
 
 
 def read_topic_map(path: Path) -> dict[int, str]:
-    """Numbers that stand for topics, from a file: JSON such as {"7": "sensors/kitchen"}, or TOML.
+    """Topic numbers from a file: JSON such as {"7": "sensors/kitchen"}, or TOML.
 
-    In TOML that is a line `7 = "sensors/kitchen"`. Either may have them under the name `topics`.
+    In TOML that is a line `7 = "sensors/kitchen"`. In both, they may be inside a table named `topics`.
     """
     try:
         text = path.read_text(encoding="utf-8")

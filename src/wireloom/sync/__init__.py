@@ -7,8 +7,8 @@ with wireloom.sync.connect("yamp://127.0.0.1:5043") as peer:
         print(event.topic, event.value())
 ```
 
-An event loop in a thread does the work. Peers may be used by several threads. What is open when the program ends is
-closed in order.
+An event loop in a thread does the work. Several threads may use one peer. Everything still open at the end of the
+program is closed properly.
 """
 
 from wireloom.sync.peer import Client, Peer

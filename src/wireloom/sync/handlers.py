@@ -1,7 +1,7 @@
-"""Handlers of synchronous peers: plain functions that may block, each run in a thread, with a synchronous peer.
+"""Handlers of synchronous peers: plain functions that may block. Each runs in a thread, with a synchronous peer.
 
-A generator yields steps and returns the result (or yields a `Result`). Events of one peer come one after another.
-Handlers that are `async` run in the event loop as usual, but must not use synchronous peers there.
+A generator yields steps and returns the result (or yields a `Result`). Events of one peer are handled one after
+another. `async` handlers run in the event loop as usual, but must not use synchronous peers there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from wireloom.sync.peer import Peer
 
 SyncHandler = Callable[[Message, "Peer"], object]
-"""Takes a message and the peer that sent it. What it returns is the answer."""
+"""Takes a message and the peer that sent it. Its return value is the answer."""
 
 
 class ThreadedService(Service):
@@ -34,16 +34,16 @@ class ThreadedService(Service):
         self._handler = cast(Callable[[Message, Any], object], handler)
         self._peer_of = peer_of
         self._turns: WeakKeyDictionary[peers.Peer, asyncio.Lock] = WeakKeyDictionary()
-        """Of each peer: one event at a time, acknowledged ones included."""
+        """One lock for each peer: it handles one event at a time, including acknowledged ones."""
         self._topics = handler.event_topics if isinstance(handler, Service) else ()
 
     @property
     def event_topics(self) -> tuple[str, ...]:
-        """What the service takes; a client subscribes to it."""
+        """Topics of the service's events. A client subscribes to them."""
         return self._topics
 
     def __call__(self, message: Message, peer: peers.Peer) -> object:
-        """Run the handler beside the loop."""
+        """Run the handler in a thread."""
         return self._event(message, peer) if message.kind is Kind.EVENT else self._request(message, peer)
 
     async def _event(self, message: Message, peer: peers.Peer) -> None:
@@ -66,9 +66,9 @@ class ThreadedService(Service):
             yield Result(result)
 
     async def _steps(self, steps: Generator[object, Any, object]) -> AsyncIterator[object]:
-        """The steps of a generator; what it returns is the result.
+        """The steps of a generator. Its return value is the result.
 
-        A request that is cancelled is answered at once; the generator is closed when its step is done.
+        A cancelled request is answered at once. The generator is closed when its current step is done.
         """
         running = threading.Lock()
 
@@ -96,5 +96,5 @@ class ThreadedService(Service):
 def threaded(
     portal: Portal, handler: SyncHandler | Service | None, peer_of: Callable[[peers.Peer], Peer]
 ) -> Handler | None:
-    """A handler for the async peer below."""
+    """A handler for the underlying async peer."""
     return None if handler is None else ThreadedService(portal, handler, peer_of)

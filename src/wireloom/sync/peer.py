@@ -22,9 +22,9 @@ Body = TypeVar("Body")
 
 
 class Peer:
-    """The other end of a conversation; see `wireloom.Peer` for each of its methods.
+    """The other end of a connection. `wireloom.Peer` documents each method in full.
 
-    Every method waits until it is done. A peer may be used by several threads at the same time.
+    Every method blocks until it is done. Several threads may use one peer at the same time.
     """
 
     def __init__(self, portal: Portal, inner: peers.Peer) -> None:
@@ -42,7 +42,7 @@ class Peer:
         timeout: float | None = TIMEOUT,
         attributes: Mapping[str, str] | None = None,
     ) -> None:
-        """Send an event. With `ack` this returns when the peer has taken it."""
+        """Send an event. With `ack` this returns when the peer has acknowledged it."""
         self._portal.run(self._inner.publish(topic, body, ack=ack, timeout=timeout, attributes=attributes))
 
     def publish_many(
@@ -55,9 +55,9 @@ class Peer:
         attributes: Mapping[str, str] | None = None,
         return_errors: bool = False,
     ) -> PublishMany:
-        """Publish each body with an acknowledgement: `wait` for it, or iterate over how many are acknowledged.
+        """Publish each body with an acknowledgement: `wait` for all, or iterate over the number acknowledged so far.
 
-        The bodies are taken by the event loop's thread: an iterable that blocks holds up every synchronous peer.
+        The event loop's thread takes the bodies. So an iterable that blocks delays every synchronous peer.
         """
         inner = self._portal.call(
             lambda: self._inner.publish_many(
@@ -106,7 +106,7 @@ class Peer:
         timeout: float | None = TIMEOUT,
         attributes: Mapping[str, str] | None = None,
     ) -> Any:
-        """Ask, and return the answer's value, of the type `returns` if that is given."""
+        """Send a request, and return the answer's value, of the type `returns` if given."""
         return self._portal.run(
             self._inner.request(topic, body, returns=returns, timeout=timeout, attributes=attributes)
         )
@@ -145,7 +145,7 @@ class Peer:
         attributes: Mapping[str, str] | None = None,
         return_errors: bool = False,
     ) -> Many[Any]:
-        """Ask for each body, `in_flight` of them at a time, and iterate over the answers in the order of the bodies."""
+        """Send a request for each body, `in_flight` at a time, and iterate over the answers in order."""
         inner = self._portal.call(
             lambda: self._inner.request_many(
                 topic,
@@ -160,7 +160,7 @@ class Peer:
         return Many(self._portal, inner)
 
     def ask(self, message: Message, *, timeout: float | None = TIMEOUT) -> Message:
-        """Send a request as it is, and return the answer as it came."""
+        """Send a request message, and return the answer message."""
         return self._portal.run(self._inner.ask(message, timeout=timeout))
 
     def ask_many(
@@ -171,7 +171,7 @@ class Peer:
         timeout: float | None = TIMEOUT,
         return_errors: bool = False,
     ) -> Many[Message]:
-        """The same as `request_many` for requests as they are, and answers as they came."""
+        """Like `request_many`, but with requests and answers as messages."""
         inner = self._portal.call(
             lambda: self._inner.ask_many(messages, in_flight=in_flight, timeout=timeout, return_errors=return_errors)
         )
@@ -217,7 +217,7 @@ class Peer:
         timeout: float | None = TIMEOUT,
         attributes: Mapping[str, str] | None = None,
     ) -> Progress[Any, Any]:
-        """Ask for something that takes a while: iterate over the steps, then ask for the `result`."""
+        """Send a request that takes a while: iterate over its progress steps, then call `result`."""
         inner = self._portal.call(
             lambda: self._inner.request_progress(
                 topic, body, returns=returns, steps=steps, timeout=timeout, attributes=attributes
@@ -241,7 +241,7 @@ class Peer:
     def subscribe(
         self, pattern: str, *, local: bool = False, since: str | datetime | None = None, retained: bool = False
     ) -> Subscription:
-        """Events of topics that match a pattern. The other end knows of it when this returns."""
+        """Events of topics that match a pattern. The other end has the subscription when this returns."""
 
         async def begin() -> peers.Subscription:
             found = self._inner.subscribe(pattern, local=local, since=since, retained=retained)
@@ -251,15 +251,15 @@ class Peer:
         return Subscription(self._portal, self._portal.run(begin()))
 
     def messages(self) -> MessageStream:
-        """Everything the other end sends from now on, also what is handled elsewhere."""
+        """Every message from the other end from now on, including those with a handler."""
         return MessageStream(self._portal, self._portal.call(self._inner.messages))
 
     def provide(self, *topics: str) -> None:
-        """Tell a hub that requests for these topics (or patterns) come here, to the handler."""
+        """Tell a hub that requests for these topics or patterns come to this peer's handler."""
         self._portal.run(self._inner.provide(*topics))
 
     def stop_providing(self, *topics: str) -> None:
-        """Tell the hub that requests for these topics go elsewhere, or nowhere."""
+        """Tell the hub that this peer no longer provides these topics."""
         self._portal.run(self._inner.stop_providing(*topics))
 
     # Values
@@ -275,29 +275,29 @@ class Peer:
         return self._inner.decode(message, *kind)
 
     def decode(self, message: Message, *kind: object) -> Any:
-        """The value of a message's body, of a type if one is given; the inverse of `encode`."""
+        """The value of a message's body, of a type if one is given. The inverse of `encode`."""
         return self._inner.decode(message, *kind)
 
     def encode(self, value: object) -> tuple[bytes, str | None]:
-        """A value as a body and its content type, in the form agreed with this peer."""
+        """A value as a body and its content type, in the format agreed with this peer."""
         return self._inner.encode(value)
 
     # The rest
 
     def send(self, message: Message) -> Message:
-        """Send any message as it is; for what only one protocol has. Returned with its id."""
+        """Send any message unchanged, for features of one protocol. Returns it with its id."""
         return self._portal.call(lambda: self._inner.send(message))
 
     def send_event(self, topic: str, body: object = None) -> None:
-        """Send an event without waiting for room; see `is_slow`."""
+        """Send an event without waiting for back-pressure; see `is_slow`."""
         self._portal.call(lambda: self._inner.send_event(topic, body))
 
     def cancel(self, request: Message, *, kill: bool = False) -> None:
-        """Ask the peer to stop working on a request (as returned by `send`); with `kill` no answer follows."""
+        """Ask the peer to stop working on a request (as returned by `send`). With `kill` no answer follows."""
         self._portal.call(lambda: self._inner.cancel(request, kill=kill))
 
     def drain(self) -> None:
-        """Wait until there is room to send more."""
+        """Wait until more can be sent."""
         self._portal.run(self._inner.drain())
 
     def abort(self) -> None:
@@ -305,7 +305,7 @@ class Peer:
         self._portal.call(self._inner.abort)
 
     def close(self, reason: str = "", *, drain: float = DRAIN) -> None:
-        """Finish what is in flight, for at most `drain` seconds, say goodbye, and close."""
+        """Finish what is in flight, for at most `drain` seconds, then close politely."""
 
         async def work() -> None:
             await self._inner.close(reason, drain=drain)
@@ -316,7 +316,7 @@ class Peer:
 
     @property
     def connected(self) -> bool:
-        """Whether the conversation is open right now."""
+        """Whether the session is open now."""
         return self._inner.connected
 
     @property
@@ -331,17 +331,17 @@ class Peer:
 
     @property
     def unhandled(self) -> int:
-        """Messages that came in and that nobody wanted."""
+        """Messages that arrived and that nobody handled."""
         return self._inner.unhandled
 
     @property
     def protocol(self) -> Protocol:
-        """What is spoken."""
+        """The protocol of the connection."""
         return self._inner.protocol
 
     @property
     def session(self) -> Session:
-        """The protocol's own session, for what only this protocol has."""
+        """The protocol's own session, for features of one protocol."""
         return self._inner.session
 
     @property
@@ -365,14 +365,14 @@ class Client(Peer):
 
     @property
     def url(self) -> str:
-        """Where this peer is, after redirects."""
+        """The URL of this peer, after redirects."""
         return self._client.url
 
     @property
     def reconnects(self) -> int:
-        """How often the connection was made again."""
+        """How often the client reconnected."""
         return self._client.reconnects
 
     def stop_reconnecting(self) -> None:
-        """Make no further attempt to connect. If the connection is lost, everything ends now."""
+        """Stop trying to connect. If the connection is lost, everything ends now."""
         self._portal.call(self._client.stop_reconnecting)

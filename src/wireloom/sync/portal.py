@@ -1,7 +1,7 @@
-"""The event loop in a thread behind `wireloom.sync`, and how other threads have it work for them.
+"""The event loop in a thread behind `wireloom.sync`, and how other threads run work on it.
 
-One loop serves all synchronous peers of a process. Its thread starts with the first of them. When the interpreter
-exits, every peer and server that is still open is closed, what they have sent included, and then the thread ends.
+One loop serves all synchronous peers of a process. Its thread starts with the first peer. When the interpreter exits,
+every open peer and server is closed, pending output is sent, and the thread ends.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from wireloom.transports.loop import new_event_loop
 T = TypeVar("T")
 
 HANDLERS = 32
-"""Handlers of all synchronous peers that run at the same time, each in a thread of its own."""
+"""Maximum handlers of all synchronous peers at the same time. Each runs in its own thread."""
 AT_EXIT = 10.0
-"""Seconds that the end of the interpreter waits for what is open."""
+"""Seconds that the interpreter's exit waits for open peers and servers."""
 
 
 class Closing(Protocol):
-    """What is closed when the interpreter exits."""
+    """Something that is closed when the interpreter exits."""
 
     async def close(self) -> None:
         """Finish what is in flight, and close."""
@@ -36,7 +36,7 @@ class Portal:
     def __init__(self) -> None:
         self.loop = new_event_loop()
         self.open: set[Any] = set()
-        """Async peers and servers that are open; only touched by the loop's thread."""
+        """Open async peers and servers. Only the loop's thread may touch it."""
         self.handlers = ThreadPoolExecutor(HANDLERS, thread_name_prefix="wireloom-handler")
         self._thread = threading.Thread(target=self._serve, name="wireloom-sync", daemon=True)
         self._thread.start()
@@ -47,11 +47,11 @@ class Portal:
 
     @property
     def is_running(self) -> bool:
-        """Whether the loop still works."""
+        """Whether the loop is running."""
         return self._thread.is_alive() and not self.loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have the loop run something to its end, and wait for it. A key press that interrupts cancels it."""
+        """Run a coroutine on the loop, and wait for its result. Ctrl-C cancels it."""
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError(
@@ -68,7 +68,7 @@ class Portal:
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """The same for something that does not wait."""
+        """Call a function on the loop, and wait for its result."""
 
         async def work() -> T:
             return function()
@@ -76,15 +76,15 @@ class Portal:
         return self.run(work())
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Have the loop call something, without waiting for it; nothing happens after its end."""
+        """Call a function on the loop without waiting. Does nothing after the loop has ended."""
         if self.is_running:
             try:
                 self.loop.call_soon_threadsafe(function)
             except RuntimeError:
-                return  # it was closed meanwhile
+                return  # the loop was closed meanwhile
 
     def in_thread(self, function: Callable[..., T], *arguments: object) -> Awaitable[T]:
-        """Run a handler beside the loop."""
+        """Run a handler in a thread."""
         return self.loop.run_in_executor(self.handlers, lambda: function(*arguments))
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ _PORTALS: list[Portal] = []
 
 
 def portal() -> Portal:
-    """The one of this process."""
+    """The portal of this process."""
     with _LOCK:
         if not _PORTALS:
             _PORTALS.append(Portal())

@@ -34,14 +34,13 @@ def connect(
     timeout: float = CONNECT_TIMEOUT,
     busy_poll: float = 0.0,
 ) -> Client:
-    """Connect to a URL, now; close it by `with`, by `close`, or leave it to the end of the program.
+    """Connect to a URL now. Close it with `with` or `close`, or leave that to the end of the program.
 
         peer = wireloom.sync.connect("emp://127.0.0.1:5040")
         print(peer.request("math/add", [1, 2]))
 
-    All options are those of `wireloom.connect`. Only busy polling is off: it would keep other threads from running. A
-    handler is a plain function, or a `Service` of such; it runs in a
-    thread, and may block.
+    All options are those of `wireloom.connect`, except that busy polling is off: it would keep other threads from
+    running. A handler is a plain function, or a `Service` of such functions. It runs in a thread, and may block.
     """
     here = portal()
     seen = _Peers(here)
@@ -81,12 +80,12 @@ def serve(
     drain: float = DRAIN,
     busy_poll: float = 0.0,
 ) -> Server:
-    """Serve at a URL, from now on; close it by `with`, by `close`, or leave it to the end of the program.
+    """Serve at a URL from now on. Close it with `with` or `close`, or leave that to the end of the program.
 
         with wireloom.sync.serve("emp://127.0.0.1:5040", service) as server:
             server.serve_forever()
 
-    All options are those of `wireloom.serve`. Handlers are as with `connect`; `on_connect` runs in a thread, too.
+    All options are those of `wireloom.serve`. Handlers are as for `connect`; `on_connect` runs in a thread, too.
     """
     here = portal()
     seen = _Peers(here)
@@ -116,12 +115,12 @@ def serve(
 
 
 class _Peers:
-    """The synchronous peer of each async one, the same one each time."""
+    """The synchronous peer of each async peer: always the same object."""
 
     def __init__(self, portal: Portal) -> None:
         self._portal = portal
         self._known: WeakValueDictionary[int, Peer] = WeakValueDictionary()
-        """By the identity of the async one, which the synchronous one keeps alive."""
+        """By the identity of the async peer, which the synchronous peer keeps alive."""
 
     def of(self, inner: peers.Peer) -> Peer:
         found = self._known.get(id(inner))
@@ -132,7 +131,7 @@ class _Peers:
 
 
 class Server:
-    """Listens, and keeps the peers that came. Made by `serve`."""
+    """Listens, and holds the connected peers. Made by `serve`."""
 
     def __init__(self, portal: Portal, inner: peers.Server, seen: _Peers) -> None:
         self._portal = portal
@@ -142,12 +141,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where peers can connect, with the real port."""
+        """The URL for clients, with the actual port."""
         return self._inner.url
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port."""
         return self._inner.port
 
     @property
@@ -156,16 +155,16 @@ class Server:
         return self._portal.call(lambda: tuple(map(self._seen.of, self._inner.connections)))
 
     def publish(self, topic: str, body: object = None) -> int:
-        """Send an event to every peer that subscribed to its topic; returns how many there were."""
+        """Send an event to every peer that subscribed to its topic. Returns how many there were."""
         return self._portal.run(self._inner.publish(topic, body))
 
     def serve_forever(self) -> None:
-        """Wait until it is closed, or until a key press interrupts."""
+        """Wait until it is closed, or until Ctrl-C."""
         while not self._closed.wait(1.0):
             pass
 
     def close(self, *, drain: float | None = None) -> None:
-        """Take no more connections, finish what is in flight, say goodbye to everybody."""
+        """Accept no more connections, finish what is in flight, and close all peers politely."""
 
         async def work() -> None:
             await self._inner.close(drain=drain)

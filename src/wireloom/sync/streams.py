@@ -1,4 +1,4 @@
-"""What synchronous peers let people iterate over, with `for`."""
+"""Iterators of synchronous peers, for use with `for`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Outcome = TypeVar("Outcome")
 
 
 class Stream(Iterator[Item]):
-    """Something that comes in. Leaving the `with`, or dropping this, ends it. May be used by several threads."""
+    """An iterator of incoming items. Leaving the `with`, or dropping it, ends it. Several threads may use it."""
 
     def __init__(self, portal: Portal, inner: Any) -> None:
         self._portal = portal
@@ -28,7 +28,7 @@ class Stream(Iterator[Item]):
         return self.get()
 
     def get(self, timeout: float | None = None) -> Item:
-        """The next one; RequestTimeout if none has come in time. Nothing is lost by that."""
+        """The next item. Raises RequestTimeout if none comes in time; no item is lost by that."""
         try:
             return self._portal.run(_next(cast(AsyncIterator[Item], self._inner), timeout))
         except _Over:
@@ -47,12 +47,12 @@ class Stream(Iterator[Item]):
     def __del__(self) -> None:
         inner = self.__dict__.pop("_inner", None)
         if inner is not None:
-            # The last reference goes with the loop's thread: what is dropped there may touch the loop.
+            # Let the loop's thread drop the last reference: the destructor may touch the loop.
             self._portal.soon(_Closing(inner))
 
 
 class _Closing:
-    """Closes, and lets go of, something that belongs to the loop."""
+    """Closes and releases an object that belongs to the loop."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -73,43 +73,43 @@ async def _next(inner: AsyncIterator[Item], timeout: float | None) -> Item:  # n
 
 
 class _Over(Exception):
-    """The end of an iteration: StopAsyncIteration cannot pass a coroutine."""
+    """The end of an iteration: StopAsyncIteration cannot be raised through a coroutine."""
 
 
 class Subscription(Stream[Message]):
-    """Events of one pattern; the other end knows of it."""
+    """Events of one pattern. The other end has the subscription."""
 
     @property
     def pattern(self) -> str:
-        """What it is for."""
+        """The pattern."""
         return cast(peers.Subscription, self._inner).pattern
 
 
 class MessageStream(Stream[Message]):
-    """Every message that comes in."""
+    """Every incoming message."""
 
 
 class Many(Stream[Item]):
-    """The answers of many requests, in the order of the requests."""
+    """The answers to many requests, in the order of the requests."""
 
     def __init__(self, portal: Portal, inner: AsyncMany[Any, Item]) -> None:
         super().__init__(portal, inner)
 
 
 class PublishMany(Stream[int | WireloomError]):
-    """Acknowledged publishes on their way: `wait` for their number, or iterate over how many are acknowledged."""
+    """Acknowledged publishes in progress: `wait` for all, or iterate over the number acknowledged so far."""
 
     def __init__(self, portal: Portal, inner: AsyncPublishMany) -> None:
         super().__init__(portal, inner)
 
     @property
     def acknowledged(self) -> int:
-        """How many the other end has taken."""
+        """How many the other end has acknowledged."""
         return cast(AsyncPublishMany, self._inner).acknowledged
 
     @property
     def failed(self) -> int:
-        """How many were refused, or got no answer."""
+        """How many were refused or not answered."""
         return cast(AsyncPublishMany, self._inner).failed
 
     def wait(self) -> int:
@@ -122,12 +122,12 @@ class PublishMany(Stream[int | WireloomError]):
 
 
 class Progress(Stream[Step], Generic[Step, Outcome]):
-    """A request with steps: iterate over their values, then ask for the `result`."""
+    """A request with progress steps: iterate over their values, then call `result`."""
 
     def result(self) -> Outcome:
-        """The outcome; steps that were not taken are skipped. Raises what `Peer.request` raises."""
+        """The outcome. Steps that were not taken are skipped. Raises what `Peer.request` raises."""
         return cast(Outcome, self._portal.run(self._inner.result()))
 
     def cancel(self) -> None:
-        """Tell the peer to stop, where the protocol can; the result then is RequestFailed('cancelled')."""
+        """Tell the peer to stop, if the protocol can express it. The result is then RequestFailed('cancelled')."""
         self._portal.call(self._inner.cancel)

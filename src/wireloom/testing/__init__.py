@@ -1,4 +1,4 @@
-"""For the tests of those who write services: peers and a hub without a port, and networks and disks that misbehave."""
+"""Test kit for service authors: peers and a hub without ports, and networks and disks with faults."""
 
 from wireloom.testing.clock import ManualClock
 from wireloom.testing.faults import FaultProxy, Faults

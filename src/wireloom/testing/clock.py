@@ -1,10 +1,10 @@
-"""A clock that tests move by hand: minutes of timeouts pass in milliseconds.
+"""A clock that tests advance by hand: minutes of timeouts pass in milliseconds.
 
-Peers, sessions and the hub take the time from the event loop; the journal takes its time of the day from here, too. So
-moving the loop's clock moves them all, together. Time also goes on by itself.
+Peers, sessions and the hub take the time from the event loop. The journal takes its time of day from this clock. So
+advancing it moves all of them together. Time also passes by itself.
 
-Not moved are, because they ask the operating system: how long the loop was held (a metric), how often webhooks save
-their cursor, the rate of lines in the log, `since="15m"` of a subscription (give a time instead), and the age of mesh
+Some times come from the operating system and are not moved: the event loop lag (a metric), how often webhooks save
+their cursor, the rate limit of log lines, `since="15m"` of a subscription (use a time instead), and the age of mesh
 packets.
 """
 
@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 from wireloom.model import ConfigError
 
 STEP = 0.25
-"""Seconds that pass at a time, so that pings are answered before their time is up."""
+"""Seconds of one step. Small enough for pings to be answered before their timeout."""
 TURNS = 8
-"""Turns of the loop after each step: as many as a question and its answer need."""
+"""Iterations of the loop after each step: enough for a request and its answer."""
 
 
 class ManualClock:
@@ -27,7 +27,7 @@ class ManualClock:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.offset = 0.0
-        """Seconds that this clock is ahead."""
+        """Seconds by which this clock is ahead."""
         self._movable = isinstance(loop, asyncio.BaseEventLoop)
         if self._movable:
             real = loop.time
@@ -41,13 +41,13 @@ class ManualClock:
         return _CLOCKS[loop]
 
     def time_ns(self) -> int:
-        """The time of the day, moved likewise."""
+        """The time of day, advanced in the same way."""
         return time.time_ns() + int(self.offset * 1e9)
 
     async def advance(self, seconds: float) -> None:
-        """Let so many seconds pass now. Timers fire in their order, and what they do is done before this returns.
+        """Advance the clock. Timers fire in order, and their work is done before this returns.
 
-        Work on other threads, such as a commit of the journal, may take a moment longer: wait for its outcome.
+        Work on other threads, such as a commit of the journal, may take longer: wait for its outcome.
         """
         if not self._movable:
             raise ConfigError("only asyncio's own event loop can be moved in time: run the test with asyncio.run")

@@ -1,6 +1,6 @@
-"""A proxy that does to a connection what networks do: cut, delay, split, corrupt. On loopback, for tests.
+"""A proxy that cuts, delays, splits and corrupts connections, on loopback, for tests.
 
-Every fault can be switched on and off while connections are open, for each direction by itself.
+Every fault can be switched on and off while connections are open, for each direction separately.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from wireloom.transports import Address
 
 READ = 64 * 1024
 STREAMS = ("tcp", "tls", "ws", "wss")
-"""The transports whose bytes it can pass on."""
+"""The transports that the proxy supports."""
 
 
 @dataclass
 class Faults:
-    """What happens to bytes on their way in one direction. All off at first."""
+    """Faults of one direction. All are off at first."""
 
     delay: float = 0.0
-    """Seconds that each piece waits."""
+    """Seconds of delay for each piece."""
     split: int | None = None
-    """Send at most this many bytes at a time, each with a turn of the loop in between."""
+    """Send at most this many bytes at a time, with an iteration of the loop in between."""
     corrupt: float = 0.0
-    """How likely each byte is to be changed, 0 to 1."""
+    """Probability that a byte is changed, from 0 to 1."""
     cut_after: int | None = None
-    """Cut the connection when this many more bytes have passed."""
+    """Cut the connection after this many more bytes."""
     stalled: bool = False
-    """Let nothing pass; the sender feels it as back-pressure."""
+    """Pass no bytes. The sender feels back-pressure."""
     random: random.Random = field(default_factory=lambda: random.Random(0), repr=False)
     sleep: Callable[[float], Awaitable[None]] = field(default=asyncio.sleep, repr=False)
-    """How the delay passes; a test of its own can bring a clock of its own."""
+    """How to wait for the delay. A test can pass its own clock."""
     passed: int = 0
-    """Bytes that passed so far."""
+    """Bytes passed so far."""
 
     def spoil(self, data: bytes) -> bytes:
         """The data, with some bytes changed."""
@@ -51,17 +51,19 @@ class Faults:
         )
 
     def pieces(self, data: bytes) -> list[bytes]:
-        """The data in pieces as small as `split` asks for."""
+        """The data in pieces of at most `split` bytes."""
         size = self.split or len(data)
         return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 class FaultProxy:
-    """Stands between clients and one server, and misbehaves when told to.
+    """A proxy between clients and one server, with faults.
 
-    async with FaultProxy(server.url) as proxy, wireloom.connect(proxy.url) as peer:
-        proxy.to_client.delay = 0.2
-        proxy.cut()
+        async with FaultProxy(server.url) as proxy, wireloom.connect(proxy.url) as peer:
+            proxy.to_client.delay = 0.2
+            proxy.cut()
+
+    `to_client` and `to_server` hold the faults of each direction.
     """
 
     def __init__(self, url: str) -> None:
@@ -71,9 +73,9 @@ class FaultProxy:
         self.to_server = Faults()
         self.to_client = Faults()
         self.refusing = False
-        """Whether new connections are let in and reset at once."""
+        """Whether new connections are accepted and reset at once."""
         self.accepted = 0
-        """How many connections were let in."""
+        """How many connections were accepted."""
         self._server: asyncio.Server | None = None
         self._port = 0
         self._open: set[_Link] = set()
@@ -81,13 +83,13 @@ class FaultProxy:
 
     @property
     def url(self) -> str:
-        """The server's URL with the proxy's address in it."""
+        """The server's URL with the proxy's address."""
         assert self._port, "the proxy is not started: use `async with`"
         return self._target.at(Address("127.0.0.1", self._port, self._target.address.path)).url
 
     @property
     def connections(self) -> int:
-        """How many connections go through the proxy now."""
+        """How many connections are open."""
         return len(self._open)
 
     def cut(self) -> None:
@@ -96,18 +98,18 @@ class FaultProxy:
             link.cut()
 
     def finish(self) -> None:
-        """Close every connection in an orderly way."""
+        """Close every connection normally."""
         for link in list(self._open):
             link.close()
 
     async def down(self) -> None:
-        """Cut every connection and listen no more: who connects is refused."""
+        """Cut every connection and stop listening: new connections are refused."""
         assert self._server is not None
         self._server.close()
         self.cut()
 
     async def up(self) -> None:
-        """Listen again, at the same port."""
+        """Listen again, on the same port."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port, limit=READ)
         self._port = self._server.sockets[0].getsockname()[1]
 
@@ -146,7 +148,7 @@ class FaultProxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close without lingering: a reset, as when a machine on the way gives up."""
+    """Close with a reset, as when a machine in between fails."""
     sock = writer.get_extra_info("socket")
     if sock is not None and not writer.is_closing():
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -166,7 +168,7 @@ class _Link:
         self._over = False
 
     def join(self, server: _End) -> None:
-        """The way to the server is open, too; it may be too late."""
+        """The connection to the server is open. The client may have gone meanwhile."""
         self._server = server
         self._ends.append(server)
         if self._over:

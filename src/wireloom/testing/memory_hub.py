@@ -1,7 +1,7 @@
-"""A hub for the tests of those who write services: the real one, without a port and without a file.
+"""The real hub without ports and files, for tests of services.
 
-Router, access rules, limits, routes and journal are those of `wireloom hub`. Only its surroundings are simulated: peers
-connect in memory, the journal is on a `SimulatedDisk`, and time can be moved by hand.
+Router, access rules, limits, routes and journal are those of `wireloom hub`. Only its environment is simulated: peers
+connect in memory, the journal is on a `SimulatedDisk`, and time can be advanced by hand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from wireloom.hub.config import HubConfig, ListenerConfig
 
 DATA = Path("/hub")
-"""Where the hub keeps its data, on the simulated disk."""
+"""The hub's data folder on the simulated disk."""
 PROTOCOLS = ("emp", "hsp", "yamp", "wolpertinger")
 _NUMBERS = count(1)
 
@@ -41,21 +41,21 @@ class MemoryHub:
         self._config = config
         self._urls = urls
         self.disk = disk
-        """Where its journal is. `disk.fail("sync", errno.EIO)` lets a call fail; see `SimulatedDisk`."""
+        """The disk of its journal. `disk.fail("sync", errno.EIO)` makes a call fail; see `SimulatedDisk`."""
         self.clock = clock
-        """Its time, and that of every peer in this event loop: `await hub.clock.advance(60)`."""
+        """The clock of the hub and of every peer in this event loop: `await hub.clock.advance(60)`."""
         self.running: Hub | None = None
         """The hub itself; None while it is stopped."""
 
     @property
     def inside(self) -> Hub:
-        """The hub itself, for what this class does not show: metrics, connections, the router."""
+        """The hub itself, for what this class does not offer: metrics, connections, the router."""
         if self.running is None:
             raise ConfigError("the hub is stopped: `await hub.start()`")
         return self.running
 
     def url(self, protocol: str = "yamp") -> str:
-        """Where peers of a protocol connect, from within this event loop."""
+        """The URL for peers of a protocol, within this event loop."""
         try:
             return self._urls[protocol]
         except KeyError:
@@ -70,11 +70,11 @@ class MemoryHub:
         reconnect: bool | Backoff = False,
         resend: bool = False,
     ) -> Client:
-        """A peer of this hub, as from `wireloom.connect`, that does not reconnect; use it with `async with`."""
+        """A peer of this hub, as from `wireloom.connect`, without reconnect. Use it with `async with`."""
         return connect(self.url(protocol), handler=handler, token=token, reconnect=reconnect, resend=resend)
 
     def messages(self, topic: str | None = None) -> list[Message]:
-        """What is in the journal for certain, oldest first; of one topic if that is given."""
+        """The committed messages in the journal, oldest first; of one topic if given."""
         from wireloom.journal.reader import read_messages
 
         folder = self._config.journal_folder
@@ -84,22 +84,22 @@ class MemoryHub:
     # Faults
 
     def cut(self) -> None:
-        """Reset every connection, as a network does."""
+        """Reset every connection, as a network failure does."""
         for connection in list(self.inside.connections.values()):
             connection.driver.abort()
 
     def stall(self) -> None:
-        """Read no more from anybody, until `resume`: peers feel it as back-pressure and as silence."""
+        """Stop reading from all peers until `resume`: they feel back-pressure and silence."""
         for connection in self.inside.connections.values():
             connection.driver.hold("test")
 
     def resume(self) -> None:
-        """Read again."""
+        """Resume reading."""
         for connection in self.inside.connections.values():
             connection.driver.release("test")
 
     async def start(self) -> None:
-        """Start it, on what its disk holds."""
+        """Start it with the data on its disk."""
         from wireloom.hub import Hub
 
         if self.running is None:
@@ -107,20 +107,20 @@ class MemoryHub:
             await self.running.start()
 
     async def stop(self) -> None:
-        """Stop it in an orderly way."""
+        """Stop it normally."""
         running, self.running = self.running, None
         if running is not None:
             await running.stop()
 
     async def restart(self) -> None:
-        """Stop it in an orderly way, and start it again."""
+        """Stop it normally, and start it again."""
         await self.stop()
         await self.start()
 
     async def crash(self, random: Random | None = None) -> None:
-        """Cut its power, and start it again on what the disk then has.
+        """Simulate a power cut, and start the hub again with what is left on the disk.
 
-        What was not synced is lost, all of it or, with `random`, any part of it. What the hub acknowledged is there.
+        Unsynced data is lost: all of it, or with `random` any part of it. What the hub acknowledged is still there.
         """
         left = self.disk.copy()
         state = left.crash(random) if random is not None else next(left.crash_states(Random(0), 1))[1]
@@ -162,12 +162,12 @@ async def hub(
 
 
 def _has_connections(name: str) -> bool:
-    """Whether peers of a protocol have connections; datagrams need a network."""
+    """Whether a protocol has connections. Datagrams need a network."""
     return find_protocol(name).framing is not Framing.DATAGRAM
 
 
 def _in_memory(name: str, configured: ListenerConfig | None, number: int) -> ListenerConfig:
-    """A listener as configured, at a name instead of a port."""
+    """A listener as configured, with an in-memory name instead of a port."""
     from wireloom.hub.config import make_listener
 
     protocol = find_protocol(name)

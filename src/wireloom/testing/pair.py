@@ -14,7 +14,7 @@ _NUMBERS = count(1)
 
 
 class Pair(NamedTuple):
-    """Both ends of a conversation."""
+    """Both ends of a connection."""
 
     client: Client
     server: Peer

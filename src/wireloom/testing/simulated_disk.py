@@ -1,21 +1,26 @@
-"""A disk in memory that a test can cut off from its power, fail, fill, slow down and damage.
+"""A disk in memory that simulates power cuts, errors, a full disk, slow calls and damaged bytes.
 
-Theory of operation. A file has three things: what programs read (`content`), what the disk has for certain (`durable`),
-and for each 512-byte sector that was changed since the last sync every version that it has had (`history`). The kernel
-may write any version of any sector at any time, so after a power cut each sector has one of its versions, whatever
-the others have. The same holds for the size, which may have grown without the data: then there are zeros or old
-garbage. A sector is the smallest unit: a version holds all bytes that stood in the sector then.
+Theory of operation
+-------------------
+A file has three states: what programs read (`content`), what is durable (`durable`), and for each 512-byte sector that
+changed since the last sync all its versions (`history`). The kernel may write any version of any sector at any time. So
+after a power cut each sector has one of its versions, independently of other sectors. The same applies to the size. It
+may have grown without the data; then the sectors contain zeros or old garbage. A sector is the smallest unit: a version
+contains all its bytes at one moment.
 
-A folder has the names that programs see and the names that the disk has for certain. Changes of names are kept in one
-list. After a power cut any of them are there, with one rule: a change of a name comes after all earlier changes of that
-name. A rename changes two names at once.
+A folder has the names that programs see and the names that are durable. All name changes are in one list. After a power
+cut any subset of them may be on the disk, with one rule: a change of a name requires all earlier changes of that name.
+A rename changes two names at once.
 
-`sync` makes the content of one file certain, not its name; `sync_folder` makes names certain, not contents. A write
-with WRITE_SYNCED makes the sectors that it wrote certain, and the size that they need, but nothing that was written
-before. After a failed `sync` the sectors that it should have written are in doubt: programs still read them, a later
-`sync` succeeds without writing them, and a power cut may take them.
+`sync` makes the content of one file durable, not its name. `sync_folder` makes names durable, not contents. A write
+with WRITE_SYNCED makes its own sectors durable, and the size that they need, but no earlier writes. After a failed
+`sync` the affected sectors are in doubt: programs still read them, a later `sync` succeeds without writing them, and a
+power cut may lose them.
 
-Copies share what is the same (copy on write), so that ten thousand states cost little.
+Example: a program writes "a" to sector 0, syncs, then writes "b" to sector 0 and "c" to sector 1. After a power cut
+sector 0 contains "a" or "b", and sector 1 contains "c", zeros or garbage, or is missing: in any combination.
+
+Copies share unchanged data (copy on write), so that ten thousand states cost little.
 """
 
 from __future__ import annotations
@@ -47,7 +52,7 @@ from wireloom.testing.simulated_files import (
 MUTATIONS = frozenset(
     ("open", "pwritev", "sync", "truncate", "unlink", "rename", "make_folder", "sync_folder", "lock"),
 )
-"""Operations after which a power cut may find something else than before. `open` and `lock` count if they create."""
+"""Operations that change what a power cut may leave. `open` and `lock` count if they create a file."""
 
 _ROOT = 1
 _MOST_LINKS = 40
@@ -55,7 +60,7 @@ _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 
 
 class DiskCall(NamedTuple):
-    """One operation that somebody asked for."""
+    """One call of an operation."""
 
     number: int
     operation: str
@@ -70,16 +75,16 @@ class DiskCall(NamedTuple):
 
 @dataclass(slots=True)
 class DiskFault:
-    """Calls that fail: those of an operation for which `when` holds, after `skip` of them, `times` of them."""
+    """Calls that fail: those of an operation for which `when` holds. The first `skip` pass, the next `times` fail."""
 
     operation: str
     error: int
     when: Callable[[DiskCall], bool] | None = None
     skip: int = 0
     times: int | None = 1
-    """None: for ever."""
+    """None: all further calls."""
     short: int | None = None
-    """Of a write, with `error` 0: so many bytes are written, and the call says so. An error comes without bytes."""
+    """For a write with `error` 0: write only this many bytes, and return their number. An error writes nothing."""
     hits: int = 0
 
     def strikes(self, call: DiskCall) -> bool:
@@ -105,12 +110,12 @@ class _Handle:
 
 @dataclass(slots=True)
 class Recording:
-    """The operations that changed a disk, and the disk behind each of them."""
+    """The operations that changed a disk, and the state of the disk after each."""
 
     steps: list[tuple[DiskCall, SimulatedDisk]] = field(default_factory=list)
 
     def states_after(self, number: int, random: Random, count: int) -> Iterator[tuple[str, SimulatedDisk]]:
-        """States in which a power cut behind the operation of that number may leave the disk."""
+        """Possible states of the disk after a power cut that follows the operation with this number."""
         return self.steps[number][1].crash_states(random, count)
 
 
@@ -126,7 +131,7 @@ EXTREMES: tuple[tuple[str, Choices], ...] = (
 
 
 class SimulatedDisk(Disk):
-    """See above. `before` is called before each operation, `after` behind each that changes something."""
+    """The simulated disk. `before` is called before each operation, `after` after each that changes something."""
 
     def __init__(self) -> None:
         self.before: Callable[[DiskCall], None] | None = None
@@ -153,25 +158,25 @@ class SimulatedDisk(Disk):
         times: int | None = 1,
         short: int | None = None,
     ) -> DiskFault:
-        """Have calls of an operation fail; see `DiskFault`."""
+        """Make calls of an operation fail; see `DiskFault`."""
         fault = DiskFault(operation, error, when, skip, times, short)
         self.faults.append(fault)
         return fault
 
     def damage(self, path: Path, start: int, end: int) -> None:
-        """Have every read of these bytes fail with EIO, for good."""
+        """Make every read of these bytes fail with EIO, permanently."""
         file = self._own(self._find(path).number)
         assert isinstance(file, File)
         file.unreadable += ((start, end),)
 
     def record(self) -> Recording:
-        """Keep the operations from now on, and the disk behind each."""
+        """Record the operations from now on, and the disk after each."""
         recording = Recording()
         self.after = lambda call: recording.steps.append((call, self.copy()))
         return recording
 
     def symlink(self, path: Path, target: Path) -> None:
-        """Create a symbolic link, as somebody else would."""
+        """Create a symbolic link, as another program would."""
         folder, name = self._place(path)
         if name in folder.names:
             raise _error(errno.EEXIST, path)
@@ -180,7 +185,7 @@ class SimulatedDisk(Disk):
         self._change((folder.number, name, number))
 
     def copy(self) -> SimulatedDisk:
-        """A disk in the same state, open files included, without hooks and faults."""
+        """A disk in the same state, including open files, without hooks and faults."""
         with self._mutex:
             other = type(self)()
             other._inodes = dict(self._inodes)
@@ -193,7 +198,7 @@ class SimulatedDisk(Disk):
             return other
 
     def kill(self) -> None:
-        """The process that uses the disk ends: its files are closed, nothing is lost."""
+        """Simulate the end of the process: its files are closed, and nothing is lost."""
         with self._mutex:
             for file in list(self._handles):
                 self._close(file)
@@ -201,11 +206,11 @@ class SimulatedDisk(Disk):
     # Power cuts
 
     def crash(self, random: Random) -> SimulatedDisk:
-        """The disk after a power cut: one of the states that are possible."""
+        """The disk after a power cut: one of the possible states."""
         return self.after_cut(Choices(random, self.old_sector))
 
     def crash_states(self, random: Random, count: int) -> Iterator[tuple[str, SimulatedDisk]]:
-        """So many states after a power cut with a name for each: first the extreme ones, then any."""
+        """`count` states after a power cut, each with a name: first the extreme ones, then random ones."""
         for at in range(count):
             if at < len(EXTREMES):
                 yield EXTREMES[at][0], self.after_cut(EXTREMES[at][1])
@@ -213,14 +218,14 @@ class SimulatedDisk(Disk):
                 yield f"random {at}", self.crash(random)
 
     def any_state(self, random: Random) -> tuple[str, SimulatedDisk]:
-        """One state after a power cut, an extreme one quite often, with its name."""
+        """One random state after a power cut, often an extreme one, with its name."""
         if random.random() < 0.35:
             name, choices = random.choice(EXTREMES)
             return name, self.after_cut(choices)
         return "random", self.crash(random)
 
     def after_cut(self, choices: Choices) -> SimulatedDisk:
-        """The disk after a power cut that leaves what `choices` says. Open files and locks are gone."""
+        """The disk after a power cut with these choices. Open files and locks are gone."""
         with self._mutex:
             self._owner = object()
             other = type(self)()
@@ -251,7 +256,7 @@ class SimulatedDisk(Disk):
             return other
 
     def old_sector(self, random: Random, sector: int) -> bytes:
-        """What some file, perhaps a deleted one, has or had in a sector: legal garbage."""
+        """Garbage that the file system may show in a sector: bytes of any file, also of a deleted one."""
         files = [each for each in self._inodes.values() if isinstance(each, File) and len(each.durable) > SECTOR]
         if not files:
             return NOTHING
@@ -259,7 +264,7 @@ class SimulatedDisk(Disk):
         start = (sector if random.random() < 0.5 else random.randrange(1 << 16)) % (len(data) // SECTOR) * SECTOR
         return data[start : start + SECTOR]
 
-    # The interface
+    # The interface `Disk`
 
     def open(self, path: Path, flags: int) -> int:
         """Open a file."""
@@ -297,7 +302,7 @@ class SimulatedDisk(Disk):
         return file
 
     def close(self, file: int) -> None:
-        """Close it."""
+        """Close a file."""
         self._begin("close", self._path_of(file))
         with self._mutex:
             self._close(file)
@@ -307,7 +312,7 @@ class SimulatedDisk(Disk):
         del self._handles[file]
 
     def pwritev(self, file: int, buffers: Sequence[Buffer], at: int, flags: int = 0) -> int:
-        """Write; the sectors that change are not certain until a sync."""
+        """Write. The changed sectors are not durable until a sync."""
         data = b"".join(buffers)
         call, fault = self._ask("pwritev", self._path_of(file), at=at, size=len(data), flags=flags)
         with self._mutex:
@@ -353,7 +358,7 @@ class SimulatedDisk(Disk):
             return data
 
     def sync(self, file: int) -> None:
-        """Make the content certain."""
+        """Make the content durable."""
         path = self._path_of(file)
         call, fault = self._ask("sync", path)
         with self._mutex:
@@ -369,7 +374,7 @@ class SimulatedDisk(Disk):
             raise _error(fault.error, path)
 
     def truncate(self, file: int, length: int) -> None:
-        """Cut a file, or lengthen it."""
+        """Truncate or extend a file."""
         path = self._path_of(file)
         call = self._begin("truncate", path, size=length)
         with self._mutex:
@@ -380,13 +385,13 @@ class SimulatedDisk(Disk):
         self._done(call)
 
     def status(self, file: int) -> Status:
-        """What an open file is."""
+        """The status of an open file."""
         self._begin("status", self._path_of(file))
         with self._mutex:
             return _status(self._inodes[self._handle(file).number])
 
     def look(self, path: Path) -> Status:
-        """What stands under a name."""
+        """The status of a path."""
         self._begin("look", path)
         with self._mutex:
             return _status(self._find(path))
@@ -406,7 +411,7 @@ class SimulatedDisk(Disk):
         self._done(call)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         call = self._begin("rename", old)
         with self._mutex:
             source, old_name = self._place(old)
@@ -423,7 +428,7 @@ class SimulatedDisk(Disk):
             if replaced is not None:
                 there = self._inodes[replaced]
                 if isinstance(there, Folder) and not isinstance(moved, Folder):
-                    # The kernel looks first whether the one stands above the other.
+                    # Check this first, as the kernel does: whether one path contains the other.
                     raise _error(errno.ENOTEMPTY if replaced in self._numbers_above(old) else errno.EISDIR, new)
                 if isinstance(moved, Folder) and not isinstance(there, Folder):
                     raise _error(errno.ENOTDIR, new)
@@ -449,7 +454,7 @@ class SimulatedDisk(Disk):
         self._done(call)
 
     def sync_folder(self, path: Path) -> None:
-        """Make the names in a folder certain."""
+        """Make the names in a folder durable."""
         call = self._begin("sync_folder", path)
         with self._mutex:
             number = self._folder(path).number
@@ -496,7 +501,7 @@ class SimulatedDisk(Disk):
         return bytes(inode.content)
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """Put a file there, for certain, as if it had always been there."""
+        """Create a durable file, as if it had always existed."""
         file = self.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC)
         self.pwritev(file, [data], 0)
         self.sync(file)
@@ -504,7 +509,7 @@ class SimulatedDisk(Disk):
         self.sync_folder(path.parent)
 
     def files(self, path: Path = Path("/")) -> dict[str, bytes]:
-        """Every file below a folder by its path: to compare disks."""
+        """Every file below a folder by its path, to compare disks."""
         found: dict[str, bytes] = {}
         with suppress(FileNotFoundError):
             for name, number in sorted(self._folder(path).names.items()):
@@ -517,11 +522,11 @@ class SimulatedDisk(Disk):
 
     @property
     def pending(self) -> int:
-        """How many things a power cut may take: changed sectors, sizes and names."""
+        """How many changes a power cut may lose: sectors, sizes and names."""
         files = [each for each in self._inodes.values() if isinstance(each, File)]
         return len(self._changes) + sum(len(each.history) + len(each.sizes) for each in files)
 
-    # Within
+    # Internals
 
     def _ask(
         self, operation: str, path: Path, *, at: int = 0, size: int = 0, flags: int = 0
@@ -582,7 +587,7 @@ class SimulatedDisk(Disk):
             inode.links = 0
 
     def _collect(self) -> None:
-        """Forget files that have no name, will not have one after a power cut, and are not open."""
+        """Remove files that have no name, now or after a power cut, and are not open."""
         needed = {each.number for each in self._handles.values()} | {_ROOT}
         needed |= {number for change in self._changes for _, _, number in change.entries if number is not None}
         for each in self._inodes.values():

@@ -11,11 +11,11 @@ SECTOR = 512
 NOTHING = bytes(SECTOR)
 
 Version = tuple[int, bytes | None]
-"""When a sector became so, counted in changes of its file, and its bytes; None: it was not part of the file."""
+"""A version of a sector: the number of the change that made it, and its bytes. None: not part of the file."""
 
 
 class File:
-    """A file. Never changed in place once another disk shares it: see `SimulatedDisk._own`."""
+    """A file. It is never changed in place while another disk shares it: see `SimulatedDisk._own`."""
 
     __slots__ = (
         "clean",
@@ -37,11 +37,11 @@ class File:
         self.links = 1
         self.durable = durable
         self.now: bytearray | None = None
-        """What programs read; None: to be put together when somebody asks."""
+        """What programs read. None: it is assembled on demand."""
         self.history: dict[int, tuple[Version, ...]] = {}
-        """Of each sector that is not certain: first what the disk has, then what it became."""
+        """The versions of each sector that is not durable: first what the disk has, then each change."""
         self.clean: frozenset[int] = frozenset()
-        """Those of them that no later sync writes."""
+        """Those sectors that no later sync writes, after a failed sync."""
         self.sizes: tuple[tuple[int, int], ...] = ()
         self.cuts: tuple[tuple[int, int], ...] = ()
         self.step = 0
@@ -49,7 +49,7 @@ class File:
 
     @property
     def size(self) -> int:
-        """Bytes, as programs see it."""
+        """The size that programs see."""
         return self.sizes[-1][1] if self.sizes else len(self.durable)
 
     @property
@@ -66,17 +66,17 @@ class File:
         return self.now
 
     def clone(self, owner: object) -> File:
-        """The same, for another disk to change."""
+        """A copy for another disk."""
         other = File(self.number, owner, self.durable)
         other.links, other.step, other.unreadable = self.links, self.step, self.unreadable
         other.history, other.clean = dict(self.history), self.clean
         other.sizes, other.cuts = self.sizes, self.cuts
-        # The one that is going to change takes it; the other puts its own together when asked.
+        # The copy that will change takes the content. The other assembles its own on demand.
         other.now, self.now = self.now, None
         return other
 
     def write(self, data: bytes, at: int) -> None:
-        """Change bytes; nothing is certain yet."""
+        """Change bytes. Nothing is durable yet."""
         if not data:
             return
         content = self.content
@@ -104,7 +104,7 @@ class File:
         return self.durable[start : start + SECTOR].ljust(SECTOR, b"\0") if start < len(self.durable) else None
 
     def truncate(self, length: int) -> None:
-        """Cut a file, or lengthen it."""
+        """Truncate or extend the file."""
         content = self.content
         before = len(content)
         if length == before:
@@ -117,7 +117,7 @@ class File:
             self._note(length, before)
 
     def sync(self) -> None:
-        """Make the content certain."""
+        """Make the content durable."""
         durable = bytes(self.content)
         if self.clean:
             kept = {sector: self.history[sector] for sector in self.clean if sector * SECTOR < len(durable)}
@@ -132,11 +132,11 @@ class File:
         self.durable, self.sizes, self.cuts = durable, (), ()
 
     def fail_sync(self) -> None:
-        """What a sync should have written is in doubt from now on; the size is still to be written."""
+        """A sync failed: its sectors are in doubt from now on. The size is still to be written."""
         self.clean = frozenset(self.history)
 
     def sync_range(self, start: int, end: int) -> None:
-        """Make sectors certain, and a size that holds them."""
+        """Make sectors durable, and a size that includes them."""
         changed = bytearray(self.durable)
         if len(changed) < end:
             resize(changed, end)
@@ -150,7 +150,7 @@ class File:
             self.sizes = self.cuts = ()
 
     def after_cut(self, choose: Choices, owner: object) -> File:
-        """This file as a power cut leaves it."""
+        """This file after a power cut."""
         if not self.history and not self.sizes:
             return self
         pick = choose.of_file(self)
@@ -161,7 +161,7 @@ class File:
             start = sector * SECTOR
             if start >= size:
                 continue
-            # Blocks behind a cut are free only once the disk has the cut.
+            # Blocks after a truncation are free only once the truncation is durable.
             last = min((step for step, length in self.cuts if step > size_step and start >= length), default=None)
             left = versions
             if last is not None:
@@ -176,7 +176,7 @@ class File:
 
 
 class Folder:
-    """A folder: the names that programs see, and those that are certain."""
+    """A folder: the names that programs see, and those that are durable."""
 
     __slots__ = ("durable", "names", "number", "owner")
 
@@ -187,7 +187,7 @@ class Folder:
         self.durable = durable
 
     def clone(self, owner: object) -> Folder:
-        """The same, for another disk to change."""
+        """A copy for another disk."""
         return Folder(self.number, owner, dict(self.names), dict(self.durable))
 
 
@@ -202,7 +202,7 @@ class Link:
         self.target = target
 
     def clone(self, owner: object) -> Link:
-        """The same, for another disk to change."""
+        """A copy for another disk."""
         return Link(self.number, owner, self.target)
 
 
@@ -210,18 +210,18 @@ Inode = File | Folder | Link
 
 
 class FileChange(NamedTuple):
-    """Names that change together: folder, name, and what stands there afterwards (None: nothing)."""
+    """Names that change together: folder, name, and the new entry (None: removed)."""
 
     entries: tuple[tuple[int, str, int | None], ...]
 
     @property
     def names(self) -> set[tuple[int, str]]:
-        """What changes."""
+        """The names that change."""
         return {(folder, name) for folder, name, _ in self.entries}
 
 
 class Pick:
-    """What a power cut leaves of one file: the versions of the step `until` and before, or any (`until` None)."""
+    """What a power cut leaves of one file: the versions up to the change `until`, or random ones if `until` is None."""
 
     def __init__(
         self, file: File, until: int | None, random: Random | None = None, size_until: int | None = None
@@ -232,7 +232,7 @@ class Pick:
         self.size_until = until if size_until is None else size_until
 
     def size(self) -> tuple[int, int]:
-        """The step in which it became so, and the size."""
+        """The number of the change, and the size after it."""
         sizes = ((0, len(self.file.durable)), *self.file.sizes)
         if self.size_until is None:
             assert self.random is not None
@@ -248,7 +248,7 @@ class Pick:
 
 
 class Choices:
-    """What a power cut leaves, chosen at random: each file and the names get one of several manners of loss."""
+    """What a power cut leaves, chosen at random: each file, and the names, get one of several patterns of loss."""
 
     def __init__(self, random: Random, old_sector: Callable[[Random, int], bytes]) -> None:
         self.random = random
@@ -273,7 +273,7 @@ class Choices:
                 return Pick(file, None, random)
 
     def of_names(self, changes: Sequence[FileChange]) -> list[bool]:
-        """Which changes of names the disk would have, before the order of each name is looked at."""
+        """Which name changes the disk has, before the order of changes of one name is applied."""
         random, count = self.random, len(changes)
         match random.choice(("nothing", "all", "prefix", "suffix", "any", "any", "all but one", "only one")):
             case "nothing":
@@ -296,7 +296,7 @@ class Choices:
                 return [random.random() < 0.5 for _ in changes]
 
     def garbage(self, sector: int) -> bytes:
-        """A sector that belongs to a file by its size and was never written."""
+        """The content of a sector that belongs to a file by its size and was never written."""
         if self._garbage == "noise":
             return self.random.randbytes(SECTOR)
         if self._garbage == "old":
@@ -305,7 +305,7 @@ class Choices:
 
 
 class Extreme(Choices):
-    """A power cut that leaves all or nothing."""
+    """A power cut that leaves all changes, or none."""
 
     def __init__(self, *, data: bool, names: Callable[[int, int], bool], size: bool | None = None) -> None:
         super().__init__(Random(0), lambda _random, _sector: NOTHING)
@@ -317,12 +317,12 @@ class Extreme(Choices):
         return Pick(file, file.step if self._data else 0, None, file.step if self._size else 0)
 
     def of_names(self, changes: Sequence[FileChange]) -> list[bool]:
-        """Which changes of names are left."""
+        """Which name changes are left."""
         return [self._names(at, len(changes)) for at in range(len(changes))]
 
 
 def apply(change: FileChange, folders: dict[int, dict[str, int]]) -> None:
-    """Change names as a change says."""
+    """Apply a change of names."""
     for folder, name, number in change.entries:
         if number is None:
             folders[folder].pop(name, None)
@@ -331,7 +331,7 @@ def apply(change: FileChange, folders: dict[int, dict[str, int]]) -> None:
 
 
 def resize(content: bytearray, size: int) -> None:
-    """Cut content, or lengthen it with zeros."""
+    """Truncate content, or extend it with zeros."""
     if size < len(content):
         del content[size:]
     else:

@@ -1,7 +1,7 @@
-"""Typed values: how Python types become bodies, and how bodies become Python types.
+"""Typed values: converts Python types to bodies and back.
 
-Dataclasses, TypedDict, NamedTuple, enums, unions, Literal and the collections need no other package; types of msgspec
-and pydantic are taken where those are installed. Nothing of them is imported before one of their types is seen.
+Dataclasses, TypedDict, NamedTuple, enums, unions, Literal and collections need no other package. Types of msgspec and
+pydantic work if these are installed. Neither is imported before one of its types is used.
 """
 
 from wireloom.values.reading import Reader, convert, reader_of

@@ -1,4 +1,7 @@
-"""Types of msgspec and pydantic. Neither is imported here: a program that has such a type has imported its package."""
+"""Types of msgspec and pydantic.
+
+Neither is imported here: a program with such a type has already imported its package.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from typing import Any, NamedTuple
 from wireloom.errors import MalformedBody, ValidationError
 
 MALFORMED = "body.content-type"
-"""The clause of a body that is not what its content type says."""
+"""The clause for a body that does not match its content type."""
 _PLACE = re.compile(r"(.*) - at `(?:key in )?(\$.*)`", re.DOTALL)
 
 
 class ForeignReader(NamedTuple):
-    """How a type of another package is read: from a plain value, and at once from a body where the package can."""
+    """Reads a type of another package: from a plain value, or directly from a body if the package can."""
 
     convert: Callable[[object], object]
     bodies: dict[str, Callable[[bytes], object]]
@@ -29,7 +32,7 @@ def is_foreign(kind: type) -> bool:
 
 
 def reader(kind: type) -> ForeignReader | None:
-    """What reads a type of msgspec or pydantic; None for other types."""
+    """The reader of a msgspec or pydantic type; None for other types."""
     if hasattr(kind, "__struct_fields__"):
         return _struct(kind)
     if hasattr(kind, "__pydantic_validator__"):
@@ -87,7 +90,10 @@ def _model(kind: type) -> ForeignReader:
 
 
 def plain(value: object, as_json: bool, inner: Callable[[object], object]) -> object:
-    """A value of msgspec or pydantic as plain values; `inner` writes what is in it. ValidationError for all others."""
+    """A msgspec or pydantic value as plain values. `inner` converts nested values.
+
+    Raises ValidationError for all other values.
+    """
     kind = type(value)
     if hasattr(kind, "__struct_fields__"):
         msgspec: Any = import_module("msgspec")
@@ -103,7 +109,7 @@ def plain(value: object, as_json: bool, inner: Callable[[object], object]) -> ob
 
 @cache
 def _kept() -> tuple[type, ...]:
-    """What msgspec leaves as it is, for `writing.py` to write."""
+    """Types that msgspec leaves unchanged, for `writing.py` to convert."""
     from datetime import date, datetime, time
     from decimal import Decimal
     from uuid import UUID

@@ -1,13 +1,14 @@
-"""Plain values as typed ones: what a body holds becomes a dataclass, a TypedDict, an enum, and so on.
+"""Converts plain values to typed ones: a decoded body becomes a dataclass, a TypedDict, an enum, and so on.
 
-A type is compiled once, to a tree of functions; each takes a plain value and returns the typed one, or raises
-ValidationError. The error starts where the value is wrong, and each function around it adds its step to the path.
+A type is compiled once to a tree of functions. Each takes a plain value and returns the typed one, or raises
+ValidationError. The error starts at the wrong value, and each enclosing function adds its step to the path.
 
-**Unions.** The members are tried in their order, and the first that fits is taken. Maps are first told apart by their
-keys: a field that is a Literal in each member (a tag) decides, else the required keys do. So mostly only one is tried.
+**Unions.** The members are tried in order, and the first that fits is taken. Maps are first distinguished by their
+keys: if each member has a Literal field (a tag), the tag decides; otherwise the required keys do. So usually only one
+member is tried.
 
-**Hostile values.** Nesting is limited to `MAX_DEPTH`. A value that makes nested unions try everything could cost
-2**depth; so the maps and arrays that are visited are counted, and must not be many times as many as the value has.
+**Hostile values.** Nesting is limited to `MAX_DEPTH`. Nested unions could try 2**depth combinations. So the reader
+counts the maps and arrays that it visits. It stops when there are `VISITS` times as many as the value contains.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from wireloom.values.writing import MAX_DEPTH, step
 T = TypeVar("T")
 
 FREE_VISITS = 10_000
-"""Maps and arrays that are read before anybody counts how many the value has."""
+"""Visits that are free before the maps and arrays of the value are counted."""
 VISITS = 16
-"""How often each map and array of a value is read, on average, before reading ends with an error."""
+"""How often each map and array may be read, on average, before reading ends with an error."""
 
 _MISSING = object()
 _LISTS = (
@@ -44,7 +45,7 @@ _ARRAY = (list, tuple)
 
 
 class Walk:
-    """One value that is being read: how deep it is at the moment, and how much was done."""
+    """The state while one value is read: the current depth, and the work done."""
 
     __slots__ = ("counted", "depth", "root", "visits")
 
@@ -52,11 +53,11 @@ class Walk:
         self.root = root
         self.depth = 0
         self.visits = FREE_VISITS
-        """How many more maps and arrays may be entered; below zero there is an end."""
+        """How many more maps and arrays may be visited. Below zero, reading ends."""
         self.counted = False
 
     def enter(self) -> None:
-        """Into a map or an array."""
+        """Enter a map or an array."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise ValidationError(f"nested deeper than {MAX_DEPTH} levels")
@@ -72,16 +73,16 @@ Read = Callable[[Any, Walk], Any]
 
 
 class Reader(Generic[T]):
-    """How values of one type are made. Made by `reader_of`."""
+    """Converts plain values to one type. Made by `reader_of`."""
 
     def __init__(self, kind: object, read: Read, bodies: Mapping[str, Callable[[bytes], object]]) -> None:
         self.kind = kind
         self._read = read
         self.bodies = bodies
-        """Readers of whole bodies, by content type; for types of packages that have such."""
+        """Readers of whole bodies, by content type, if the type's package has them."""
 
     def convert(self, value: object) -> T:
-        """A plain value as one of this type."""
+        """Convert a plain value to this type."""
         try:
             return typing.cast(T, self._read(value, Walk(value)))
         except RecursionError:
@@ -89,7 +90,7 @@ class Reader(Generic[T]):
 
 
 def convert(value: object, kind: type[T]) -> T:
-    """A plain value as one of a type; ValidationError names the place where it does not fit.
+    """Convert a plain value to a type. ValidationError names the place where it does not fit.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -107,10 +108,10 @@ def convert(value: object, kind: type[T]) -> T:
 
 
 def reader_of(kind: object) -> Reader[Any]:
-    """The reader of a type; ConfigError for a type that cannot be read from a body."""
+    """The reader of a type. Raises ConfigError if the type cannot be read from a body."""
     try:
         return _cached_reader(kind)
-    except TypeError:  # such as Annotated with something that has no hash
+    except TypeError:  # such as Annotated with an unhashable argument
         return _new_reader(kind)
 
 
@@ -144,7 +145,7 @@ class TypedField(NamedTuple):
 
 
 class _Compiler:
-    """Makes functions of types; one that is inside itself is found in `_known`."""
+    """Compiles types to functions. Recursive types are found in `_known`."""
 
     def __init__(self) -> None:
         self._known: dict[object, Read] = {}
@@ -160,7 +161,7 @@ class _Compiler:
             return _scalar(read_anything)
         if isinstance(kind, typing.NewType):
             return self.compile(kind.__supertype__)
-        if hasattr(kind, "__value__"):  # type X = ... of newer Pythons
+        if hasattr(kind, "__value__"):  # `type X = ...` of newer Pythons
             return self._once(kind, lambda: self.compile(kind.__value__))
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if origin is typing.Annotated or origin in (typing.Required, typing.NotRequired, typing.Final):
@@ -183,7 +184,7 @@ class _Compiler:
         raise ConfigError(f"{kind!r} cannot be read from a body")
 
     def _once(self, kind: object, make: Callable[[], Read]) -> Read:
-        """The function of a type that may be inside itself."""
+        """Compile a type that may contain itself."""
         if kind not in self._known:
             self._known[kind] = lambda value, walk: self._known[kind](value, walk)  # noqa: PLW0108 - not known yet
             self._known[kind] = make()
@@ -297,7 +298,7 @@ class _Compiler:
         if len(reads) == 1:
             only = reads[0][1]
             return lambda value, walk: None if value is None else only(value, walk)
-        # A whole number stays one where the union has whole numbers, wherever they stand.
+        # An int stays an int if the union contains int, in any position.
         scalars = {each for each, _ in reads if each in (int, float, bool)}
         choices = _Choices(reads)
         names = " | ".join([getattr(each, "__name__", str(each)) for each, _ in reads] + ["None"] * optional)
@@ -326,7 +327,7 @@ class _Compiler:
 
 
 class _Shape(NamedTuple):
-    """What a map must look like to be tried as a member of a union."""
+    """The keys that a map must have to be tried as a member of a union."""
 
     required: frozenset[str]
     tags: Mapping[str, tuple[object, ...]]
@@ -366,14 +367,14 @@ def _shape(kind: object) -> _Shape | None:
 
 
 class _Choices:
-    """The members of a union that a value may be, in order."""
+    """The members of a union, in order."""
 
     def __init__(self, reads: Sequence[tuple[object, Read]]) -> None:
         self._all = [read for _, read in reads]
         self._shaped = [(read, _shape(kind)) for kind, read in reads]
 
     def of(self, value: object) -> Iterable[Read]:
-        """Those to be tried. Of several maps those whose tag the value has; else those whose keys it has."""
+        """The members to try. Among maps: those with the value's tag, or else those with its keys."""
         if not isinstance(value, dict):
             return self._all
         tagged = [read for read, shape in self._shaped if shape is not None and shape.has_tag_of(value)]
@@ -417,7 +418,7 @@ def _set(read_item: Read, make: Callable[[Iterable[object]], object]) -> Read:
 
 
 def _items(reads: Iterable[tuple[Read, object]], walk: Walk) -> list[object]:
-    """The items of an array whose places have types of their own."""
+    """The items of an array in which each position has its own type."""
     walk.enter()
     found: list[object] = []
     try:
@@ -453,7 +454,7 @@ def _fields(fields: Sequence[TypedField], name_of_type: str) -> Callable[[Any, W
 
 
 def _object(kind: type, fields: Sequence[TypedField]) -> Read:
-    """A dataclass from a map; keys that are no fields are ignored."""
+    """A dataclass from a map. Unknown keys are ignored."""
     read_fields = _fields(fields, kind.__name__)
 
     def read(value: Any, walk: Walk) -> Any:
@@ -505,7 +506,7 @@ def _literal(allowed: tuple[object, ...]) -> Read:
 
 
 def _with_arguments(hint: Any, named: Mapping[object, object]) -> Any:
-    """The annotation of a field, with the arguments of a generic class in place of its variables."""
+    """The annotation of a field of a generic class, with type variables replaced by the arguments."""
     if not named:
         return hint
     if isinstance(hint, TypeVar):
@@ -515,7 +516,7 @@ def _with_arguments(hint: Any, named: Mapping[object, object]) -> Any:
 
 
 def type_hints(subject: Any) -> dict[str, Any]:
-    """The annotations of a class or function as types; ConfigError names one that cannot be found."""
+    """The annotations of a class or function as types. ConfigError names one that cannot be resolved."""
     try:
         return typing.get_type_hints(subject, include_extras=True)
     except NameError as error:
@@ -524,7 +525,7 @@ def type_hints(subject: Any) -> dict[str, Any]:
 
 
 def _containers(value: object) -> int:
-    """How many maps and arrays a value holds."""
+    """How many maps and arrays a value contains."""
     return sum(1 for _ in _inside(value))
 
 

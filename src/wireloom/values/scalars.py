@@ -25,7 +25,7 @@ from uuid import UUID
 from wireloom.errors import ValidationError
 
 MAX_DIGITS = 1000
-"""Characters of a Decimal; of a number that is the key of a map, a tenth of that."""
+"""Maximum characters of a Decimal. A number as the key of a map may have a tenth of that."""
 _SHOWN = 40
 
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
@@ -39,7 +39,7 @@ ScalarReader = Callable[[object], object]
 
 
 def show(value: object) -> str:
-    """A value as an error quotes it: its type, and the beginning of what it says.
+    """A value as quoted in an error: its type, and the start of its text.
 
     >>> show("six"), show(None), show([1, 2]), show(b"x" * 1000)
     ("str 'six'", 'null', 'list', 'bytes')
@@ -56,7 +56,7 @@ def show(value: object) -> str:
 
 
 def expected(what: str, value: object) -> ValidationError:
-    """The error of a value that is something else."""
+    """The error for a value of the wrong type."""
     return ValidationError(f"expected {what}, got {show(value)}")
 
 
@@ -68,14 +68,14 @@ def read_str(value: object) -> object:
 
 
 def read_int(value: object) -> object:
-    """A whole number; True and False are none."""
+    """An int. True and False are refused."""
     if value.__class__ is int or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise expected("int", value)
 
 
 def read_float(value: object) -> object:
-    """A number; a whole one becomes a float."""
+    """A number. An int becomes a float."""
     if value.__class__ is float:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -94,7 +94,7 @@ def read_bool(value: object) -> object:
 
 
 def read_none(value: object) -> object:
-    """Nothing."""
+    """None."""
     if value is None:
         return None
     raise expected("null", value)
@@ -113,7 +113,7 @@ def read_bytes(value: object) -> object:
 
 
 def read_datetime(value: object) -> object:
-    """A moment; one without a zone is refused, because nobody can say which moment it is."""
+    """A datetime. One without a time zone is refused, because it is ambiguous."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise ValidationError("a datetime needs its time zone")
@@ -123,14 +123,14 @@ def read_datetime(value: object) -> object:
 
 
 def read_date(value: object) -> object:
-    """A day."""
+    """A date."""
     if isinstance(value, date) and not isinstance(value, datetime):
         return value
     return _parsed(date.fromisoformat, _matching(value, _DATE, "date as YYYY-MM-DD"), "date", value)
 
 
 def read_time(value: object) -> object:
-    """A time of the day."""
+    """A time of day."""
     if isinstance(value, time):
         return value
     text = _matching(value, _TIME, "time as HH:MM:SS")
@@ -138,7 +138,7 @@ def read_time(value: object) -> object:
 
 
 def read_decimal(value: object) -> object:
-    """A number with all its digits: from text, or from a number as it is written."""
+    """A Decimal with all its digits: from text, or from a number as it is written."""
     if isinstance(value, Decimal):
         if value.is_finite():
             return value
@@ -154,7 +154,7 @@ def read_decimal(value: object) -> object:
 
 
 def read_uuid(value: object) -> object:
-    """A UUID, its 36 characters, or its 16 bytes."""
+    """A UUID: the object, its 36 characters, or its 16 bytes."""
     if isinstance(value, UUID):
         return value
     if isinstance(value, bytes) and len(value) == 16:
@@ -163,7 +163,7 @@ def read_uuid(value: object) -> object:
 
 
 def read_anything(value: object) -> object:
-    """Whatever the body holds."""
+    """Any value, unchanged."""
     return value
 
 
@@ -185,7 +185,7 @@ SCALARS: dict[object, ScalarReader] = {
 
 
 def read_int_key(value: object) -> object:
-    """A whole number as the key of a map; in JSON keys are text."""
+    """An int as the key of a map. In JSON keys are text."""
     if isinstance(value, str):
         return int(_matching(value, _NUMBER, "int"))
     return read_int(value)
@@ -195,11 +195,11 @@ KEYS: dict[object, ScalarReader] = {
     **{kind: SCALARS[kind] for kind in (str, datetime, date, time, Decimal, UUID, object)},
     int: read_int_key,
 }
-"""Types that the keys of a map may have, beside enums and Literal."""
+"""Types that keys of a map may have, beside enums and Literal."""
 
 
 def text_of(value: object) -> str | None:
-    """The text that stands for a value which JSON does not have; None for other values.
+    """The text for a value of a type that JSON does not have; None for other values.
 
     >>> text_of(Decimal("12.50")), text_of(b"hi"), text_of(1)
     ('12.50', 'aGk=', None)
@@ -228,7 +228,7 @@ def _matching(value: object, pattern: re.Pattern[str], what: str) -> str:
 
 
 def _microseconds(text: str) -> str:
-    """The same with at most six decimals of a second: Python keeps no more."""
+    """The same text with at most six decimals of a second: Python supports no more."""
     return re.sub(r"(\.\d{6})\d+", r"\1", text)
 
 

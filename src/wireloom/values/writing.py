@@ -1,8 +1,8 @@
-"""Typed values as plain ones: what the library of a format can write.
+"""Converts typed values to plain ones that the library of a format can encode.
 
-A format says with a `Form` which of `datetime`, `Decimal`, `UUID` and `bytes` it writes itself. All others become text
-(`scalars.py`). A dataclass, a TypedDict or a pydantic model becomes a map, a NamedTuple an array in the order of its
-fields, a set an array, an enum its value. Values of msgspec are written by the rules of msgspec.
+A `Form` says which of `datetime`, `Decimal`, `UUID` and `bytes` a format encodes itself. The others become text
+(`scalars.py`). A dataclass, a TypedDict or a pydantic model becomes a map. A NamedTuple becomes an array in the order
+of its fields, a set becomes an array, an enum becomes its value. msgspec converts its own values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wireloom.values import foreign
 from wireloom.values.scalars import text_of
 
 MAX_DEPTH = 128
-"""Values inside values inside values: more is refused, in both directions."""
+"""Maximum nesting depth, for reading and writing."""
 
 T = TypeVar("T")
 _AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
@@ -31,22 +31,25 @@ _AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a format writes itself; `as_json` where a body is JSON. A function may make a library's own value of one."""
+    """The types that a format encodes itself.
+
+    `as_json` is set for JSON. A function may convert one to a library's type.
+    """
 
     name: str
     as_json: bool = False
     natives: Mapping[type, Callable[[object], object]] = field(default_factory=lambda: MappingProxyType({}))
     library: str = ""
-    """Values of classes of this package are left as they are."""
+    """Values of classes of this package are left unchanged."""
 
 
 JSON_FORM = Form("json", as_json=True)
 
 
 def plain(value: object, form: Form = JSON_FORM) -> object:
-    """A value as dicts, lists, texts, numbers, and what the format has beyond that.
+    """A value as dicts, lists, texts, numbers, and further types of the format.
 
-    Raises BodyError, with the place, for what cannot be said.
+    Raises BodyError, with the place, if the value cannot be expressed.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -96,7 +99,7 @@ def _plain(value: object, form: Form, depth: int) -> object:
 
 @lru_cache(maxsize=1024)
 def _fields_of(kind: type) -> tuple[str, ...] | None:
-    """The names of the fields of a dataclass; None for other classes, and for those of other packages."""
+    """The field names of a dataclass; None for other classes, and for those of other packages."""
     if not dataclasses.is_dataclass(kind) or foreign.is_foreign(kind):
         return None
     return tuple(each.name for each in dataclasses.fields(kind))
@@ -124,7 +127,7 @@ def _list(items: object, form: Form, depth: int) -> list[object]:
 
 
 def _key(key: object) -> object:
-    """The key of a map: what has a text is that text in every format."""
+    """The key of a map. A type with a text form becomes text in every format."""
     if key.__class__ in _AS_THEY_ARE:
         return key
     if isinstance(key, Enum):
@@ -135,7 +138,7 @@ def _key(key: object) -> object:
 
 
 def step(key: object) -> str:
-    """The step into a map, as a path has it.
+    """The step into a map, as a path contains it.
 
     >>> step("sum"), step("a b"), step(7)
     ('.sum', "['a b']", '[7]')

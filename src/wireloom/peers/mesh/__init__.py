@@ -1,1 +1,1 @@
-"""A mesh node for programs: the sockets, queues and the clock around `protocols/mesh/node.py`."""
+"""A mesh node for programs: sockets, queues and timers around `protocols/mesh/node.py`."""

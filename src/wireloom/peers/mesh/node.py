@@ -1,6 +1,6 @@
-"""A mesh node for programs: join, publish, subscribe, watch neighbours come and go.
+"""A mesh node for programs: join, publish, subscribe, and watch neighbours.
 
-The sockets, queues and the clock around `protocols/mesh/node.py`. Exported as `wireloom.mesh`.
+It adds sockets, queues and timers to `protocols/mesh/node.py`. Exported as `wireloom.mesh`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wireloom.transports.tls import server_context
 
 LOG = logging.getLogger("wireloom.mesh")
 QUEUE = 1024
-"""Events a subscription holds; more are dropped, the oldest first, and counted."""
+"""Events that a subscription holds. Beyond that the oldest are dropped and counted."""
 
 
 class Node:
@@ -91,7 +91,7 @@ class Node:
         self._listener: Listener | None = None
         self._links: dict[str, _Link] = {}
         self._reaching: dict[str, tuple[asyncio.Task[None], list[bytes]]] = {}
-        """Links that are being made, and what waits to be sent there."""
+        """Links that are being opened, with the packets that wait for each."""
         self._subscriptions: Subscriptions[Newest[Message]] = Subscriptions()
         self._changes: list[Newest[PeerChange]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -101,10 +101,10 @@ class Node:
         self.dropped = 0
         """Events that were lost because no subscriber took them in time."""
 
-    # What programs call
+    # Public API
 
     async def start(self) -> Self:
-        """Open the socket and greet the seeds. Raises OSError when the address cannot be had."""
+        """Open the socket and greet the seeds. Raises OSError if the address is not available."""
         self._loop = asyncio.get_running_loop()
         self._core.epoch = time.time() - self._loop.time()
         tls = server_context(self._tls) if self._place.secure else None
@@ -128,7 +128,7 @@ class Node:
 
     @property
     def url(self) -> str:
-        """Where this node can be reached, with the real port."""
+        """The URL of this node, with the actual port."""
         return self._place.url if self._listener is None else self._place.at(self._listener.address).url
 
     @property
@@ -138,12 +138,12 @@ class Node:
 
     @property
     def peers(self) -> tuple[PeerInfo, ...]:
-        """The neighbours of this moment."""
+        """The current neighbours."""
         return tuple(self._info(neighbour) for neighbour in self._core.neighbours.values())
 
     @property
     def counters(self) -> dict[str, int]:
-        """What was refused, dropped and relayed so far, by clause or by name."""
+        """How many packets were refused, dropped and relayed so far, by clause or by name."""
         found = dict(self._core.counters)
         found["mesh.replay.evicted"] = self._core.gate.replay.evicted
         found["mesh.events.dropped"] = self.dropped
@@ -153,7 +153,7 @@ class Node:
 
     @property
     def trust(self) -> TrustStore:
-        """Whom this node trusts; keys may be added and removed while it runs, unless they are in a file."""
+        """The trust store of this node. Keys may be added and removed while it runs, unless they are in a file."""
         return self._core.gate.trust
 
     async def publish(
@@ -164,9 +164,9 @@ class Node:
         urgent: bool = False,
         attributes: Mapping[str, str] | None = None,
     ) -> Message:
-        """Send an event to every neighbour that wants it; returns it with its id when there is room for the next.
+        """Send an event to every neighbour that wants it. Returns it with its id, when the next one can be sent.
 
-        Raises LimitExceeded for a body that does not fit a packet.
+        Raises LimitExceeded if the body does not fit into a packet.
         """
         self._check()
         data, content_type = encode_value(body)
@@ -179,7 +179,7 @@ class Node:
         return sent
 
     def subscribe(self, pattern: str) -> Events:
-        """Events whose name matches a pattern, as an async iterator; neighbours are told that we want them."""
+        """Events whose name matches a pattern, as an async iterator. Neighbours are told about the subscription."""
         self._check()
         queue: Newest[Message] = Newest(self._queue)
         self._subscriptions.add(validate_pattern(pattern), queue)
@@ -188,23 +188,23 @@ class Node:
         return Events(self, pattern, queue)
 
     def changes(self) -> Changes:
-        """Neighbours that come and go from now on, as an async iterator."""
+        """Changes of the set of neighbours from now on, as an async iterator."""
         queue: Newest[PeerChange] = Newest(self._queue)
         self._changes.append(queue)
         return Changes(self, queue)
 
     async def greet(self, url: str) -> None:
-        """Say Hello to one more node, and go on until it answers."""
+        """Send Hello to one more node, repeatedly until it answers."""
         self._check()
         self._core.add_seed(await self._numeric(_seed(self._place, url)), self._loop.time())
         self._flush()
 
     def rotate(self, identity: Identity) -> None:
-        """Sign with other keys from now on. Others must trust the new ones first."""
+        """Sign with other keys from now on. Other nodes must trust the new keys first."""
         self._core.rotate(identity)
 
     async def close(self) -> None:
-        """Stop. Mesh has no goodbye: neighbours notice by our silence."""
+        """Stop. Mesh has no goodbye message: neighbours detect it by our silence."""
         if self._closed:
             return
         self._closed = True
@@ -222,10 +222,10 @@ class Node:
             changes.close()
         await asyncio.sleep(0)
 
-    # What links and iterators call
+    # Called by links and iterators
 
     def arrived(self, link: _Link, data: bytes, ends: Sequence[int]) -> None:
-        """Datagrams came in by a link."""
+        """Take datagrams from a link."""
         heard = Heard()
         now = link.heard = self._loop.time()
         start = 0
@@ -236,20 +236,20 @@ class Node:
         self._flush()
 
     def opened(self, link: _Link) -> None:
-        """A link is up."""
+        """A link is open."""
         self._links[link.name] = link
 
     def gone(self, link: _Link) -> None:
-        """A link is down."""
+        """A link is closed."""
         if self._links.get(link.name) is link:
             del self._links[link.name]
 
     def writing(self, possible: bool) -> None:
-        """Whether there is room to send more."""
+        """Set whether more can be sent."""
         (self._room.set if possible else self._room.clear)()
 
     def drop_events(self, pattern: str, queue: Newest[Message]) -> None:
-        """A subscription is over."""
+        """Remove a subscription."""
         if queue in self._subscriptions.subscribers():
             self._subscriptions.remove(pattern, queue)
             self._core.unsubscribe(pattern, self._loop.time())
@@ -257,7 +257,7 @@ class Node:
                 self._flush()
 
     def drop_changes(self, queue: Newest[PeerChange]) -> None:
-        """Nobody watches any more."""
+        """Remove an iterator of changes."""
         if queue in self._changes:
             self._changes.remove(queue)
 
@@ -268,12 +268,12 @@ class Node:
             raise PeerClosed("the mesh node is not running: use `async with mesh.Node(...) as node`")
 
     def _admit(self, datagram: bytes, source: str) -> bool:
-        """Strangers have a link once they say something acceptable."""
+        """Whether to open a link for an unknown sender: only if its datagram is acceptable."""
         refusal = self._core.look(datagram, source, self._loop.time())
         return refusal is None
 
     async def _numeric(self, seed: Address) -> str:
-        """The name of the link to a seed: packets will come from its number, not from its name."""
+        """The link name of a seed with its host resolved: packets come from an IP address, not from a host name."""
         try:
             found = await self._loop.getaddrinfo(seed.host, seed.port, type=socket.SOCK_DGRAM)
         except OSError as error:
@@ -306,7 +306,7 @@ class Node:
                 self._links[neighbour.link].pipe.close()
 
     def _flush(self) -> None:
-        """Send what there is to send, and set the timer."""
+        """Send pending packets, and set the timer."""
         for name, packet in self._core.outgoing():
             link = self._links.get(name)
             if link is not None:
@@ -320,7 +320,7 @@ class Node:
             self._timer = self._loop.call_at(deadline, self._expire)
 
     def _reach(self, name: str, packet: bytes) -> None:
-        """There is no link to that address yet: make one, then send."""
+        """Open a link to an address, then send the packet."""
         if name in self._reaching:
             waiting = self._reaching[name][1]
             if len(waiting) < self._queue:
@@ -350,7 +350,7 @@ class Node:
             self._flush()
 
     def _forget_strangers(self, now: float) -> None:
-        """Links of those who said something once and are no neighbours."""
+        """Close the links of senders that did not become neighbours."""
         known = {neighbour.link for neighbour in self._core.neighbours.values()}
         for link in list(self._links.values()):
             if link.name not in known and now - link.heard > self._settings.lost_after:
@@ -366,39 +366,39 @@ class _Link:
         self.heard = 0.0
 
     def opened(self, pipe: Pipe) -> None:
-        """The link is up."""
+        """The link is open."""
         self.pipe = pipe
         self.heard = asyncio.get_running_loop().time()
         self.name = self.name or pipe.peername
         self._node.opened(self)
 
     def received(self, data: bytes) -> None:
-        """A datagram came in."""
+        """Take a datagram."""
         self._node.arrived(self, data, (len(data),))
 
     def received_datagrams(self, data: bytes, ends: Sequence[int]) -> None:
-        """Datagrams came in."""
+        """Take datagrams that arrived together."""
         self._node.arrived(self, data, ends)
 
     def input_ended(self) -> None:
-        """The other end is gone."""
+        """The other end has closed."""
         self.pipe.close()
 
     def ended(self, error: Exception | None) -> None:
-        """The link is down."""
+        """The link is closed."""
         self._node.gone(self)
 
     def writing_paused(self) -> None:
-        """Too much is unsent."""
+        """Too many bytes are unsent."""
         self._node.writing(False)
 
     def writing_resumed(self) -> None:
-        """There is room again."""
+        """More can be sent."""
         self._node.writing(True)
 
 
 def _seed(place: Endpoint, url: str) -> Address:
-    """The address of a seed: a URL of the same scheme, or `host:port`."""
+    """Parse the address of a seed: a URL of the same scheme, or `host:port`."""
     seed = endpoint(url if "://" in url else f"{place.scheme}://{url}")
     if seed.scheme != place.scheme:
         raise ConfigError(f"seed {url!r}: this node speaks {place.scheme}")

@@ -1,6 +1,6 @@
-"""What a mesh node tells its program: events, and neighbours that come and go, as bounded streams.
+"""Bounded streams of a mesh node: events, and changes of its neighbours.
 
-The mesh does not wait for anybody: where a program is slow, the oldest is dropped and counted.
+The mesh has no back-pressure: if a program is slow, the oldest items are dropped and counted.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """A neighbour as it was when asked for."""
+    """A neighbour, as it was at the time of the call."""
 
     node_id: str
     address: str
     capabilities: bytes
     since: float
-    """Seconds since 1970 at which it said Hello."""
+    """When it said Hello, in seconds since 1970."""
     heard: float
-    """Seconds since 1970 at which it was heard last."""
+    """When it was last heard, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerChange:
-    """A neighbour came or was lost."""
+    """A neighbour joined or was lost."""
 
     what: Change
     peer: PeerInfo
 
 
 class Newest(Generic[T]):
-    """A bounded queue that keeps the newest: urgent items come first, the oldest is dropped when it is full."""
+    """A bounded queue. Urgent items come first. When it is full, the oldest item is dropped."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -53,7 +53,7 @@ class Newest(Generic[T]):
         self.dropped = 0
 
     def put(self, item: T, *, urgent: bool = False) -> bool:
-        """Add an item; False when another had to go for it."""
+        """Add an item. Returns False if another item was dropped for it."""
         full = len(self._urgent) + len(self._normal) >= self._limit
         if full:
             (self._normal or self._urgent).popleft()
@@ -63,7 +63,7 @@ class Newest(Generic[T]):
         return not full
 
     def close(self) -> None:
-        """Nothing more comes; what is there can still be taken."""
+        """Accept no more items. The present ones can still be taken."""
         self._closed = True
         self._wake()
 
@@ -74,7 +74,7 @@ class Newest(Generic[T]):
                 waiter.set_result(None)
 
     async def get(self) -> T:
-        """The next item; an item leaves only when it is returned, so cancelling loses nothing."""
+        """The next item. Cancelling loses nothing: an item is removed only when it is returned."""
         while not self._urgent and not self._normal:
             if self._closed:
                 raise StopAsyncIteration
@@ -85,7 +85,7 @@ class Newest(Generic[T]):
 
 
 class Events(AsyncIterator[Message]):
-    """Events of one pattern; leaving the `async with`, or `close`, ends it.
+    """Events of one pattern. Leaving the `async with`, or `close`, ends it.
 
     `dropped` counts events that were lost because nobody took them in time.
     """
@@ -104,7 +104,7 @@ class Events(AsyncIterator[Message]):
         return await self._queue.get()
 
     def close(self) -> None:
-        """End it; whoever waits is told."""
+        """End it. A pending `get` is woken."""
         self._node.drop_events(self.pattern, self._queue)
         self._queue.close()
 
@@ -116,7 +116,7 @@ class Events(AsyncIterator[Message]):
 
 
 class Changes(AsyncIterator[PeerChange]):
-    """Neighbours that come and go; leaving the `async with`, or `close`, ends it."""
+    """Changes of the neighbours. Leaving the `async with`, or `close`, ends it."""
 
     def __init__(self, node: Node, queue: Newest[PeerChange]) -> None:
         self._node = node
@@ -126,7 +126,7 @@ class Changes(AsyncIterator[PeerChange]):
         return await self._queue.get()
 
     def close(self) -> None:
-        """End it; whoever waits is told."""
+        """End it. A pending `get` is woken."""
         self._node.drop_changes(self._queue)
         self._queue.close()
 

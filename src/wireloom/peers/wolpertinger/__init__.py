@@ -1,1 +1,1 @@
-"""Components of wolpertinger: classes whose typed methods peers can call, and typed calls."""
+"""Components of wolpertinger: classes with typed methods that peers can call, and typed calls."""

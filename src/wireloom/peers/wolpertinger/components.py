@@ -44,9 +44,9 @@ Class = TypeVar("Class", bound=type)
 
 _REQUEST, _RESPONSE, _NOBODY = Kind.REQUEST, Kind.RESPONSE, Authenticity.NONE
 LARGE = 16 * 1024
-"""Bytes of a body from which on a thread takes it apart."""
+"""Bodies of at least this many bytes are decoded on a thread."""
 _MANY = 500
-"""Values of a list from which on a thread puts it together."""
+"""Lists of at least this many values are encoded on a thread."""
 _INTEGERS = ("int32", "int64", "uint64")
 _ACCEPTS: dict[object, tuple[str, ...]] = {
     bool: ("boolean",),
@@ -63,17 +63,17 @@ _ACCEPTS: dict[object, tuple[str, ...]] = {
     object: values.TYPES,
     typing.Any: values.TYPES,
 }
-"""The types of values that an annotation takes."""
+"""The value types that each annotation accepts."""
 _FAILURES: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (PermissionError, ErrorCode.NOT_AUTHORISED),
     (FileNotFoundError, ErrorCode.ITEM_NOT_FOUND),
     (NotImplementedError, ErrorCode.METHOD_NOT_FOUND),
 )
-"""Codes of errors that say by their class what went wrong. `RequestFailed` names its own; all others are 100."""
+"""Error codes by exception class. `RequestFailed` contains its own code; all other exceptions are 100."""
 
 
 def failed(code: ErrorCode) -> RequestFailed:
-    """The answer to a call that cannot be done.
+    """The error answer to a call.
 
     >>> str(failed(ErrorCode.NOT_AUTHORISED))
     'request failed with 201'
@@ -83,7 +83,7 @@ def failed(code: ErrorCode) -> RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What `@method` notes about a function."""
+    """What `@method` records about a function."""
 
     name: str
     trust: int
@@ -126,15 +126,15 @@ def component(name: str) -> Callable[[Class], Class]:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A method ready to be called."""
+    """A method that is ready to be called."""
 
     function: Callable[..., object]
     mark: _Mark
     parameters: tuple[object, ...]
-    """Annotations, in order."""
+    """The annotations of the parameters, in order."""
     required: int
     more: object
-    """Annotation of further parameters; None when there must be none."""
+    """The annotation of `*args`; None if there is none."""
     wants_peer: bool
     returns: object
 
@@ -144,7 +144,7 @@ class _Method:
 
 
 class Components:
-    """A handler that gives calls to components; what is for none of them goes to `fallback`, if there is one."""
+    """A handler that passes calls to components. Other messages go to `fallback`, if there is one."""
 
     def __init__(self, *components: object, fallback: Handler | None = None) -> None:
         self._methods: dict[str, dict[str, _Method]] = {}
@@ -159,7 +159,7 @@ class Components:
             self._methods[name.lower()] = found
 
     def __call__(self, message: Message, peer: Peer) -> object:
-        """Run the method that a message calls."""
+        """Run the method that a message names."""
         topic = message.topic or ""
         name = message.attributes.get("component", topic.rpartition(".")[0])
         found = self._methods.get(name.lower()) if message.kind is _REQUEST else None
@@ -180,7 +180,7 @@ class Components:
 
 
 class _Codes:
-    """Inside, errors that say by their class what went wrong become answers with a code."""
+    """A context that turns exceptions into error answers with a code."""
 
     def __enter__(self) -> None:
         return None
@@ -252,7 +252,7 @@ def _check_annotation(annotation: object, what: str) -> None:
 
 
 def accept(value: Value, annotation: object) -> object:
-    """The Python value for an annotation. Raises ValueError where it does not take the value.
+    """The Python value for an annotation. Raises ValueError if the annotation does not accept the value.
 
     >>> accept(Value("int32", 7), int), accept(Value("int32", 7), float)
     (7, 7.0)
@@ -276,7 +276,7 @@ def accept(value: Value, annotation: object) -> object:
 
 
 def give(python: object, annotation: object) -> Value:
-    """The value to send for a Python value that is declared so. Raises BodyError where it is not."""
+    """The value to send for a Python value. Raises BodyError if it does not match its annotation."""
     if annotation is str and python.__class__ is str:
         return values.from_python(python)
     if annotation in (Int32, Int64, UInt64) and type(python) is int:
@@ -295,7 +295,7 @@ def give(python: object, annotation: object) -> Value:
 
 
 def _run(called: _Method, arguments: list[object], peer: Peer) -> object:
-    """Call a method; its answer, or something that becomes it."""
+    """Call a method. Returns its answer, or an awaitable or iterator that produces it."""
     keywords = {"peer": peer} if called.wants_peer else {}
     if called.mark.thread:
         return _later(called, asyncio.to_thread(called.function, *arguments, **keywords))
@@ -314,7 +314,7 @@ def _run(called: _Method, arguments: list[object], peer: Peer) -> object:
 
 
 async def _run_aside(called: _Method, message: Message, peer: Peer) -> object:
-    """The same for a call with a large body: what takes time is done by a thread."""
+    """Call a method with a large body: decoding and encoding run on a thread."""
     result = _run(called, await asyncio.to_thread(_arguments, called, message), peer)
     if inspect.isasyncgen(result):
         async for step in result:
@@ -328,7 +328,7 @@ async def _answer_aside(called: _Method, result: object) -> Message:
 
 
 def _is_large(value: object, depth: int = 0) -> bool:
-    """Whether it takes time to turn a value into what is sent."""
+    """Whether encoding a value takes long."""
     if isinstance(value, str):
         return len(value) >= LARGE
     if not isinstance(value, list | tuple) or depth > values.MAX_DEPTH:
@@ -356,7 +356,7 @@ async def _later(called: _Method, work: Awaitable[object]) -> object:
 
 
 async def _steps(called: _Method, work: AsyncIterator[object]) -> AsyncIterator[object]:
-    """Steps of an async generator are Heartbeats; its `Result` is the answer."""
+    """Send the steps of an async generator as Heartbeats. Its `Result` is the answer."""
     with _Codes():
         async for step in work:
             if isinstance(step, Result):
@@ -367,7 +367,7 @@ async def _steps(called: _Method, work: AsyncIterator[object]) -> AsyncIterator[
 
 
 def _answer(called: _Method, result: object) -> Message:
-    """The response; none at all for a method without response value."""
+    """The response. A method without response value sends none."""
     if called.is_void:
         return Message(Kind.RESPONSE, attributes={"response": messages.NO_RESPONSE})
     if result is None:
@@ -395,7 +395,7 @@ async def call(
     returns: object = object,
     timeout: float | None = 30.0,  # noqa: ASYNC109
 ) -> object:
-    """Call a method of a component of the other end; see `Peer.call`."""
+    """Call a method of a component at the other end; see `Peer.call`."""
     if _is_large(arguments):
         request = await asyncio.to_thread(_request, component, method, arguments, returns)
     else:
