@@ -40,7 +40,7 @@ class MalformedBody(ProtocolViolation, ValueError):
 
 
 class HandshakeFailed(WireloomError):
-    """The handshake failed: the peers have no common ground."""
+    """The handshake failed: the peers could not agree on a connection."""
 
 
 class PeerClosed(WireloomError, ConnectionError):

@@ -221,7 +221,7 @@ def _texts(table: Mapping[str, object], key: str) -> tuple[str, ...]:
 
 
 class Grants:
-    """What somebody may do.
+    """The rights of a peer, with cached decisions.
 
     >>> grants = Grants({Right.PUBLISH: ("sensors/#",), Right.SUBSCRIBE: ("sensors/#",)})
     >>> grants.may(Right.PUBLISH, "sensors/kitchen"), grants.may(Right.PUBLISH, "doors/front")

@@ -125,8 +125,7 @@ class Exchanges:
         self._remember(requester, provider, request.topic, {provider_id: request.id or ""})
 
     def forward_all(self, requester: Connection, calls: Calls, rows: Sequence[int], provider: Connection) -> None:
-        """Send requests of a batch to their provider: together for each run of one topic, or one by one where
-        necessary.
+        """Send requests of a batch to their provider: each run of one topic together, if possible.
 
         Requests for several topics stay in order.
         """

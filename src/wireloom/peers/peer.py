@@ -137,13 +137,13 @@ class Peer(Channel):
         timeout: float | None = TIMEOUT,  # noqa: ASYNC109
         attributes: Mapping[str, str] | None = None,
     ) -> object:
-        """Ask, and return the answer's value (JSON as Python values, text as str, anything else as bytes).
+        """Send a request, and return the answer's value: JSON as Python values, text as str, anything else as bytes.
 
         `body` may be a typed value, such as a dataclass. With `returns`, a type, the answer is a value of that type; an
         answer that does not fit raises ValidationError, which names the place. See `Message.value` for the types.
 
-        Raises RequestFailed when the peer says no, RequestTimeout when it says nothing, PeerClosed when the
-        connection is lost. After a timeout or when this call is cancelled, the peer is told, where the protocol can.
+        Raises RequestFailed if the peer answers with an error, RequestTimeout if it does not answer in time, and
+        PeerClosed if the connection is lost. After a timeout or a cancellation the peer is told, if the protocol can.
         Without a timeout (None) this end waits as long as the connection lasts. A hub between the two waits for its own
         `request_timeout`, 30 s by default, and then answers 504.
         """
@@ -202,11 +202,11 @@ class Peer(Channel):
         attributes: Mapping[str, str] | None = None,
         return_errors: bool = False,
     ) -> Many[object, Any]:
-        """Ask for each body, `in_flight` of them at a time, and iterate over the answers in the order of the bodies.
+        """Send a request for each body, `in_flight` at a time, and iterate over the answers in the order of the bodies.
 
-        Many times faster than a task with a `request` each. The next body is taken, and sent, when an answer is taken,
-        so both may go on for ever. What ends a `request` with an error ends the iteration at that answer, and gives
-        up what is in flight; with `return_errors` the error is an item like the answers, and the iteration goes on.
+        This is many times faster than a task with a `request` for each. The next body is sent when an answer is taken.
+        So the bodies may be endless. An error ends the iteration at its answer, and gives up the requests in flight.
+        With `return_errors` the error is an item like the answers, and the iteration goes on.
         `returns` is the type of the answers, as with `request`.
 
         >>> import asyncio, wireloom.testing

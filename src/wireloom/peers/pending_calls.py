@@ -37,7 +37,7 @@ class Waiting:
 
 
 class Call(Waiting):
-    """One request and somebody who awaits its outcome."""
+    """One request with a future for its outcome."""
 
     __slots__ = ("answer", "steps")
 
