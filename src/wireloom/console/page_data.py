@@ -1,4 +1,4 @@
-"""Everything the page shows: the hub's `/status`, the journal's tail, the warehouse. No part needs another."""
+"""All data of the page: the hub's `/status`, the tail of the journal, the warehouse. The parts are independent."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ log = logging.getLogger("wireloom.console")
 
 HUB_EVERY = 1.0
 LATE = HUB_EVERY + 2.0
-"""Seconds without an answer from which on a hub counts as silent."""
+"""Seconds without an answer after which a hub counts as silent."""
 START = "start the hub with `wireloom hub`, or name its pages with --hub URL"
 HISTORY = 300
-"""Rates kept, one for each look at the hub, so that a page opened now shows the last minutes."""
+"""Number of rates that are kept, one for each poll of the hub: a new page shows the last minutes."""
 JOURNAL_EVERY = 0.5
 WAREHOUSE_EVERY = 4.0
 RECENT = 60.0
-"""Seconds after a commit during which a pipeline counts as running whose process is elsewhere."""
+"""Seconds after a commit during which a pipeline in another process counts as running."""
 _FINDINGS = """\
 select time, severity, rule, protocol, connection, detail, message_id from findings order by time desc limit 200"""
 
@@ -51,7 +51,7 @@ class TailCursor:
 
 
 class PageData:
-    """Looks at everything now and then; `snapshot` is what was seen last."""
+    """Polls all sources; `snapshot` returns the latest state."""
 
     def __init__(self, hub_url: str, journal: Path | None = None, warehouse: Path | str | None = None) -> None:
         self.hub_url = hub_url.rstrip("/")
@@ -117,7 +117,7 @@ class PageData:
 
     @property
     def fault(self) -> str | None:
-        """Why it is not known how the hub is now; None while it answers."""
+        """Why the state of the hub is unknown; None while it answers."""
         silent = time.monotonic() - self._answered
         if self._fault is None and silent > LATE:
             return f"{self.hub_url} has not answered for {silent:.0f} s: the hub hangs, or its machine does"
@@ -222,7 +222,7 @@ class PageData:
         if self._lately is None:
             return None
         folder = self._lately.folder
-        # A pipeline that has not committed anything yet has left no cursor: all of it lies before it.
+        # A pipeline that has committed nothing has no cursor: it has the whole journal to read.
         places = [(each.segment, each.position) for each in cursors(folder)] or [("", 0)]
         return max(bytes_after(folder, *place) for place in places)
 
@@ -245,7 +245,7 @@ async def _often(part: Callable[[], Awaitable[None]], pause: float) -> None:
         try:
             await part()
         except Exception:
-            # A part that fails must not take the others with it; its last picture stays.
+            # A source that fails must not affect the others; its last state is kept.
             log.exception("the console could not look at one of its parts")
         await asyncio.sleep(pause)
 

@@ -1,7 +1,7 @@
 """The newest part of the journal, decoded for people: messages, topics, exchanges, rejects.
 
-Traffic may be faster than anybody reads. A look takes at most `LOOK` bytes; what is older is passed over and counted,
-so that the console costs about the same at any rate.
+Traffic may be faster than a person can read. One poll decodes at most `LOOK` bytes. Older bytes are skipped and
+counted, so the cost of the console does not depend on the message rate.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Ring:
         self.newest = 0
 
     def add(self, line: Line) -> None:
-        """Append a line; what peers wrote in it can be shown as it is."""
+        """Append a line; text from peers is escaped, so that it can be shown."""
         self._lines.append(showable(line))
         self.newest += 1
 
@@ -74,11 +74,11 @@ class _Asked:
     message: Message
     verb: Verb
     inbound: bool
-    """Whether a peer asked the hub; else the hub passed it on to its provider."""
+    """True for a request from a peer to the hub, False for one from the hub to a provider."""
     caller: _Asked | None = None
-    """What a peer asked, where this is the same request on its way to the provider."""
+    """The request of the peer, if this is its copy from the hub to the provider."""
     provider: str | None = None
-    """The protocol of the provider that it was passed on to, and how long that one took."""
+    """The protocol of the provider that it was relayed to, and the time that the provider took."""
     provider_us: int | None = None
     progress: int = 0
 
@@ -89,7 +89,7 @@ class _Asked:
 
 
 class RecentTraffic:
-    """What was said lately. `look` reads the disk: call it in a thread, one call at a time."""
+    """Recent traffic. `look` reads the disk: call it in a thread, one call at a time."""
 
     def __init__(self, journal: Path | str) -> None:
         self.folder = Path(journal)
@@ -102,12 +102,12 @@ class RecentTraffic:
         self._topics: OrderedDict[str, _Topic] = OrderedDict()
         self._asked: OrderedDict[tuple[str | None, str], _Asked] = OrderedDict()
         self._to_pass_on: dict[tuple[str | None, bytes], deque[_Asked]] = {}
-        """Requests of peers that were not seen on their way to a provider yet, by what they say."""
+        """Requests of peers whose copy to a provider was not seen yet, by topic and body."""
         self._calls = Exclusions(TAKEN)
         """Requests that a provider takes, of a protocol whose other requests are publishes."""
 
     def look(self) -> None:
-        """Take in what was committed since the last look."""
+        """Read what was committed since the last call."""
         if self._tail is None:
             self._tail = Tail(self.folder, time.time_ns() - FIRST_LOOK_NS, disk=self._disk())
         elif (behind := self._tail.behind()) > 2 * LOOK:
@@ -189,7 +189,7 @@ class RecentTraffic:
             self._forget(next(iter(self._asked)))
 
     def _passed_on(self, asked: _Asked) -> None:
-        """A request waits no longer to be seen on its way to a provider."""
+        """The copy of a request to a provider was seen, or is no longer expected."""
         said = _said(asked.message)
         waiting = self._to_pass_on.get(said, deque())
         if asked in waiting:
@@ -264,7 +264,7 @@ def shown(body: bytes) -> Line:
     """
     part = body[:BODY]
     try:
-        # A cut in the middle of a character is no reason to call it bytes.
+        # Text that was cut inside a character is still text.
         text: str | None = part.decode() if len(part) == len(body) else part.decode(errors="ignore")
     except UnicodeDecodeError:
         text = None

@@ -22,7 +22,7 @@ DEFAULT_TYPE = CONTENT_TYPES[DEFAULT]
 MAX_CONVERTED = 16 * 1024 * 1024
 """Bytes of a body that is made by conversion, unless told otherwise."""
 QUICK = 4096
-"""Bytes of a body up to which it is converted in no time."""
+"""Bodies of up to this many bytes are converted on the event loop."""
 
 
 def takes_long(body: bytes, source: str | None, target: str | None) -> bool:
@@ -31,7 +31,7 @@ def takes_long(body: bytes, source: str | None, target: str | None) -> bool:
 
 
 def _writer(source: str | None, target: str | None) -> BodyFormat | None:
-    """What writes a body that is to be converted; None where it stays as it is."""
+    """The format that writes the converted body; None if no conversion is needed."""
     writer = None if source == target else format_for(target)
     return None if writer is None or writer.name not in CONVERTIBLE else writer
 
@@ -106,7 +106,7 @@ def _wrapped(body: bytes, source: str | None, most: int) -> str:
 
 
 _convert_quickly = lru_cache(maxsize=256)(_convert)
-"""The same for small bodies: many subscribers of one format get what was converted for the first."""
+"""A cache for small bodies: many subscribers of one format share the result."""
 
 
 def _too_large(most: int) -> BodyError:
@@ -117,7 +117,7 @@ def _too_large(most: int) -> BodyError:
 
 
 class Conversion:
-    """The conversion of one body; whoever asks first makes it, in whatever thread, and the others wait for it."""
+    """The conversion of one body. The first caller runs it, in any thread; other callers wait for the result."""
 
     def __init__(self, body: bytes, source: str | None, target: str | None, most: int) -> None:
         self._asked = body, source, target, most
@@ -139,7 +139,7 @@ class Conversion:
 
 
 def conversion_of(body: bytes, source: str | None, target: str | None, most: int) -> Conversion:
-    """The conversion of a body: the same for all who ask while somebody waits for it."""
+    """The conversion of a body; concurrent callers share one object."""
     key = id(body), source, target, most
     found = _CONVERSIONS.get(key)
     if found is None:
@@ -148,7 +148,7 @@ def conversion_of(body: bytes, source: str | None, target: str | None, most: int
 
 
 _CONVERSIONS: WeakValueDictionary[tuple[int, str | None, str | None, int], Conversion] = WeakValueDictionary()
-"""Those that somebody still waits for, by the body's id: as long as it is here, the body is."""
+"""Conversions in use, by `id` of the body. An entry keeps its body alive, so the `id` stays valid."""
 
 
 def converted(

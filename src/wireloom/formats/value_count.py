@@ -1,12 +1,12 @@
-"""How many values a body holds: looked at before any of them is made.
+"""Counts the values of a body before any of them is created.
 
-A byte of a body can become a hundred bytes of memory: an empty list in MessagePack is one byte, in Python a hundred.
-So whoever makes values of a peer's body says first how many there may be. These functions go through a body without
-making anything of it; work and memory do not depend on what it says.
+A byte of a body can become a hundred bytes of memory: an empty list is one byte in MessagePack, and about a hundred in
+Python. So the number of values is limited before a peer's body is decoded. These functions scan a body without creating
+values. They take constant memory, and time that is linear in its size.
 
-CBOR has two ways to say a value that stands elsewhere: shared values (tags 28 and 29) and references to texts (25 and
-256). With them 300 bytes stand for more values than fit into any memory. They are refused. So are numbers that are so
-large, or so many, that working with them would take long.
+CBOR can refer to a value elsewhere: shared values (tags 28 and 29) and references to strings (25 and 256). With them,
+300 bytes can stand for more values than fit into memory. They are refused. So are numbers that are so large, or so
+many, that arithmetic with them would be slow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 
 VALUE = 16
-"""Bytes that each value of a body counts for, where its size is limited."""
+"""Bytes that each value counts for, against a limit of size."""
 LARGEST_NUMBER = 1024
 """Bytes of a CBOR number."""
 LARGE_NUMBERS = 1000
@@ -38,7 +38,7 @@ _BSON_SIZES = {0x01: 8, 0x06: 0, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0
 
 
 class TooManyValues(ValueError):
-    """A body holds more values than may be made of it."""
+    """A body holds more values than the limit."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"more than {most} values")
@@ -82,7 +82,7 @@ def count_cbor(data: bytes, most: int) -> int:
 
 
 def _check_number(data: bytes, at: int, numbers: int) -> None:
-    """Refuse a number that is too large, or one too many; `at` is where its bytes are."""
+    """Refuse a number that is too large, or one large number too many; `at` is the position of its bytes."""
     head = data[at : at + 3]
     length = head[0] - 0x40 if head and 0x40 <= head[0] < 0x58 else LARGEST_NUMBER + 1
     if head[:1] == b"\x58" or head[:1] == b"\x59":

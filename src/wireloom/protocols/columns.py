@@ -1,8 +1,8 @@
 """Many frames at a time: the contract of every `columns.py`, and the slow default made from a decoder.
 
-Input is one buffer and spans in it, each a run of bytes of one stream (one direction of one
-connection). Output is a table: a row a message, as numpy and Arrow arrays. Loaded only by the hub and
-the pipeline; numpy is needed here, pyarrow only when Arrow columns are asked for.
+Input is one buffer and spans in it. A span is a range of consecutive bytes of one stream (one direction of one
+connection). Output is a table with a row for each message, as numpy and Arrow arrays. Only the hub and the pipeline
+load this module. It needs numpy, and pyarrow for Arrow columns.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Runs of bytes inside one buffer; runs of the same stream stand in order."""
+    """Byte ranges inside one buffer; ranges of the same stream are in order."""
 
     data: NDArray[np.uint8]
     start: NDArray[np.int64]
@@ -62,7 +62,7 @@ class Spans:
 
     @classmethod
     def whole(cls, data: bytes, stream: Stream) -> Spans:
-        """One buffer that is one run of one stream."""
+        """A buffer that is one range of one stream."""
         return cls(
             np.frombuffer(data, np.uint8),
             np.zeros(1, np.int64),
@@ -82,7 +82,7 @@ class Reject:
     clause: str
     detail: str
     data: bytes | None = None
-    """The bytes, where they do not stand together at `offset`: pieces that never became a message."""
+    """The bytes, if they are not contiguous at `offset`: fragments that never became a message."""
 
     def content(self, buffer: NDArray[np.uint8], most: int) -> bytes:
         """The first bytes of it; `buffer` is that of the spans."""
@@ -119,11 +119,11 @@ class Columns:
     state: list[bytes]
     begun: Sequence[int] = ()
     wire: NDArray[np.int64] | None = None
-    """Bytes of each message on the wire, where `size` is that of its last piece alone; None: they are `size`."""
+    """Bytes of each message on the wire, if `size` is that of its last fragment only; None if `size` is all."""
 
     @property
     def wire_size(self) -> NDArray[np.int64]:
-        """Bytes of each message on the wire, with all its pieces."""
+        """Bytes of each message on the wire, with all its fragments."""
         return self.size if self.wire is None else self.wire
 
     def __len__(self) -> int:
@@ -145,23 +145,23 @@ class ColumnDecoder(abc.ABC):
     """What a `columns.py` offers to the pipeline."""
 
     has_pieces: ClassVar[bool] = False
-    """Whether a message may come in several frames: a stream's state holds those that wait for others."""
+    """Whether a message may consist of several frames; the state of a stream holds incomplete messages."""
 
     def warm(self) -> None:
-        """Compile or load the kernels, so that the first call does not pay for it."""
+        """Compile or load the kernels ahead of the first call."""
 
     @abc.abstractmethod
     def decode(self, spans: Spans, settings: Settings) -> Columns:
         """All messages of all spans. Must give exactly what `frames.py` gives for the same bytes."""
 
     def unfinished(self, state: bytes, settings: Settings) -> Sequence[Rejected]:
-        """What a stream's state holds that will never be a message, now that the stream is over."""
+        """The incomplete messages in the state of a stream that has ended."""
         return ()
 
     def auditor(self, settings: Settings, state: bytes = b"") -> Auditor | None:
-        """Who tells forged, replayed and outdated messages; None where there is nothing of that sort to tell.
+        """Finds forged, replayed and outdated messages; None for protocols where these cannot be told.
 
-        `state` is what an earlier one said it wants to be given next time.
+        `state` is `Auditor.state` of an earlier one.
         """
         return None
 
@@ -222,8 +222,8 @@ class SlowColumns(ColumnDecoder):
 def by_settings(
     decode: Callable[[Spans, _AnySettings], Columns], spans: Spans, own: Sequence[_AnySettings], otherwise: _AnySettings
 ) -> Columns:
-    """Decode streams of different settings, a call for each of these; `otherwise` is for spans without streams."""
-    # By identity first: streams that share settings share the object, and to compare their values takes longer.
+    """Decode streams with different settings, by one call for each; `otherwise` is for spans without streams."""
+    # By identity first: streams that share settings share the object, and comparing values is slower.
     by_identity = {id(each): each for each in own}
     different = list(dict.fromkeys(by_identity.values()))
     if len(different) < 2:
@@ -279,7 +279,7 @@ def _copy_slices(
     for row in range(start.shape[0]):
         offsets[row] = target
         length = np.uint64(size[row])
-        # Unsigned positions cannot count from the end: without that check the loop becomes one block copy.
+        # Unsigned indexes cannot be negative. Without that check, the compiler turns the loop into one block copy.
         if start[row] >= 0:
             source = np.uint64(start[row])
             for position in range(length):
@@ -293,9 +293,9 @@ def _copy_slices(
 
 
 def gather(data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64], beside: bytes = b"") -> pa.Array:
-    """Slices of a buffer as one Arrow binary array; one copy, no Python object a slice.
+    """Slices of a buffer as one Arrow binary array: one copy, no Python object for each slice.
 
-    Negative starts are places in `beside`, from -1 downwards: for the few that are not in the buffer.
+    A negative start is an index into `beside`, from -1 downwards, for values that are not in the buffer.
     """
     import pyarrow as pa
 
@@ -336,7 +336,7 @@ def _number_slices(
     first: NDArray[np.int64],
     codes: NDArray[np.int32],
 ) -> int:
-    """Number the different slices in order of appearance; `first` says in which row each stands first."""
+    """Number the distinct slices in order of appearance; `first` gets the first row of each."""
     found, before = 0, np.int32(-1)
     last, last_size = np.int64(0), np.int64(-1)
     mask = np.uint64(slots.shape[0] - 1)
@@ -345,7 +345,7 @@ def _number_slices(
         if at < 0:
             codes[row] = -1
             continue
-        # Mostly it is the word of the row before.
+        # Usually it is the word of the row before.
         if length == last_size and same(data, last, at, length):
             codes[row] = before
             continue
@@ -375,7 +375,7 @@ def _number_slices(
 def number_words(
     data: NDArray[np.uint8], start: NDArray[np.int64], size: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], list[bytes]]:
-    """Slices of a buffer that repeat, as codes and the different ones; -1 where `start` is negative.
+    """Dictionary-encode slices of a buffer: codes and the distinct slices; -1 where `start` is negative.
 
     >>> codes, words = number_words(np.frombuffer(b"abcab", np.uint8), np.array([0, 2, -1, 3]), np.array([2, 1, 0, 2]))
     >>> codes.tolist(), words
@@ -393,7 +393,7 @@ def words_column(codes: NDArray[np.int32], words: Sequence[str]) -> pa.Dictionar
 
     if not len(codes) or codes.min() >= 0:
         return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(words, pa.string()))
-    # A code that is valid also where the value is null: not everybody looks for that first.
+    # Null values also get a valid code: some readers do not check for null first.
     known, bits = np.zeros(len(codes), np.int32), np.zeros(-(-len(codes) // 8), np.uint8)
     if words:
         _set_known(codes, known, bits)
@@ -412,7 +412,7 @@ def with_words(
 
 @kernel
 def _set_known(codes: NDArray[np.int32], known: NDArray[np.int32], bits: NDArray[np.uint8]) -> None:
-    """Copy codes that are none below 0, and set the bit of each."""
+    """Copy the codes that are not negative, and set the validity bit of each."""
     for row in range(codes.shape[0]):
         if codes[row] >= 0:
             known[row] = codes[row]

@@ -1,4 +1,4 @@
-"""A stream taken apart one frame at a time: the base of every protocol's decoder, and what comes out of it."""
+"""Decodes a stream one frame at a time: the base class of decoders, and their results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Decoder(abc.ABC):
         self._buffer += data
 
     def _cut(self) -> None:
-        """Let go of what is decoded: a reader may keep thousands of decoders."""
+        """Free decoded bytes: a reader may keep thousands of decoders."""
         if self._taken:
             del self._buffer[: self._taken]
             self._taken = 0
@@ -66,7 +66,7 @@ class Decoder(abc.ABC):
         """Keys that may open what is encrypted (see `Session.secrets`); ignored where nothing is."""
 
     def abandoned(self, *, final: bool) -> Sequence[Rejected]:
-        """What was taken in pieces and will never be a message, each time once; `final`: no more pieces come."""
+        """Fragments that will never be a message, each reported once; `final`: no more fragments will come."""
         return ()
 
     @property
@@ -78,7 +78,7 @@ class Decoder(abc.ABC):
     def decode_one(self, buffer: bytearray, start: int) -> tuple[object, int] | None:
         """The frame at `start` and where it ends, or None when the buffer holds only a part of it.
 
-        Must raise as soon as a limit is broken, before the bytes it speaks of are waited for.
+        Must raise as soon as a length exceeds a limit, before those bytes have arrived.
         """
 
     @abc.abstractmethod
@@ -131,7 +131,7 @@ def decode_stream(decoder: Decoder, data: bytes, *, final: bool = True) -> Itera
             break
         except ProtocolViolation as violation:
             if decoder.violation is None and violation.offset is not None:
-                # Before the bad unit may lie pieces of a message that is not complete yet.
+                # Fragments of an incomplete message may precede the bad unit.
                 start = violation.offset
             end = len(data) if decoder.violation is not None else decoder.offset
             yield Rejected(violation.clause, violation.detail, start, data[start:end])

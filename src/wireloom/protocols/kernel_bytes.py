@@ -1,4 +1,4 @@
-"""What the compiled kernels of several protocols need: numbers and text in a buffer of bytes."""
+"""Functions that the kernels of several protocols share: numbers and text in a buffer of bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wireloom.kernels import inlined, kernel
 @inlined
 def u32(data: NDArray[np.uint8], at: int | np.int64) -> np.int64:
     """The big-endian number of four bytes at `at`."""
-    # Unsigned positions cannot count from the end: without that check the four become one load.
+    # Unsigned indexes cannot be negative. Without that check, the four reads become one load.
     here = np.uint64(at)
     return (
         (np.int64(data[here]) << 24)
@@ -23,7 +23,7 @@ def u32(data: NDArray[np.uint8], at: int | np.int64) -> np.int64:
 
 @inlined
 def is_ascii(data: NDArray[np.uint8], at: int | np.int64, end: int | np.int64) -> bool:
-    """Whether bytes are ASCII: by fours, and without an early end, as most are short and most are ASCII."""
+    """Whether bytes are ASCII: four at a time, without early exit, because most texts are short and ASCII."""
     seen, here = np.int64(0), at
     while here + 4 <= end:
         seen |= u32(data, here)
@@ -36,7 +36,7 @@ def is_ascii(data: NDArray[np.uint8], at: int | np.int64, end: int | np.int64) -
 
 @inlined
 def same(data: NDArray[np.uint8], first: int | np.int64, second: int | np.int64, size: int | np.int64) -> bool:
-    """Whether so many bytes at two places are the same; compared by fours, which takes a fifth of the time."""
+    """Whether the bytes at two positions are equal; compared four at a time, in a fifth of the time."""
     differing, index = np.int64(0), np.int64(0)
     while index + 4 <= size:
         differing |= u32(data, first + index) ^ u32(data, second + index)

@@ -1,6 +1,6 @@
-"""Messages that take time to write: another thread does it, and everything that is said after them waits.
+"""Encodes slow messages on another thread. Later messages are queued until that is done.
 
-So the order of what is sent stays, and the event loop need not wait. See `Session.work` and `Session.worked`.
+So messages keep their order, and the event loop is not blocked. See `Session.work` and `Session.worked`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from wireloom.model import Message, WireloomError, without_traces
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A message whose bytes are still to be made."""
+    """A message that is not encoded yet."""
 
     message: Message
     encode: Callable[[], bytes]
 
 
 class WriteLater:
-    """What is to be written, from the first message on that takes time. One of them is written at a time."""
+    """A queue that begins with the first slow message. One message is encoded at a time."""
 
     def __init__(self) -> None:
         self.is_allowed = False
-        """Whether the owner asks for work; else nothing is ever put here."""
+        """Whether the owner calls `work`; otherwise the queue stays empty."""
         self.behind: deque[bytes | Later] = deque()
-        """A message that is being written, and everything to be sent after it."""
+        """The message that is being encoded, and everything to send after it."""
         self._is_running = False
 
     @property
@@ -49,7 +49,7 @@ class WriteLater:
         self._is_running = False
 
     def ready(self) -> list[bytes]:
-        """What need not wait any more."""
+        """Take the messages that no longer wait."""
         ready: list[bytes] = []
         while self.behind and isinstance(self.behind[0], bytes):
             ready.append(self.behind.popleft())  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ class WriteLater:
 
 
 def result_of(work: Callable[[], bytes]) -> bytes | WireloomError:
-    """What came of it; errors go back to the session's own thread as values, without what they kept alive."""
+    """The result of the work. An error is returned as a value, without traceback, to the session's thread."""
     try:
         return work()
     except WireloomError as error:
