@@ -1,17 +1,17 @@
-"""Whose journal a folder holds, and which packet ids were taken: so that a name is never given to other bytes.
+"""The identity of a journal: its hub, its epoch, and the packet ids that are in use.
 
-(hub, epoch, packet id) names a block for ever. The hub's id and the epoch stand in the file `journal.json` and in every
-segment's head.
+The triple (hub, epoch, packet id) names one block for ever: it is never used for other bytes. The hub's id and the
+epoch are stored in the file `journal.json` and in the head of every segment.
 
 **Epochs.** An epoch is one unbroken history of packet ids. It is drawn at random when a folder becomes a journal. A new
 epoch begins where the history may have gone on elsewhere: the folder was copied (its inode is another one), or
 `journal.json` is damaged or gone. The new epoch remembers those before it and where each ended. Packet ids go on, so an
 offset of an earlier epoch stays valid up to its end.
 
-**Reserved ids.** A process takes packet ids in memory before their blocks are on disk, and may be killed in between.
-So it reserves them first: `reserved` is a packet id that was never taken, nor any after it. It is raised in large
-steps, durably, before a block at or after it is written. After a kill ids go on from there and leave a gap; after a
-clean stop it says the very next id.
+**Reserved ids.** A process assigns packet ids in memory before their blocks are on disk, and may be killed in between.
+So it reserves them first. No packet id from `reserved` on was ever used. Before a block with such an id is written,
+`reserved` is raised durably, in steps of `STEP`. After a kill, ids continue at `reserved`, which leaves a gap. A clean
+stop sets `reserved` to the next id, so there is no gap then.
 """
 
 from __future__ import annotations

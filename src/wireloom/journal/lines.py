@@ -1,4 +1,4 @@
-"""Lines: one direction of one connection, as the blocks of its runs state it."""
+"""Lines: a line is one direction of a connection, with what all its blocks have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single runs of frames, found by packet id: hops from block to block, so that what nobody asked for is not parsed."""
+"""Reads single runs of frames by packet id. It skips from block to block, and parses only the runs asked for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Packet ids in the bytes of a segment: kernels that hop over blocks by their lengths and check nothing else.
+"""Kernels that find packet ids in the bytes of a segment. They skip from block to block by length, and check no more.
 
-Planning asks these where a packet id stands, see `extents.py`. Needs numba, so it is imported where it is used.
+Planning uses them to find the offset of a packet id, see `extents.py`. The module needs numba, so it is imported where
+it is used.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import numpy as np
 from wireloom.kernels import inlined, kernel
 
 ENDED, FOUND, BROKEN = 0, 1, 2
-"""Why hopping ended: the bytes end, what was looked for stands there, or no block does."""
+"""Why a kernel stopped: at the end of the bytes, at the block it searched for, or where no valid block begins."""
 NO_ID = -1
 
 

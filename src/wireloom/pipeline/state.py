@@ -71,9 +71,9 @@ def write_head(warehouse: Warehouse, batch: int, watermark_us: int, offsets: Off
 
 
 def check(warehouse: Warehouse, state: State) -> None:
-    """Refuse to go on where `_state` is behind the tables by more than the batch that was begun.
+    """Raise an error if `_state` is behind the tables by more than one batch, the one that was begun.
 
-    Batches would be read again under numbers that the tables have seen, and left out.
+    Otherwise new input would be read under batch numbers that the tables have already, and would be skipped.
     """
     for table in TABLES.values():
         known = tables.open_table(warehouse.folder(table)).transaction_version(warehouse.application)

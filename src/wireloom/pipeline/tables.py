@@ -1,8 +1,8 @@
-"""Tables in a store: the one module that knows that they are Delta Lake tables.
+"""Tables in a store. Only this module knows that they are Delta Lake tables.
 
-Whoever has rows writes Parquet files into a table's folder (`write_rows`); nobody sees them until the driver commits
-them (`commit`). A commit carries the number of its batch, so that a batch that is done again after a crash, or by two
-drivers at a time, changes nothing the second time. Files that were never committed are invisible rubbish.
+Workers write Parquet files into a table's folder (`write_rows`). Readers do not see them until the driver commits them
+(`commit`). A commit stores the number of its batch. So a batch that is run again, after a crash or by a second driver,
+changes nothing. Files that were never committed stay invisible, and are deleted later.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DIFFERING = frozenset({"body", "message_id", "correlation_id", "request_id", "bytes", "rows"})
-"""Columns whose values hardly repeat: a dictionary of them would only cost time."""
+"""Columns whose values hardly repeat: they are written without a dictionary, which would only cost time."""
 ASCENDING = frozenset({"sequence", "offset", "time", "requested_at", "opened_at"})
-"""Columns of numbers and times that mostly grow by a little: the steps are stored."""
+"""Columns of numbers and times that mostly grow by a little: they are delta-encoded."""
 
 HELD = "held-"
 """The names of files that the next batch replaces begin with this."""
@@ -119,7 +119,7 @@ def parquet_options(table: Table) -> dict[str, Any]:
 
 
 def put_file(folder: Store, path: str, content: pa.Buffer) -> None:
-    """Write a file that no commit knows yet. On disk it is not synced: whoever commits it does that for all of them."""
+    """Write a file that is not committed yet. On disk it is not synced: the commit syncs all files at once."""
     if not isinstance(folder, FolderStore):
         folder.put(path, content.to_pybytes())
         return
@@ -344,7 +344,7 @@ def _read_in_tasks(spark: SparkSession, folder: Store, table: Table, chosen: Seq
 
 
 def source_of(folder: Store, path: str) -> str | pa.BufferReader:
-    """A file of a table, for whoever reads Parquet: its path, or its bytes if it is in a bucket."""
+    """A file of a table as a source for Parquet readers: its path, or its bytes if it is in a bucket."""
     import pyarrow as pa
 
     return str(folder.folder / path) if isinstance(folder, FolderStore) else pa.BufferReader(folder.get(path))

@@ -1,4 +1,4 @@
-"""The place the pipeline writes: its tables, its plans, and the rules that keep both together.
+"""The warehouse: the folder or bucket that the pipeline writes to, with its tables and its plans.
 
 warehouse.json   what this is, the version of its layout, and the id under which tables are committed
 plan/N           what batch N reads, see `plans.py`
@@ -189,7 +189,7 @@ class Warehouse:
         *,
         changes: bool = False,
     ) -> None:
-        """Put files in the place of others that hold the same rows, or, if it `changes`, those rows told anew."""
+        """Replace files with others that hold the same rows or, with `changes`, new versions of those rows."""
         tables.replace(handle, table, self.application, added, removed, changes=changes)
         self._show(table, added, removed)
 
@@ -231,7 +231,7 @@ class Warehouse:
 
     @property
     def writer(self) -> int | None:
-        """A process of this machine that writes here now. Only looks: trying the lock could keep one from starting."""
+        """The process on this machine that writes here now. It does not try the lock: that could stop a new writer."""
         try:
             process = int(self.base.get(_LOCK))
             os.kill(process, 0)
@@ -240,7 +240,7 @@ class Warehouse:
         return process
 
     def tidy(self) -> None:
-        """Delete the files that replaced rows and broken runs left behind, once they are a day old."""
+        """Delete files of replaced rows and of interrupted runs that are older than `tables.KEPT_HOURS`."""
         for table in (*TABLES.values(), STATE):
             tables.tidy(self.folder(table))
         oldest = datetime.now(UTC) - timedelta(hours=tables.KEPT_HOURS)
@@ -250,7 +250,7 @@ class Warehouse:
         self.match_folders()
 
     def match_folders(self) -> None:
-        """Make plain folders show what the tables hold, whatever a kill left there. Only for whoever holds the lock."""
+        """Make plain folders match the tables, also after a kill. The caller must hold the lock."""
         if self.table_format == PARQUET:
             for table in TABLES.values():
                 files = tables.files(tables.open_table(self.folder(table)), table)

@@ -1,7 +1,7 @@
-"""Where captures are: which files an input names, and their bytes, plain or compressed, near or far.
+"""Finds the capture files that an input names, and reads them: plain or compressed, from a disk or a bucket.
 
-All are read in pieces, never mapped: a sector that cannot be read ends a capture, not the process. Far ones are objects
-of a bucket.
+Files are read in pieces and not memory-mapped. So an unreadable sector ends the capture, and not the process. A capture
+in a bucket is called far.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger("wireloom.pipeline")
 SUFFIXES = (".pcap", ".pcapng", ".cap", ".ntar")
 PACKED_SUFFIXES = (".gz", ".zst")
 PIECE = 1 << 24
-"""So many bytes are looked at at a time."""
+"""Bytes that are read at a time."""
 _FIRST = 1 << 18
 _STEP = 1 << 11
 """So many packed bytes are unpacked at a time. A block of zstd can unpack to 32,000 times its size."""
@@ -273,7 +273,7 @@ def _parts(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unpacked(file: IO[bytes], packing: Callable[[], _Unpacker]) -> Iterator[bytes]:
-    """What a packed file holds, in steps so small that little is lost before damage."""
+    """The unpacked bytes of a compressed file, in small steps, so that damage costs few bytes before it."""
     data = file.read(_STEP)
     while data:
         member = packing()

@@ -204,7 +204,7 @@ class StreamPart:
         half.refused, half.mode = refused, BROKEN
 
     def keep(self) -> None:
-        """Keep these bytes for the next part: the protocol is not known yet."""
+        """Keep these bytes for the next part: they cannot be decoded yet."""
         self._keep(self.start, self.stop)
 
     def _keep(self, start: int, stop: int) -> None:

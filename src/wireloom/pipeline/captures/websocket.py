@@ -1,7 +1,7 @@
-"""What a WebSocket carries, taken out of one direction of its TCP stream: RFC 6455.
+"""Extracts the payload of a WebSocket (RFC 6455) from one direction of its TCP stream.
 
-The upgrade and control frames go, binary messages are unmasked in place and stand one after the other. Where an end
-offered or agreed to pack messages by permessage-deflate, RFC 7692, they are taken and unpacked one by one.
+The upgrade and control frames are removed. Binary messages are unmasked in place and moved together. If an end offered
+or accepted permessage-deflate (RFC 7692), messages are unpacked one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMPRESSED = "websocket.compressed"
 """The clause of messages that permessage-deflate packed and that cannot be unpacked."""
 MOST_HEAD = 1 << 16
 LARGEST_MESSAGE = 1 << 26
-"""A message to be unpacked is refused when it is larger, before or after."""
+"""The largest message that is unpacked, in bytes before and after unpacking. Larger ones are rejected."""
 _REQUEST = b"GET "
 _EXTENSION = re.compile(rb"(?im)^sec-websocket-extensions:.*\bpermessage-deflate\b")
 _TAIL = b"\0\0\xff\xff"

@@ -35,7 +35,7 @@ class View:
         return one_piece(self.rows[name])
 
     def codes(self, name: str) -> tuple[NDArray[np.int64], list[str | None]]:
-        """A column of few different words as codes and the words; null is a word of its own, the last."""
+        """A column with few distinct values as codes and values. Null gets a code of its own, the last."""
         return codes(self.column(name))
 
     @cached_property
@@ -50,7 +50,7 @@ class View:
 
     @cached_property
     def carried_by(self) -> NDArray[np.uint8]:
-        """The kinds that carried the messages: of an acknowledged publish, which is an event, that is a request."""
+        """The kinds of frames that carried the messages. An acknowledged publish is an event carried by a request."""
         verb, names = self.codes("verb")
         publishes = np.array([name == Verb.PUBLISH for name in names] or [False])[verb]
         return np.where(publishes, np.uint8(KINDS.index(Kind.REQUEST)), self.kind)
@@ -95,7 +95,7 @@ class View:
 
 
 WORDS = pa.dictionary(pa.int32(), pa.string())
-"""Text of which there are few different ones."""
+"""The type of text columns with few distinct values: dictionary-encoded."""
 
 
 def words(column: pa.Array) -> pa.Array:
@@ -146,12 +146,12 @@ def order_of(
     stream: NDArray[np.integer],
     sequence: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """The order of messages: by time, at one moment by file and offset, but those of one direction of a connection
-    (`stream`) always as they were sent, by `sequence`.
+    """The order of messages: by time, then by file and offset. But messages of one stream with the same time are
+    ordered by `sequence`, as they were sent. A stream is one direction of a connection.
 
-    A packet that was captured late completes many messages at one moment. Their bytes stand in the file in the order in
-    which packets were captured, which need not be that of the stream. The messages of one stream and moment then keep
-    the places that they have among those of other streams, and take them in the order of their sequence.
+    Why: a packet that was captured late may complete many messages at the same time. The file holds their bytes in the
+    order of capture, which may differ from the order of the stream. Such messages keep their set of positions among
+    those of other streams, and are sorted by sequence within that set.
     """
     order = np.lexsort((offset, file, time_us))
     own = order[np.argsort(stream[order], kind="stable")]
@@ -176,7 +176,7 @@ def one_piece(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def codes(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
-    """Few different words as codes and the words; null is a word of its own, the last."""
+    """A column with few distinct values as codes and values. Null gets a code of its own, the last."""
     encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     names: list[str | None] = encoded.dictionary.to_pylist()
     indices = encoded.indices
