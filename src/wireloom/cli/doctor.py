@@ -213,7 +213,7 @@ def _is_free(port: int, datagrams: bool) -> bool:
 
 
 def check_disk(folder: Path) -> Iterator[CheckResult]:
-    """Room, and how long the disk takes to promise that a message is kept."""
+    """Free space, and how long the disk takes to sync a message."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent

@@ -159,7 +159,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Leaves room for the indent of commands, which argparse forgets: the longest would have a line of its own."""
+    """Adds the indent of commands to the column width. argparse omits it, so the longest name would wrap."""
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)

@@ -1,4 +1,4 @@
-"""How far a run is, on the error stream: a bar where somebody watches, a line a batch where a file does."""
+"""Progress of a run on standard error: a bar on a terminal, one line for each batch otherwise."""
 
 from __future__ import annotations
 

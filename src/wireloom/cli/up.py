@@ -106,7 +106,7 @@ async def _up(arguments: argparse.Namespace) -> None:
 async def _first(
     stopped: asyncio.Task[bool], wanted: asyncio.Task[None] | None, keepers: list[asyncio.Task[None]]
 ) -> None:
-    """Wait for something, or to be stopped; a part that cannot be kept running ends the wait with its error."""
+    """Wait for an event or for a stop signal; a child that keeps failing ends the wait with its error."""
     await asyncio.wait([stopped, *([wanted] if wanted else []), *keepers], return_when=asyncio.FIRST_COMPLETED)
     for keeper in keepers:
         if keeper.done():
@@ -177,7 +177,7 @@ class ChildProcess:
             failures = 0 if time.monotonic() - began > STEADY else failures + 1
             words = self._log.read_bytes()[written:].decode(errors="replace").strip()[-LAST_WORDS:]
             if starts == 1 and code == FAILED:
-                # It has said in a line what is wrong, and trying again will not mend that.
+                # It has reported the error, and a restart would not help.
                 raise ChildFailed(f"the {self.name} does not start: {words.rpartition('wireloom: ')[2]}")
             if failures >= GIVE_UP_AFTER:
                 raise ChildFailed(f"the {self.name} ended {failures} times in a row, see {self._log}: {words}")

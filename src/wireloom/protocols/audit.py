@@ -1,8 +1,8 @@
-"""Looking at messages after the fact: what a receiver would have said about each of them when it came.
+"""Audit of recorded messages: what a receiver would have found wrong with each when it arrived.
 
 The contract of protocols whose datagrams can be forged, replayed or out of date, for journals and captures. There is no
-clock here: the time at which a packet was captured is the receiver's `now`. What a receiver would remember (the replay
-window) is in a `Window`, which is saved as bytes between two batches. Needs numpy and numba, as `columns.py` does.
+clock here: the capture time of a packet is the receiver's `now`. The replay window of the receiver is a `Window`,
+which is saved as bytes between two batches. Needs numpy and numba, as `columns.py` does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AUTHENTICITY_CODES: Mapping[Authenticity, int] = {value: code for code, value in
 
 NAME_SIZE = 20
 Names = NDArray[np.bytes_]
-"""Arrays of `NAME_SIZE` bytes an item."""
+"""Arrays with `NAME_SIZE` bytes for each item."""
 
 
 class Finding(NamedTuple):
@@ -69,7 +69,7 @@ class Examined:
 
 
 class Window:
-    """The names that were seen, each until its time is over.
+    """The names that were seen, each until it expires.
 
     >>> window = Window()
     >>> names, until = np.array([b"a" * 20, b"b" * 20, b"a" * 20]), np.array([300, 301, 302])
@@ -93,13 +93,13 @@ class Window:
         return len(self._name)
 
     def save(self) -> bytes:
-        """Everything there is to remember."""
+        """The state as bytes."""
         return self._name.tobytes() + self._until.astype("<i8").tobytes()
 
     def repeats(self, name: Names, time_us: NDArray[np.int64], until_us: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these came before, and is not over; they are taken in order of time, then as they stand.
+        """Which of these were seen before and have not expired; processed in order of time, then of rows.
 
-        A repeat does not make an entry live longer; one that comes after its time is a new entry.
+        A repeat does not extend an entry. A name that comes after its expiry is a new entry.
         """
         known = len(self._name)
         names = np.concatenate((self._name, name.astype(f"S{NAME_SIZE}")))
@@ -115,7 +115,7 @@ class Window:
         return again[known:]
 
     def forget(self, now_us: int) -> None:
-        """Drop the entries that are over at that time."""
+        """Drop the entries that have expired at that time."""
         kept = self._until > now_us
         self._name, self._until = self._name[kept], self._until[kept]
 
@@ -129,7 +129,7 @@ def _repeats(
     again: NDArray[np.bool_],
     kept: NDArray[np.bool_],
 ) -> None:
-    """Rows of one name stand together, in order of time; `kept` marks the last one of each name that is no repeat."""
+    """Mark repeats. Rows are grouped by name, in order of time; `kept` marks the last new entry of each name."""
     holder = 0
     for index in range(order.shape[0]):
         row = order[index]
@@ -157,10 +157,10 @@ class Auditor(abc.ABC):
 
     @abc.abstractmethod
     def look(self, packets: Packets) -> Examined:
-        """What can be said about each packet by itself."""
+        """Examine each packet separately."""
 
     def examine(self, packets: Packets) -> Examined:
-        """What can be said about each packet, with all that came before it."""
+        """Examine each packet, together with all packets before it."""
         found = self.look(packets)
         rows = np.flatnonzero(found.remembered)
         again = self.window.repeats(found.name[rows], packets.time_us[rows], found.until_us[rows])
@@ -173,9 +173,9 @@ class Auditor(abc.ABC):
         return found
 
     def forget(self, now_us: int) -> None:
-        """Drop what cannot be replayed after that time."""
+        """Drop entries that have expired at that time."""
         self.window.forget(now_us)
 
     def state(self) -> bytes:
-        """What the next auditor needs to know."""
+        """The state for the next auditor."""
         return self.window.save()

@@ -1,10 +1,9 @@
-"""Conformance cases: what any implementation of a protocol must do, as conversations to lead a peer through.
+"""Conformance cases: what any implementation of a protocol must do, as scripted conversations with a peer.
 
-A case is a coroutine over a `Probe`: it sends bytes, valid or not, and looks at what comes back. It knows no socket
-and no loop; whoever runs it (`wireloom.conformance`) brings the probe. Each protocol has its cases in `cases.py`
-and hands them out by `Protocol.cases`. They ask only for what the specification promises of everybody, so a peer
-may send pings and events of its own at any time. Each asks for one thing, and what it sends beside that is as plain as
-it can be.
+A case is a coroutine over a `Probe`: it sends bytes, valid or not, and checks the answer. It uses no socket and no
+event loop; `wireloom.conformance` runs it and provides the probe. Each protocol has its cases in `cases.py`, and
+`Protocol.cases` returns them. They require only what the specification requires of every peer, so a peer may send pings
+and events of its own at any time. Each case tests one thing; everything else that it sends is as simple as possible.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from wireloom.protocols.contract import Role, Settings
 
 
 class CaseFailed(WireloomError):
-    """The peer did something else than the case asks for."""
+    """The peer did not do what the case requires."""
 
 
 class CaseSkipped(WireloomError):
-    """The case says nothing about this peer: what it would have to do first is not asked of everybody."""
+    """The case does not apply: it depends on an optional feature that the peer lacks."""
 
 
 class Level(StrEnum):
-    """Who asks for what a case looks at: the specification in two words, or a decision where it says nothing.
+    """Where a requirement comes from: MUST or SHOULD of the specification, or a decision where it is silent.
 
-    A peer fails only in what it must do. One that does otherwise than a decision differs, and that is all.
+    A peer fails only in what it must do. A peer that departs from a decision differs, which is not a failure.
     """
 
     MUST = "must"
@@ -38,18 +37,18 @@ class Level(StrEnum):
 
 
 UNASKED = (Kind.PING, Kind.EVENT, Kind.REQUEST)
-"""What a peer may send at any time, whatever it was asked."""
+"""Kinds that a peer may send at any time."""
 
 
 class Probe(abc.ABC):
-    """One connection to the peer that is looked at. Every wait is bounded; what takes too long fails the case."""
+    """One connection to the tested peer. Every wait has a timeout, which fails the case."""
 
     role: Role
     """The end that the peer is."""
     settings: Settings
-    """The settings of our side; only those that `Protocol.case_settings` names can differ from the usual."""
+    """The settings of our side; only those in `Protocol.case_settings` can differ from the defaults."""
     carries_messages: bool = False
-    """Whether the transport hands each piece over as one message, instead of a stream of bytes."""
+    """Whether the transport carries messages instead of a stream of bytes."""
 
     @abc.abstractmethod
     async def another(self) -> Probe:
@@ -83,7 +82,7 @@ class Probe(abc.ABC):
         return found
 
     async def expect(self, *kinds: Kind, unasked: Sequence[Kind] = UNASKED) -> Message:
-        """The next message but for those that may come at any time; it must be of one of these kinds."""
+        """The next message, except those that may come at any time; it must be of one of these kinds."""
         while (found := await self.message()).kind not in kinds:
             if found.kind not in unasked:
                 raise CaseFailed(f"the peer sent {describe(found)}, not {' or '.join(kinds)}")
@@ -97,7 +96,7 @@ class Probe(abc.ABC):
         return said
 
     async def silent(self, *kinds: Kind) -> None:
-        """Wait for a moment, in which the peer stays and sends no message of these kinds; of any, if none is named."""
+        """Require that the peer stays connected for a moment and sends no message of these kinds (default: any)."""
         while (found := await self.next(quiet=True)) is not None:
             if not kinds or found.kind in kinds:
                 raise CaseFailed(f"the peer sent {describe(found)}, which nothing asked for")
@@ -107,7 +106,7 @@ class Probe(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing that is asked of a peer."""
+    """One requirement for a peer."""
 
     name: str
     clause: str
@@ -132,10 +131,10 @@ class Cases(list[Case]):
     """
 
     life: Run | None = None
-    """What shows, on a connection of its own, that a server is still there. It is asked for after each case."""
+    """Checks, on a new connection, that a server still answers. It runs after each case."""
 
     def lives(self, run: Run) -> Run:
-        """Decorator: this is `life`. It asks for as little as possible."""
+        """Decorator: sets `life`. It should require as little as possible."""
         self.life = run
         return run
 

@@ -1,4 +1,4 @@
-"""What counts as published: one rule for what arrives, what is read from a journal, and what stands in a table.
+"""What counts as published: one rule for live messages, for the journal and for tables.
 
 Protocols carry an acknowledged publish in different operations: a request for `$hub/publish/<topic>`, or, in hsp, a
 request that no provider took. `meaning` says what such a message is, whatever carried it: an event under its own topic.
@@ -17,13 +17,13 @@ from wireloom.protocols.registry import protocols
 from wireloom.topics import validate_topic
 
 _SHORT = 1024
-"""Characters of the longest topic that is remembered."""
+"""Characters of the longest topic that is cached."""
 OPERATION = "operation"
 """The attribute that names the operation of the hub in what has no topic, such as `subscribe`."""
 
 
 class Verb(StrEnum):
-    """What is asked for by a message that waits for an answer."""
+    """What a message that expects an answer asks for."""
 
     PUBLISH = "publish"
     REQUEST = "request"
@@ -35,7 +35,7 @@ class PublishMeaning(NamedTuple):
     kind: Kind
     topic: str | None
     verb: Verb | None = None
-    """None where it asks for no answer."""
+    """None if no answer is expected."""
     operation: str | None = None
     """The operation of the hub that it asks for or answers, without `$hub/`."""
 
@@ -62,7 +62,7 @@ def meaning(kind: Kind, topic: str | None, *, acknowledges: bool = False) -> Pub
 
 
 def published(message: Message) -> Message | None:
-    """The event that a message brings to its subscribers; None if it brings none.
+    """The event that a message publishes; None if it publishes none.
 
     A request of a protocol whose requests are publishes (hsp) is taken for one, whoever provides its topic. One with a
     topic that nobody may publish to was answered with an error.
@@ -79,7 +79,7 @@ def published(message: Message) -> Message | None:
 
 
 def as_meant(message: Message, *, called: bool = False) -> tuple[Message, PublishMeaning]:
-    """A message as people are shown it, and what it is; `called`: a provider took this request.
+    """A message in the form shown to people, and its meaning; `called`: a provider took this request.
 
     >>> as_meant(Message(Kind.REQUEST, "$hub/subscribe", protocol="emp"))[0].attributes
     {'operation': 'subscribe'}
@@ -103,7 +103,7 @@ def may_be_published(topic: str) -> bool:
 
 
 def validate_publish(topic: str) -> None:
-    """Raise ConfigError for a topic that no publish may have: under `$hub/` only the hub itself speaks."""
+    """Raise ConfigError for a topic that no publish may have: only the hub publishes under `$hub/`."""
     (_validate if len(topic) <= _SHORT else _validate.__wrapped__)(topic)
 
 
