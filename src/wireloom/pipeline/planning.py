@@ -1,14 +1,14 @@
-"""What to read next: positions in journals and captures, and byte ranges small enough for one task. No Spark here.
+"""Planning: offsets in journals and captures, and the byte ranges that tasks read. Imports no Spark.
 
-A lane is what one hub wrote in one epoch, in order of packet ids: its frames, or, beside it, the bytes it refused.
-Positions in a lane are packet ids: `{"hub": ..., "epoch": ..., "id": 77}` means that all before packet 77 was read.
-They hold wherever the segments are, see `extents.py`. Segments of format 1 know no epoch: their lane is a folder, and a
-position a segment and a byte.
+A lane is everything that one hub wrote in one epoch, in order of packet ids. Frames and refused bytes are two lanes.
+The offset in a lane is a packet id: `{"hub": ..., "epoch": ..., "id": 77}` means that everything before packet 77 was
+read. Such an offset is valid wherever the segments are, see `extents.py`. Segments of format 1 have no epoch: there,
+the lane is a folder, and the offset is a segment and a byte.
 
-Tasks get byte ranges. A block belongs to the range in which its first byte is, so that any cut gives every block to
-exactly one range.
+Tasks get byte ranges. A block belongs to the range that contains its first byte. So every block is in exactly one
+range, wherever the cuts are.
 
-Each capture is a lane of its own, taken as a whole: see `captures/planning.py`.
+Each capture is a lane of its own, and is read as a whole: see `captures/planning.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wireloom.store import open_store
 
 Position = Mapping[str, str | int]
 Offsets = dict[str, dict[str, str | int]]
-"""Position by lane, as it stands in plans and in the checkpoints of users' streaming queries."""
+"""Offsets by lane, as stored in plans and in the checkpoints of users' streaming queries."""
 _LEAST_BYTES = 1 << 20
 """Fewer bytes are not worth a task of their own."""
 
@@ -80,7 +80,8 @@ def lanes(inputs: Sequence[str]) -> dict[str, list[Extent]]:
     for each in _extents(inputs):
         own = found.setdefault(each.lane, {})
         known = own.get(each.name)
-        # One that is sealed has everything; whoever reads it on this machine need not fetch it.
+        # Of two copies prefer the sealed one, because it is complete. If both are sealed, keep the first one found: the
+        # local one, which need not be fetched.
         if known is None or (not known.sealed and (each.sealed or known.length < each.length)):
             own[each.name] = each
     return {lane: sorted(found[lane].values(), key=lambda each: (each.first, each.name)) for lane in sorted(found)}
@@ -166,7 +167,7 @@ def plan(inputs: Sequence[str], start: Offsets, end: Offsets) -> list[Range]:
 
 
 def _check_reach(lane: str, end: Position, known: Sequence[Extent]) -> None:
-    """Refuse to pass over what was planned and is not there."""
+    """Raise an error if the plan reads blocks that the inputs do not have (any more)."""
     if not known:
         raise JournalError(f"no input has the journal {lane}, which the next batch reads: name the inputs as before")
     if "id" in end and known[-1].next_id() < int(end["id"]):

@@ -1,7 +1,7 @@
 """Makes a warehouse of format 1 one of today: acknowledged publishes become events under their own topics.
 
-Each table is replaced in one commit, and the folder says last that it is of today. Rows that were upgraded already stay
-as they are, so whoever was killed amid this does it again.
+Each table is replaced in one commit. The version in `warehouse.json` is raised last. Rows that are upgraded already are
+not changed again, so an upgrade that was killed can be repeated.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     import duckdb
 
 Renewal = Callable[[pa.Table], pa.Table | None]
-"""Rows told anew; None where they stay as they are."""
+"""Upgrades rows; returns None if they need no change."""
 
 
 def upgrade(root: Path | str) -> dict[str, int]:
-    """Upgrade a warehouse in place; how many rows of each table were told anew. Nobody may write it meanwhile."""
+    """Upgrade a warehouse in place; returns how many rows of each table were rewritten. Nobody else may write to it."""
     old = Warehouse.existing(root, old=True)
     if old.version == VERSION:
         return {}

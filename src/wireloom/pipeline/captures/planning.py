@@ -1,7 +1,7 @@
-"""Which inputs are captures, which of them are new, and how they are shared out among tasks. No Spark here.
+"""Planning of captures: which inputs are captures, which are new, and how tasks share them. Imports no Spark.
 
-A capture's position is its size when it was taken: {"capture": size}, by its path. Connections go on from one capture
-to the next, so what tasks have not finished is kept in files named after the position they are right for.
+The offset of a capture is its size when it was read: {"capture": size}, by its path. Connections continue from one
+capture to the next. So tasks save unfinished connections in files, which are named after the offsets they belong to.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from wireloom.store import ObjectMissing, Store, open_store
 
 CAPTURE = "capture"
 LATENESS_S = 3
-"""A capture that was changed in the last seconds is left for a later batch of a stream: somebody is writing it, or an
-earlier one may still come."""
+"""A stream does not read a capture that was changed within this many seconds: it may still be written, or an earlier
+capture may still come."""
 MOST_GROUPS = 16
 _LEAST_BYTES = 1 << 20
 """A group of flows for fewer bytes is not worth a task."""
@@ -94,7 +94,7 @@ def settled(start: Positions, target: Positions, lateness_s: float) -> dict[str,
     and those that are later than one of these. A capture that has waited twice as long waits no more.
     """  # fmt: skip
     now, before = time.time(), of_captures(start)
-    # One that is still empty is as new as can be.
+    # An empty capture counts as new.
     new = [path for path, size in of_captures(target).items() if not size or size != before.get(path, 0)]
     age = {path: now - changed_at(path) for path in new}
     waiting = {path for path in age if age[path] < lateness_s}
@@ -113,7 +113,8 @@ def of_captures(offsets: Positions) -> dict[str, int]:
 def advance(start: Positions, target: Positions, most: int | None) -> dict[str, dict[str, str | int]]:
     """Positions with whole captures added in order of their packets' times: so many bytes, or at least one capture.
 
-    Names need not sort as times do. Only where not all fit into one batch, they are looked into.
+    The order of names may differ from that of times. Captures are opened for their times only if one batch cannot take
+    all of them.
     """
     new = new_captures(start, target)
     taken = sum(size - known for _, known, size in new)
@@ -150,7 +151,7 @@ class StateFolder:
         return open_store(self.folder)
 
     def groups(self, asked: int | None) -> int:
-        """The number of groups: settled by the first batch, because what is kept is kept by group."""
+        """The number of groups. The first batch decides it for all, because state is saved per group."""
         store = self._store
         try:
             said = store.get(_GROUPS)
@@ -172,7 +173,7 @@ class StateFolder:
         return f"{self.folder}/{_digest(known)}-{group}" if known else None
 
     def tidy(self, *kept: Positions) -> None:
-        """Forget all positions but some."""
+        """Delete the saved state of all offsets except these."""
         known = tuple(_digest(of_captures(offsets)) for offsets in kept)
         store = self._store
         for each in list(store.list()):
@@ -185,7 +186,7 @@ def _digest(known: Mapping[str, int]) -> str:
 
 
 def load_state(path: str) -> bytes:
-    """What a task left for the next batch."""
+    """Load the state that a task saved for the next batch."""
     folder, _, name = path.rpartition("/")
     try:
         return open_store(folder).get(name)
@@ -194,6 +195,6 @@ def load_state(path: str) -> bytes:
 
 
 def save_state(path: str, frozen: bytes) -> None:
-    """Leave something for the next batch: all of it or nothing, and stored for good when this returns."""
+    """Save state for the next batch, atomically and durably."""
     folder, _, name = path.rpartition("/")
     open_store(folder).put(name, frozen)
