@@ -62,7 +62,7 @@ class PipeProbe(Probe):
         return other
 
     async def send(self, *pieces: bytes) -> None:
-        """Write each piece by itself; what the peer no longer hears is lost, as on any wire."""
+        """Send each piece by a separate write; bytes after the peer has closed are lost."""
         for piece in pieces:
             if self.pipe is not None and not self._gone.is_set():
                 self.pipe.write(piece)
@@ -156,7 +156,7 @@ class PipeProbe(Probe):
         self._gone.set()
 
     def writing_paused(self) -> None:
-        """Cases send so little that nobody need wait."""
+        """Do nothing: cases send too little to need back-pressure."""
 
     def writing_resumed(self) -> None:
         """Nothing waits."""

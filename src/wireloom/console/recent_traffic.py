@@ -229,7 +229,7 @@ class RecentTraffic:
 
 
 def _said(request: Message) -> tuple[str | None, bytes]:
-    """What a request says, alike on its way to the hub and to the provider; yamp has `null` for an empty body."""
+    """Topic and body, equal for a request and its copy to the provider; yamp has `null` for an empty body."""
     return request.topic, b"" if request.body == b"null" else request.body
 
 

@@ -112,7 +112,7 @@ class Guard(asyncio.Protocol):
         self._busy = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: somebody is here."""
+        """asyncio: the connection is open."""
         self._transport = cast(asyncio.Transport, transport)
         self._deadline = self._in_time("head")
         self._server.connection_made(transport)

@@ -159,7 +159,7 @@ def _remove_stale(path: str) -> None:
             Path(path).unlink()
             return
         except BlockingIOError:
-            pass  # somebody listens, and has much to do
+            pass  # a busy process listens there
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), path)
 
 

@@ -192,7 +192,7 @@ def _never(proof: bytes, covered: bytes) -> bool:
 
 
 def _judge_one(packet: Packet, trust: TrustStore | None, settings: MeshSettings) -> tuple[Verdict, bytes]:
-    """Any packet, by the readable code; and the key that authenticated it, empty for none."""
+    """Judge any packet by the reference decoder; returns also the key that authenticated it, or empty."""
     if trust is None:
         if packet.get(Type.HMAC) is None and packet.get(Type.SIGNATURE) is None:
             return Verdict(Authenticity.NONE), b""

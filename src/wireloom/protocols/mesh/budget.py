@@ -1,7 +1,7 @@
-"""How many signatures are verified for one source, so that nobody can make us spend our time on forgeries.
+"""Limits the signature checks for each source, so that forged packets cannot exhaust the processor.
 
-Each source that sent something authentic has a bucket of its own; all strangers share one, because a source's address
-is easily forged and there are many of them.
+Each source that sent an authentic packet has a token bucket. All other sources share one, because source addresses
+are easily forged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Budget:
         self._strangers: tuple[float, float] | None = None
 
     def welcome(self, source: str, now: float) -> None:
-        """This source sent something authentic: it has a bucket of its own from now on."""
+        """This source sent an authentic packet: give it a bucket of its own."""
         if source in self._sources:
             self._sources.move_to_end(source)
             return

@@ -80,7 +80,7 @@ class MeshSession(Session):
         self._subscribed: tuple[str, ...] = ()
         """What the peer has asked for."""
         self._patterns: dict[str, None] = {} if role is Role.CLIENT else {EVERYTHING: None}
-        """What we ask the peer for: a server takes whatever there is."""
+        """The patterns that we ask the peer for; a server asks for all events."""
         self._greetings: dict[int, int] = {}
         """Our Hellos by Message ID, numbered."""
         self._greeting = 0
@@ -170,7 +170,7 @@ class MeshSession(Session):
         said = parse_capabilities(hello.body) if self.settings.profile else None
         self._profile = said is not None
         if said is None:
-            # Nothing tells whether this is an answer. Answering each would go on for ever between two of a kind.
+            # This may be an answer to ours. Two such nodes that answer each Hello would never stop.
             self._hello_due = None
             last = self._answered.get(node_id)
             if last is None or now - last >= self.settings.heartbeat_interval:
@@ -251,7 +251,7 @@ class MeshSession(Session):
 
     @property
     def event_style(self) -> object:
-        """Packets of other nodes are passed on unchanged to every node alike."""
+        """Packets of other nodes are forwarded unchanged, so they are identical for all nodes."""
         return MeshSession if self.state is not SessionState.CLOSED else None
 
     def relays(self, topic: str) -> bool:
@@ -365,7 +365,7 @@ class MeshSession(Session):
             self._queue(packet)
 
     def close(self, now: float, reason: str = "") -> None:
-        """Mesh has no goodbye: we just stop talking, and the peer misses our heartbeats."""
+        """Close. Mesh has no closing message: the peer notices that heartbeats stop."""
         if self.state is not SessionState.CLOSED:
             self.close_reason = self.close_reason or reason or "close"
             self.state = SessionState.CLOSED

@@ -1,7 +1,7 @@
-"""Layer 1: what happens to a message's bytes between the XML and the lines.
+"""Layer 1: converts messages between XML and lines.
 
-Implements "Transmission Layer" of the specification. Sending: XML, gzip, AES, base64, split. Receiving: pieces
-are put together in any order, then the reverse. Everything has a limit before memory is taken for it.
+Implements "Transmission Layer" of the specification. Sending: XML, gzip, AES, base64, split. Receiving:
+fragments are assembled in any order, then the reverse. Limits are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GZIP = 31
 """zlib's number for the gzip format with the largest window."""
 _LEVEL = 6
 _OFTEN = 5
-"""So many times the largest message is kept of one that is incomplete: senders send again, but not for ever."""
+"""Limit of the bytes of one incomplete message, resent fragments included, as a multiple of the largest message."""
 
 
 # Sending
@@ -79,7 +79,7 @@ def split(whole: Data, size: int, most: int) -> list[Data]:
 
 
 class Lost(NamedTuple):
-    """Lines of a message that was given up, and where the first of them stood."""
+    """Lines of an incomplete message that was dropped, and the position of the first."""
 
     place: int
     lines: bytes
@@ -87,40 +87,40 @@ class Lost(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A message of which some pieces are there."""
+    """An incomplete message."""
 
     first: Data
     since: float
     place: int = 0
-    """Where its first piece stands, if whoever adds it says so."""
+    """Position of its first fragment, if the caller gave one."""
     pieces: dict[int, bytes | memoryview] = field(default_factory=dict)
     lines: list[bytes] = field(default_factory=list)
-    """The lines they came in, if whoever adds them wants these back."""
+    """The lines of its fragments, if the caller gave them."""
     size: int = 0
     held: int = 0
-    """Bytes that are kept of it: pieces that came again, too."""
+    """Bytes that are buffered for it, resent fragments included."""
     wire: int = 0
 
 
 @dataclass(slots=True)
 class Assembly:
-    """Puts pieces together, in whatever order they come and whatever lies between them."""
+    """Assembles fragments; they may come in any order, with other lines between them."""
 
     settings: WolpertingerSettings
     open: dict[int, _Open] = field(default_factory=dict)
     dropped: int = 0
-    """Incomplete messages that were given up."""
+    """Number of incomplete messages that were dropped."""
     pending: int = 0
-    """Bytes of all pieces that wait."""
+    """Bytes of all buffered fragments."""
     lost: list[Lost] = field(default_factory=list)
-    """The lines of messages that were given up."""
+    """The lines of messages that were dropped."""
 
     def add(
         self, frame: Data, now: float = 0.0, wire: int = 0, line: bytes = b"", place: int = 0
     ) -> tuple[Data, int, bytes] | None:
-        """Take a frame; the whole message, its bytes on the wire and its lines, once everything of it is there.
+        """Add a fragment; returns the message, its bytes on the wire and its lines once it is complete.
 
-        Raises Refused for a piece that does not fit the others; they are given up with it.
+        Raises Refused for a fragment that does not fit the others; they are dropped with it.
         """
         count = frame.fragment_count
         if count is None or count == 1:
@@ -163,14 +163,14 @@ class Assembly:
         return lost
 
     def expire(self, now: float) -> None:
-        """Give up what has been incomplete for too long."""
+        """Drop messages that have been incomplete for too long."""
         limit = now - self.settings.reassembly_timeout
         for message_id in [each for each, kept in self.open.items() if kept.since <= limit]:
             self._give_up(message_id)
 
     @property
     def deadline(self) -> float | None:
-        """When the oldest incomplete message is given up."""
+        """When the oldest incomplete message is dropped."""
         for kept in self.open.values():
             return kept.since + self.settings.reassembly_timeout
         return None
@@ -185,7 +185,7 @@ class Assembly:
             self._give_up(next(iter(self.open)))
 
     def _bound(self, keep: int) -> None:
-        """Never hold more than two of the largest messages: the oldest goes first."""
+        """Limit the buffer to twice the largest message: the oldest message is dropped first."""
         while self.pending > 2 * self.settings.max_line and len(self.open) > 1:
             self._give_up(next(each for each in self.open if each != keep))
 
@@ -202,7 +202,7 @@ class Assembly:
 
 
 def _part_of(line: bytes, payload: bytes) -> bytes | memoryview:
-    """The payload, as a part of its line if that is kept: once in memory, not twice."""
+    """The payload, as a view of its line if that is kept: this saves a copy."""
     end = len(line) - 1
     start = end - len(payload)
     return memoryview(line)[start:end] if line[start:end] == payload and payload else payload
@@ -219,9 +219,9 @@ def _refused(clause: str, detail: str, frame: Data, result: ResultCode = ResultC
 def unpack(whole: Data, settings: WolpertingerSettings, cipher: Cipher | None) -> Document:
     """The document in a whole message. Raises Refused.
 
-    Everything that can be wrong with an encrypted message is refused in the same words, after the same steps: whatever
-    fails, what is there is still decrypted once, decompressed once and parsed once. Who sends altered messages learns
-    neither from the answer nor from the time we were busy how far one of them came.
+    All errors of an encrypted message have the same text and take the same steps: it is always decrypted once,
+    decompressed once and parsed once. So an attacker who sends altered messages cannot tell by the answer, or by its
+    timing, which step failed.
     """
     invalid = ResultCode.INVALID_FORMAT
     if whole.encryption is None:

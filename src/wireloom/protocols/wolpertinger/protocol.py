@@ -36,7 +36,7 @@ def _cipher(key: str, iv: str) -> Cipher:
 
 
 class WolpertingerDecoder(Decoder):
-    """Lines of one direction, as messages. A bad line is gone by itself; the next stands alone."""
+    """Decodes the lines of one direction. A bad line is dropped; the next line is not affected."""
 
     def __init__(self, direction: Direction, settings: WolpertingerSettings) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class WolpertingerDecoder(Decoder):
                 return self._read(data, wire)
             except Refused:
                 if len(lines) > len(line):
-                    # The last piece is refused by itself; those before it must not be forgotten.
+                    # Only the last fragment is refused here; the fragments before it must be reported, too.
                     self.assembly.lost.append(layer1.Lost(place, lines[: -len(line)]))
                 raise
         return self._read(data, wire)
@@ -167,7 +167,7 @@ class Wolpertinger(Protocol):
         return WolpertingerSettings(max_message=MAX_TEXT, max_fragments=MAX_FRAGMENTS, max_open=MAX_OPEN)
 
     def observing(self) -> Settings:
-        """The usual limits: nobody has checked these lines."""
+        """The default limits: these lines were not checked before."""
         return self.settings()
 
     def decoder(

@@ -676,7 +676,7 @@ class YampSession(CallSession):
         return None if self.state is _CLOSED else self._slow.work()
 
     def worked(self, result: object, now: float) -> Sequence[Batch]:
-        """A body is converted, or cannot be, and whoever waits for it is told."""
+        """A conversion is done; if it failed, the caller gets the error."""
         slow = self._slow
         slow.done()
         if self.state is _CLOSED or not slow.behind:
@@ -704,7 +704,7 @@ class YampSession(CallSession):
         return NOTHING
 
     def packing(self, event: Message) -> Callable[[], tuple[bytes, str | None]] | None:
-        """Large events that have to be converted are converted elsewhere: once for all who want them alike."""
+        """Large events are converted on another thread, once for all peers that need the same format."""
         if self.state is not _OPEN or not self._slow.is_allowed or not self._takes_long(event):
             return None
         return conversion_of(event.body, event.content_type, self.content_type, self.settings.max_converted).result
