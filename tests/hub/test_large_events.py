@@ -50,7 +50,7 @@ async def test_a_slow_subscriber_loses_large_events_whole_and_each_is_counted(
         reader.subscribe("rooms/#") as events,
     ):
         slow = subscriber_of(hub, scheme)
-        reader.hold("the test")
+        reader._hold("the test")
         for number in range(COUNT):
             await source.publish("rooms/kitchen", body_of(number), ack=True)
             assert slow.queued_bytes <= LIMIT
@@ -58,7 +58,7 @@ async def test_a_slow_subscriber_loses_large_events_whole_and_each_is_counted(
         lost = int(hub.metrics.lost.value(scheme, policy))
         assert 0 < lost < COUNT
         assert slow.queued_bytes > 0
-        reader.release("the test")
+        reader._release("the test")
         got: list[int] = []
         while len(got) < COUNT - lost:
             event = await asyncio.wait_for(anext(events), 30)
@@ -85,7 +85,7 @@ async def test_a_subscriber_too_slow_for_large_events_is_disconnected_where_that
         reader.subscribe("rooms/#"),
     ):
         slow = subscriber_of(hub, scheme)
-        reader.hold("the test")
+        reader._hold("the test")
         for number in range(COUNT):
             await source.publish("rooms/kitchen", body_of(number), ack=True)
             if slow.id not in hub.connections:
@@ -122,9 +122,9 @@ async def test_large_events_of_the_past_come_in_order_and_none_is_lost(tmp_path:
             wireloom.connect(url_of(hub, scheme)) as reader,
             reader.subscribe("rooms/#", since="start") as events,
         ):
-            reader.hold("the test")
+            reader._hold("the test")
             await source.publish("rooms/kitchen", body_of(count), ack=True)
-            reader.release("the test")
+            reader._release("the test")
             for number in range(count + 1):
                 assert (await asyncio.wait_for(anext(events), 30)).body == body_of(number)
         assert hub.metrics.lost.value(scheme, "drop-oldest") == 0

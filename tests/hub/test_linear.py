@@ -28,6 +28,7 @@ from wireloom.model import Direction, Kind, Message
 from wireloom.protocols import decoding
 from wireloom.protocols.contract import Role
 from wireloom.protocols.registry import protocol
+from wireloom.transports import websocket
 from wireloom.transports.base import Options
 from wireloom.transports.memory import MEMORY
 from wireloom.transports.websocket import WebSocketPipe
@@ -229,7 +230,9 @@ def in_fragments(client: ClientProtocol, body: bytes) -> Sequence[bytes]:
 
 
 @pytest.mark.parametrize("size", [LARGE, 0])
-async def test_a_websocket_takes_a_large_message_in_tiny_reads(size: int) -> None:
+async def test_a_websocket_takes_a_large_message_in_tiny_reads(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No read is left for a later iteration of the loop: there is none in this test.
+    monkeypatch.setattr(websocket, "LONG", 3600.0)
     owner, transport = Recorder(), NoSocket()
     pipe = WebSocketPipe(owner, Options(busy_poll=0), ServerProtocol(max_size=2 * LARGE))
     pipe.connection_made(transport)

@@ -19,6 +19,7 @@ from tests.hub.running import eventually, get, hub_on, records, url_of
 from tests.hub.test_cloudevents import HUB, Receiver, receiver, with_webhook
 from wireloom.hub import Hub, last_value_index, webhooks
 from wireloom.journal import segments
+from wireloom.journal.disk import Disk
 from wireloom.journal.state import encode_state, load_state, save_state
 
 DAMAGE = {
@@ -71,10 +72,10 @@ async def test_a_cursor_is_synced_beside_the_loop_and_saved_at_the_end(
 ) -> None:
     threads, loop = set(), threading.get_ident()
 
-    def saving(path: Path, value: dict[str, object]) -> None:
+    def saving(path: Path, value: dict[str, object], disk: Disk) -> None:
         if started:
             threads.add(threading.get_ident())
-        save_state(path, value)  # type: ignore[arg-type]
+        save_state(path, value, disk)  # type: ignore[arg-type]
 
     def encoding(value: dict[str, object]) -> bytes:
         threads.add(threading.get_ident())

@@ -33,7 +33,7 @@ def test_the_words_stay_and_have_one_dictionary(chunks: list[list[str | None]]) 
 
 FAR_AWAY = """
 import pyarrow as pa
-from tests.pipeline.test_dictionaries import encoded
+from tests.pipeline.test_dictionary_columns import encoded
 from wireloom.pipeline.dictionary_columns import unified
 for far in (-1, 2**30, -(2**31)):
     column = pa.chunked_array([encoded(["c"]), encoded(["a", None, "b"], far), encoded([None], far)])

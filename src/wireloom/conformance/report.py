@@ -25,7 +25,7 @@ def line(result: CaseResult) -> str:
     >>> from wireloom.conformance.run import choose
     >>> from wireloom.protocols.registry import protocol
     >>> from wireloom.protocols.contract import Role
-    >>> print(line(CaseResult(choose(protocol("hsp"), Role.SERVER)[0], Verdict.FAILED, "the peer closed")))
+    >>> print(line(CaseResult(choose(protocol("hsp"), Role.SERVER)[0], CaseVerdict.FAILED, "the peer closed")))
     failed   must     a PING is answered with a PONG: the peer closed
     """
     why = f": {result.detail}" if result.detail else ""

@@ -173,7 +173,7 @@ class TopicFault(NamedTuple):
 class TopicLimits:
     """Checks topics and patterns: they must be well formed, and not too long.
 
-    >>> limits = TopicHubLimits(HubLimits(topic_levels=2))
+    >>> limits = TopicLimits(HubLimits(topic_levels=2))
     >>> limits.fault("a/b"), limits.fault("a/b/c")
     (None, TopicFault(text="topic 'a/b/c' has 3 levels; topic_levels in [limits] is 2", setting='topic_levels'))
     """

@@ -46,7 +46,7 @@ def meaning(kind: Kind, topic: str | None, *, acknowledges: bool = False) -> Pub
     `acknowledges`: a request to any topic is an acknowledged publish, as hsp's that no provider took are.
 
     >>> meaning(Kind.REQUEST, "$hub/publish/a/b")
-    Meaning(kind=<Kind.EVENT: 'event'>, topic='a/b', verb=<Verb.PUBLISH: 'publish'>, operation=None)
+    PublishMeaning(kind=<Kind.EVENT: 'event'>, topic='a/b', verb=<Verb.PUBLISH: 'publish'>, operation=None)
     >>> meaning(Kind.RESPONSE, "$hub/publish/a/b").topic, meaning(Kind.REQUEST, "$hub/subscribe").operation
     ('a/b', 'subscribe')
     """

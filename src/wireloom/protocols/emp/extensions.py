@@ -81,7 +81,7 @@ def read(blocks: tuple[ExtensionBlock, ...]) -> Known:
     >>> read((ExtensionBlock(0, bytes.fromhex("800000000000000000000007")), ExtensionBlock(200, b"?")))
     ... # doctest: +NORMALIZE_WHITESPACE
     Known(request_response=RequestResponse(request=True, id=7), scheme=None, hub=None,
-          unknown=(Block(extension=200, content=b'?'),))
+          unknown=(ExtensionBlock(extension=200, content=b'?'),))
     """
     request_response: RequestResponse | None = None
     scheme: CompressionScheme | None = None
